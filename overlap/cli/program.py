@@ -181,8 +181,8 @@ def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verd
             _print_note(
                 f"trace in {shown_path}{more}; look at it with `overlap timeline {shown_path}` or at ui.perfetto.dev"
             )
-            if well and verdict and (told := _verdict(files[-1])):
-                _print_note(told)
+            if well and verdict and (sentence := _verdict(files[-1])):
+                _print_note(sentence)
 
 
 def _verdict(file: Path) -> str:

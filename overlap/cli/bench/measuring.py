@@ -146,15 +146,15 @@ def measure(
 ) -> Result:
     """Measure one case in a world of its own, in this process."""
     with imposed(RunConfig()):  # the settings of a launcher would change the result
-        told = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
-    assert told is not None, "rank 0 gathers the samples"
-    return summarize(case, sampling, told, check=check)
+        samples = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
+    assert samples is not None, "rank 0 gathers the samples"
+    return summarize(case, sampling, samples, check=check)
 
 
-def summarize(case: Case, sampling: Sampling, told: RankSamples, *, check: bool) -> Result:
+def summarize(case: Case, sampling: Sampling, by_rank: RankSamples, *, check: bool) -> Result:
     """Summarise the samples of all ranks into a row; without `check`, the number of wrong elements is None."""
-    times = slowest([samples for _, *samples in told], batch=sampling.batch(case.size_bytes))
-    return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in told) if check else None)
+    times = slowest([samples for _, *samples in by_rank], batch=sampling.batch(case.size_bytes))
+    return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in by_rank) if check else None)
 
 
 async def on_rank(
@@ -172,8 +172,8 @@ async def on_rank(
                 await future
         samples.append(clock_ns() - begun_ns)
     wrong = await _count_wrong(rank, case) if check else 0
-    told = await rank.gather(np.array([wrong, *samples[sampling.warmup :]], np.int64))
-    return None if told is None else [[int(number) for number in one] for one in told.reshape(case.ranks, -1)]
+    by_rank = await rank.gather(np.array([wrong, *samples[sampling.warmup :]], np.int64))
+    return None if by_rank is None else [[int(number) for number in one] for one in by_rank.reshape(case.ranks, -1)]
 
 
 async def _count_wrong(rank: Rank, case: Case) -> int:
@@ -195,9 +195,9 @@ def main(text: str) -> None:
 async def _measure_all(rank: Rank, assignment: Assignment) -> None:
     """Measure every case in turn; rank 0 prints one line of JSON with the samples of all ranks for each."""
     for case in assignment.cases:
-        told = await on_rank(rank, case, assignment.sampling, assignment.check)
-        if told is not None:
-            print(json.dumps({"told": told}), flush=True)
+        by_rank = await on_rank(rank, case, assignment.sampling, assignment.check)
+        if by_rank is not None:
+            print(json.dumps({"told": by_rank}), flush=True)
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def calibrate_here(args: argparse.Namespace) -> int:
     busyness.look()
     samples = list(_samples(_measured_worlds(BETWEEN[between])))
     busyness.look()
-    found = fit_own(samples, cores=cores, shared_memory=shared)
-    print("\n".join([*_page_lines(found, between), *busy_lines(found, busyness)]))
-    text = own_machine_file(args.name or "here", found, between=between, cores=cores)
+    fit = fit_own(samples, cores=cores, shared_memory=shared)
+    print("\n".join([*_page_lines(fit, between), *busy_lines(fit, busyness)]))
+    text = own_machine_file(args.name or "here", fit, between=between, cores=cores)
     return deliver_machine(text, args.output, collective_bytes="1M")
 
 
@@ -75,11 +75,11 @@ def _measured_worlds(transport: str) -> list[_World]:
     return [_World(ranks=2, layout=own), _World(ranks=4, layout=own), _World(ranks=2, layout=apart)]
 
 
-def busy_lines(found: OwnFit, busyness: Busyness) -> list[str]:
+def busy_lines(fit: OwnFit, busyness: Busyness) -> list[str]:
     """Return the wider band of predictions that were fitted beside other programs; nothing where it was quiet."""
     if busyness.cores <= QUIET:
         return []
-    _, middle, worst = found.errors(left_out=True)
+    _, middle, worst = fit.errors(left_out=True)
     wider = [f"{(1 + error) * busyness.factor - 1:.0%}" for error in (middle, worst)]
     return wrapped(
         f"BUSY: other programs used {busyness.cores:.1f} processors meanwhile, so that times may be "

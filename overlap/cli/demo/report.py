@@ -179,8 +179,8 @@ def drawings(comparison: DemoComparison, gain: Gain, *, width: int, ascii: bool,
         above = lines[: lines.index([])]  # below the blank line is a table of figures, which `summary` gives
         last = max(at for at, line in enumerate(above) if _is_lane(line))
         below = above[last + 1 :] if number == len(views) else []
-        told = f"{title}: {ranks} ranks; most waited for first, alike in one row"  # as `timeline` folds rows
-        yield Text(told, style="bold" if color else "", no_wrap=True, overflow="crop")
+        heading = f"{title}: {ranks} ranks; most waited for first, alike in one row"  # as `timeline` folds rows
+        yield Text(heading, style="bold" if color else "", no_wrap=True, overflow="crop")
         for line in [*filter(_is_lane, above), *below]:
             yield Text.assemble(*line, no_wrap=True, overflow="crop")
 
@@ -189,15 +189,15 @@ def _is_lane(line: list[tuple[str, str]]) -> bool:
     return line[-1][0] in ("│", "|")
 
 
-def gain_verdict(found: DemoComparison, of: Gain, *, width: int) -> str:
+def gain_verdict(comparison: DemoComparison, of: Gain, *, width: int) -> str:
     """Return the verdict on the step `of.overlapped`, the median one with overlap, in lines of that width."""
-    return verdict(TimelineView(found.timeline, step=of.overlapped.index), width=width)
+    return verdict(TimelineView(comparison.timeline, step=of.overlapped.index), width=width)
 
 
 def verdict(view: TimelineView, *, width: int) -> str:
     """Return a verdict in lines of that width, at most four of 80 columns; places are told without their folders."""
-    told = _FOLDERS.sub("", view.verdict.text(named=1))
-    return "\n".join(wrapped(f"with overlap, {told}", width))
+    sentence = _FOLDERS.sub("", view.verdict.text(named=1))
+    return "\n".join(wrapped(f"with overlap, {sentence}", width))
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------

@@ -153,11 +153,12 @@ def compare(task: Task, progress: Progress) -> DemoComparison:
         recorders.append(rank.recorder)
         without, overlapped = await train(rank, task, images, learnt.labels, progress)
         digests = bytes.fromhex(without.digest() + overlapped.digest())
-        told = await rank.gather(np.frombuffer(digests, np.uint8)[None])
-        if told is None:
+        digests_by_rank = await rank.gather(np.frombuffer(digests, np.uint8)[None])
+        if digests_by_rank is None:
             return None
         right = (overlapped.logits(windows(test.images)).argmax(axis=1) == test.labels).sum()
-        return [(a.tobytes().hex(), b.tobytes().hex()) for a, b in told.reshape(rank.world_size, 2, -1)], int(right)
+        pairs = digests_by_rank.reshape(rank.world_size, 2, -1)
+        return [(first.tobytes().hex(), second.tobytes().hex()) for first, second in pairs], int(right)
 
     paced = task.bandwidth_bytes_per_s < math.inf
     outcome, *_ = run(

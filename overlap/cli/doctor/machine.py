@@ -78,8 +78,8 @@ def _memory_finding() -> Iterator[CheckResult]:
     """Yield the finding about free memory, a note if little is free; nothing where /proc/meminfo cannot be read."""
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        told = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
-        free, total = told.get("MemAvailable", 0), told.get("MemTotal", 0)
+        sizes_bytes = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
+        free, total = sizes_bytes.get("MemAvailable", 0), sizes_bytes.get("MemTotal", 0)
         text = f"{format_bytes(free)} of {format_bytes(total)} are available"
         yield CheckResult(subject="memory", state="note" if free < _LEAST_MEMORY else "good", text=text)
 

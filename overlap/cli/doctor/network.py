@@ -54,12 +54,12 @@ def _host_name_finding() -> CheckResult:
     name, begin = socket.gethostname(), perf_counter()
     fix = f"add `127.0.1.1 {name}` to /etc/hosts"
     try:
-        found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)[0][4][0]
+        address = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)[0][4][0]
     except OSError as error:
         text = f"{name!r} cannot be resolved ({error.strerror or error}); name other machines by address"
         return CheckResult(subject="host name", state="note", text=text, fix=fix)
     took = perf_counter() - begin
-    text = f"{name} is {found}"
+    text = f"{name} is {address}"
     if took > _SLOW_NAME_S:
         return CheckResult(subject="host name", state="slow", text=f"{text}; to resolve it took {took:.1f} s", fix=fix)
     return CheckResult(subject="host name", state="good", text=text)
@@ -99,9 +99,9 @@ def _speed_text(interface: Path) -> str:
 def _congestion_finding() -> Iterator[CheckResult]:
     """Yield the finding about TCP congestion control, a note without bbr; nothing where it cannot be read."""
     with suppress(OSError):
-        found = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text(encoding="ascii").split()
-        text = f"TCP may use {', '.join(found)}"
-        if "bbr" not in found:
+        algorithms = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text(encoding="ascii").split()
+        text = f"TCP may use {', '.join(algorithms)}"
+        if "bbr" not in algorithms:
             text = f"{text}; where packets are lost, bbr would be faster"
             yield CheckResult(subject="congestion", state="note", text=text, fix="modprobe tcp_bbr")
         else:

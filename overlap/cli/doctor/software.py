@@ -72,10 +72,10 @@ def _packages(requirements: Sequence[str], installed: Callable[[str], str]) -> I
 
 def _read_requirement(requirement: str) -> tuple[str, str, str | None]:
     """Return the name of a requirement, its lowest version, and its extra."""
-    found = _REQUIREMENT.match(requirement)
-    assert found is not None, requirement
-    least, extra = _BOUND.search(found[3] or ""), _EXTRA.search(found[4] or "")
-    return found[1], least[1] if least else "", extra[1] if extra else None
+    match = _REQUIREMENT.match(requirement)
+    assert match is not None, requirement
+    least, extra = _BOUND.search(match[3] or ""), _EXTRA.search(match[4] or "")
+    return match[1], least[1] if least else "", extra[1] if extra else None
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -61,8 +61,8 @@ def _layout_text(layout: Layout, sequence: int) -> str:
     zero += ", gathering under the next step" if layout.overlap_gather else ""
     pipeline = f"{layout.schedule}, " if layout.pp > 1 else ""
     batch = f"{layout.microbatches} microbatches of {layout.micro_batch} x {sequence} tokens"
-    again, buckets = f"checkpointing {layout.checkpointing}", f"buckets of {format_bytes(layout.bucket_bytes)}"
-    return f"{layout}, axes {layout.order}; {pipeline}{batch}; {zero}; {again}; {buckets}"
+    checkpointing, buckets = f"checkpointing {layout.checkpointing}", f"buckets of {format_bytes(layout.bucket_bytes)}"
+    return f"{layout}, axes {layout.order}; {pipeline}{batch}; {zero}; {checkpointing}; {buckets}"
 
 
 def _dimension_table(one: Estimate, width: int) -> list[str]:
@@ -74,8 +74,8 @@ def _dimension_table(one: Estimate, width: int) -> list[str]:
 
     rows = [row("compute", parts.compute_ns)]
     for dimension, amount in parts.by_dimension().items():
-        told = _ms(amount.wire_ns), _ms(amount.waiting_ns), _ms(amount.busy_ns)
-        rows.append(row(f"exposed {dimension}", amount.exposed_ns, *told))
+        times = _ms(amount.wire_ns), _ms(amount.waiting_ns), _ms(amount.busy_ns)
+        rows.append(row(f"exposed {dimension}", amount.exposed_ns, *times))
     rows += [row("idle", parts.idle_ns), row("step", parts.step_ns)]
     heads = ("mean over ranks", "ms", "share", "on wires", "waiting", "moving")
     return columns(heads, rows, width=width, words=[0])
@@ -100,8 +100,10 @@ def _operation_table(one: Estimate, width: int) -> list[str]:
     if len(ordered) > _LISTED:
         lines.append(f"and {len(ordered) - _LISTED} more, {_ms(sum(a.exposed_ns for _, a in ordered[_LISTED:]))} ms")
     bands = sorted({(key[4].rows, key[4].of) for key in merged})
-    told = "; ".join(f"{rows} rows of {of}" for rows, of in bands)
-    note = f"error: median and worst on published rows that nothing was fitted to ({told}); ~ of other shapes than this"
+    counts = "; ".join(f"{rows} rows of {of}" for rows, of in bands)
+    note = (
+        f"error: median and worst on published rows that nothing was fitted to ({counts}); ~ of other shapes than this"
+    )
     return [*lines, *wrapped(note, width)]
 
 
@@ -130,8 +132,8 @@ def _verdict_lines(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     few += ", the insides of layers once" if step.folded else ""
     if step.virtual.interference.off and parts.overlapped_ns:
         longer = SLOWER * parts.overlapped_ns / parts.step_ns
-        told = f"0 to {longer:.1%} longer if computes and communication slow each other down by up to {SLOWER:.0%}"
-        yield from _field("interference", f"{told}, while they overlap: {_ms(parts.overlapped_ns)} ms", width)
+        slowdown = f"0 to {longer:.1%} longer if computes and communication slow each other down by up to {SLOWER:.0%}"
+        yield from _field("interference", f"{slowdown}, while they overlap: {_ms(parts.overlapped_ns)} ms", width)
     yield from _field("simulated", f"{few}, in {wall_s:.1f} s", width)
     rate = f"{step.samples_per_s:.4g} samples/s, {step.tokens_per_s:,.0f} tokens/s"
     used = f", model flops utilisation {step.utilisation:.1%}" if step.utilisation is not None else ""

@@ -158,12 +158,12 @@ def _extrapolation_text(machine: Cluster, chosen: Plan) -> str:
 
 def _forced_lines(machine: Cluster, chosen: Plan) -> list[str]:
     """Return a line about stronger collectives that the library would finish earlier; nothing if there are none."""
-    found = faster_collectives(chosen, machine)
-    if found is None:
+    faster = faster_collectives(chosen, machine)
+    if faster is None:
         return []
-    instead, verb = " and ".join(found.collectives), "take" if len(found.collectives) > 1 else "takes"
-    told = f"{found.library} has nothing faster for it: {instead} {verb} {format_s(found.predicted_s)}"
-    return _field("forced", told)
+    instead, verb = " and ".join(faster.collectives), "take" if len(faster.collectives) > 1 else "takes"
+    sentence = f"{faster.library} has nothing faster for it: {instead} {verb} {format_s(faster.predicted_s)}"
+    return _field("forced", sentence)
 
 
 def _field(name: str, text: str) -> list[str]:

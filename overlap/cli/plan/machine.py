@@ -153,8 +153,8 @@ def _groups_text(machine: Cluster, width: int) -> str:
         listed = f"{' | '.join(map(format_ranks, groups[:_LISTED_GROUPS]))}{more}"
         lines += paragraph(listed, width, first=f"  {size:>3} ranks: ", rest=" " * 13)
     for rule in machine.rules:
-        said = f"rule {rule.id} ({rule.severity}): {rule.text} [{rule.source}]"
-        lines += paragraph(said, width, first="  ", rest="    ")
+        sentence = f"rule {rule.id} ({rule.severity}): {rule.text} [{rule.source}]"
+        lines += paragraph(sentence, width, first="  ", rest="    ")
     return "\n".join(lines)
 
 

@@ -181,7 +181,7 @@ def _select_values(values: Mapping[str, Any], names: Iterable[str]) -> dict[str,
     return {name: values[name] for name in names if name in values}
 
 
-def _read_slowdowns(told: object) -> dict[str, float]:
+def _read_slowdowns(value: object) -> dict[str, float]:
     """Return slowdowns by name: a sweep gives one pair, options a list of pairs."""
-    pairs = [told] if isinstance(told, tuple) else told or ()
+    pairs = [value] if isinstance(value, tuple) else value or ()
     return dict(cast("Iterable[tuple[str, float]]", pairs))

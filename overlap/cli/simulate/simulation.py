@@ -265,10 +265,10 @@ def _call_program(program: Program) -> dict[str, object]:
         return {}
 
 
-def _read_samples(told: object) -> float | None:
+def _read_samples(value: object) -> float | None:
     """Return the samples of a step, the variable `SAMPLES` of a program: a positive number, or None without it."""
-    if told is None:
+    if value is None:
         return None
-    if isinstance(told, bool) or not isinstance(told, int | float) or not 0 < told < float("inf"):
-        raise UsageError(f"{SAMPLES}: expected a positive number, got {told!r}")
-    return float(told)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UsageError(f"{SAMPLES}: expected a positive number, got {value!r}")
+    return float(value)

@@ -69,12 +69,12 @@ def axes(texts: Sequence[str]) -> tuple[SweepAxis, ...]:
     Raises:
         UsageError: If one cannot be meant, or there are two of one parameter.
     """
-    found = tuple(map(SweepAxis.parse, texts))
-    options = [axis.option for axis in found]
-    for axis in found:
+    swept = tuple(map(SweepAxis.parse, texts))
+    options = [axis.option for axis in swept]
+    for axis in swept:
         if options.count(axis.option) > 1:
             raise UsageError(f"--sweep: {axis.name} is there twice; give all its values in one list")
-    return found
+    return swept
 
 
 def points(swept: Sequence[SweepAxis], fixed: Mapping[str, object]) -> Iterator[Point]:
@@ -176,9 +176,9 @@ def _run_point(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
     return SweepRow(point=point, run=simulation.runs[-1], wall_s=simulation.wall_s)
 
 
-def _error_line(told: str, code: int) -> str:
+def _error_line(stderr: str, code: int) -> str:
     """Return the line that names the error: ours, or else the last one."""
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     ours = [line.removeprefix("overlap: ") for line in lines if line.startswith("overlap: ")]
     return (ours or lines or [f"exit code {code}"])[-1]
 
@@ -237,8 +237,8 @@ def sweep_table(rows: Sequence[SweepRow], winner: SweepRow | None, *, width: int
             drawn = _bar(row.outcome.step_ns, longest_ns, cells=bar, ascii=ascii)
             lines.append(f"{mark}{_align_right(texts, widths)}  {drawn}".rstrip())
     if winner is None and len(outcomes) > 1 and _are_all_equal(outcomes):
-        told = f"all rows are equal: the program may not use {', '.join(names)}"
-        return [*lines, *wrapped(told, width)]
+        warning = f"all rows are equal: the program may not use {', '.join(names)}"
+        return [*lines, *wrapped(warning, width)]
     return [*lines, *_best_lines(winner)]
 
 

@@ -206,8 +206,8 @@ def advice_text(advice: list[Prediction], *, width: int) -> list[str]:
         how = _change_advice(kind.split(" ")[0], value, torch=prediction.measured.torch)
         gain = ", ".join(filter(None, (f"{-prediction.gain_share:+.1%}", prediction.span(unit_ns))))
         head = f"{number}. {figure(prediction.predicted.wall_ns, unit_ns)} {unit} ({gain})  {change.text}: "
-        told = (change.what, AWAITS_LATER, how) if prediction.awaits_later else (change.what, how)
-        lines += wrapped(head + "; ".join(told), width, rest="   ")
+        sentences = (change.what, AWAITS_LATER, how) if prediction.awaits_later else (change.what, how)
+        lines += wrapped(head + "; ".join(sentences), width, rest="   ")
     return lines
 
 
