@@ -148,7 +148,7 @@ class Renamed(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Take the value as the new spelling does."""
+        """Store the value under the new option, and print a notice with its name."""
         notify(f"{option} is now {self._now.option_strings[-1]}; the old spelling goes with the next version")
         self._now(parser, namespace, values, option)
 

@@ -121,7 +121,7 @@ def replay_program(args: argparse.Namespace) -> Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replay:
-    """A recorded run on the ranks of a cluster."""
+    """A recorded run on the ranks of a cluster: its moves, its growth, and the classes of equal ranks."""
 
     tape: Tape  # Moves of the repeated steps
     growth: Growth  # Ranks of the replay for each rank of the tape
@@ -130,13 +130,13 @@ class _Replay:
 
     @property
     def simulated_ranks(self) -> tuple[int, ...]:
-        """The ranks that run."""
+        """World ranks that run: all, or those that represent a class."""
         ranks = range(self.growth.ranks)
         return tuple(ranks) if self.classes is None else Alike.of(self.classes, len(ranks)).simulated
 
     @property
     def moves(self) -> int:
-        """The number of moves of all ranks that run."""
+        """Number of computes, collectives and messages of all ranks that run."""
         return sum(len(self._rank_moves(rank)) for rank in self.simulated_ranks)
 
     @property

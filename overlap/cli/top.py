@@ -120,7 +120,7 @@ def _read_entries() -> list[_Entry]:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One line of the list."""
+    """One running world: a line of the list."""
 
     job: str
     script: str

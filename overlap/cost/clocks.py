@@ -53,7 +53,7 @@ class CostBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cost:
-    """Cost of a collective."""
+    """Cost of a collective: when each rank has finished, and where that time went."""
 
     finish_s: Floats  # (size,) time at which each rank is done, on the clock of the arrivals
     breakdown: CostBreakdown | None = None  # breakdown for the rank that finishes last; None without `explain`
@@ -133,7 +133,7 @@ def _for_all_lanes(duration: Ints, lanes: int) -> Ints | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Times:
-    """Times of all clocks."""
+    """Times of all clocks in ticks; or, in the same fields, the terms that each of these times consists of."""
 
     ready: Ints  # (ranks,) time at which all messages to the rank have arrived
     free: Ints  # (ranks,) time at which the rank has started its last message
@@ -196,6 +196,7 @@ class _Clocks:
         if not len(step.src):
             return
         now = self._now
+        # Per message: its start, when it has left the sender, and when it arrives.
         start = np.maximum(np.maximum(now.ready, now.free)[step.src], now.port[step.port])
         leaves = start + step.busy
         arrives = leaves + step.latency
@@ -233,6 +234,7 @@ class _Clocks:
         """Add the terms of a step to all clocks: each clock inherits the terms of the clock that it waited for."""
         now, terms = self._now, self._terms
         assert terms is not None
+        # Terms of the start of each message: those of the latest of the sender's two clocks and the wire's clock.
         started = np.where(now.free > now.ready, terms.free, terms.ready)[:, step.src]
         held = start > np.maximum(now.ready, now.free)[step.src]
         started = np.where(held, terms.port[:, step.port], started)
@@ -242,6 +244,7 @@ class _Clocks:
         arrived = busy.copy()
         arrived[_LATENCY] += step.latency
         ready, free, left, port = (column.copy() for column in (terms.ready, terms.free, terms.left, terms.port))
+        # Each clock takes the terms of the message with the latest time, unless it was already later.
         first = step.by_dst.winner(arrives)
         late = first[arrives[first] > now.ready[step.dst[first]]]
         ready[:, step.dst[late]] = arrived[:, late]

@@ -122,12 +122,12 @@ class _Levels:
 
     @cached_property
     def equal_nodes(self) -> EqualNodes:
-        """Ranks that represent all in a phase."""
+        """Equal nodes of the group, which name the ranks that represent all in a phase."""
         return EqualNodes.of(self.request.geometry, self.placement, self.home[0])
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases of the collective on these levels."""
+        """Phases of the collective in the order of time; on one level without those between nodes."""
         return tuple(
             phase
             for phase in PHASES[self.request.collective]

@@ -1,4 +1,4 @@
-"""MachineFit of the `[collectives]` figures of a machine to measured collectives, and the error of rows left out.
+"""Fit of the `[collectives]` figures of a machine to measured collectives, and the error of rows left out.
 
 FittedRow figures: the launch of an operation, its further launch between nodes, and the shares of bandwidth that wires
 inside nodes and the network give. Every third row of each collective is left out, and shows how well the others
@@ -24,7 +24,7 @@ from .select import plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measured collective."""
+    """One measured collective: its ranks, its bytes, and its time."""
 
     collective: str  # name of the collective
     nbytes: int  # size of the whole vector
@@ -50,7 +50,7 @@ class FittedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedRows:
-    """Rows of a fit, with their errors."""
+    """Rows that a fit used or left out, each with its prediction, and their errors."""
 
     rows: tuple[FittedRow, ...]  # all samples
 
@@ -77,7 +77,7 @@ _TURNS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFit(FittedRows):
-    """FittedRow figures of a machine, with the rows."""
+    """Fitted figures of a machine, with the rows."""
 
     launches: Launches  # time to launch an operation
     shares: Mapping[str, float]  # share of the bandwidth that wires give, by kind of wire
@@ -85,7 +85,7 @@ class MachineFit(FittedRows):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """Launches of an operation, inside nodes and between them."""
+    """Fitted times to launch an operation: inside a node, and the extra time between nodes; None if not measured."""
 
     # launch of every operation; None if no row stayed inside a node: the figure of the machine's file stays then.
     inside_s: float | None
@@ -144,7 +144,7 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> MachineFit:
 
 
 def crosses(sample: Sample, cluster: Cluster) -> bool:
-    """Whether a collective needs the network."""
+    """Return whether the ranks of a sample are on several nodes of the cluster."""
     return len({cluster.place(rank).node for rank in sample.ranks}) > 1
 
 

@@ -51,7 +51,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """An algorithm fitted to a group."""
+    """An algorithm fitted to a group: its detail in words, its rounds, and a function that makes its table."""
 
     detail: str  # difference from the same algorithm on other groups; may be empty
     rounds: Rounds  # messages of the algorithm
@@ -183,7 +183,7 @@ def scatter_rings(scatter: str, g: Geometry) -> Rings | None:
 
 
 def _pair_orders(g: Geometry) -> list[list[int]]:
-    """Return the rings as orders of pairs."""
+    """Return the rings of a group as orders of the pairs of ranks on its devices, in each direction."""
     pair_of = {rank: number for number, pair in enumerate(g.pairs()) for rank in pair}
     return [list(dict.fromkeys(pair_of[rank] for rank in order)) for order in g.rings]
 

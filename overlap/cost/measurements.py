@@ -68,7 +68,7 @@ class Measurement:
         return self.figure / 1e6 if self.unit == "us" else self.travelling / (self.figure * _BYTES_PER_S[self.unit])
 
     def as_published(self, duration_s: float) -> float:
-        """Return a time in the unit of the figure."""
+        """Return a time in seconds in the unit of the published figure."""
         return duration_s * 1e6 if self.unit == "us" else self.travelling / duration_s / _BYTES_PER_S[self.unit]
 
 
@@ -85,7 +85,7 @@ def at_library_version(cluster: Cluster, version: str) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
-    """The size from which an algorithm wins."""
+    """Range of sizes in which one algorithm was seen to take over from another."""
 
     machine: str  # a name for `topology.cluster`
     ranks: int  # number of ranks; the group consists of the first ranks of the machine

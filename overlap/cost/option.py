@@ -44,7 +44,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """An algorithm that does not apply."""
+    """An algorithm that does not apply to a group, and the reason."""
 
     algorithm: str  # name of the algorithm
     why: str  # the reason
@@ -135,7 +135,7 @@ class AlgorithmOption(ABC):
         return False
 
     def phases(self, slices: int) -> tuple[PricedPhase, ...]:
-        """Return its phases with the data cut in slices."""
+        """Return the phases of the option with the data cut in `slices`."""
         return self.parts
 
     def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
@@ -229,7 +229,7 @@ class Flat(AlgorithmOption):
         return self._sliced_phase(slices).breakdown(nbytes)
 
     def phases(self, slices: int) -> tuple[PricedPhase, ...]:
-        """Return its only phase, with the data cut in slices."""
+        """Return the only phase, with the data cut in `slices`."""
         return (self._sliced_phase(slices),)
 
     def _sliced_phase(self, slices: int) -> PricedPhase:

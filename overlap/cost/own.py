@@ -60,7 +60,7 @@ _SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # the last one of a s
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFit(FittedRows):
-    """FittedRow figures of this computer, with the rows."""
+    """Fitted figures of this computer, with the rows."""
 
     inside: Mapping[str, float]  # figures by name, for ranks of one process
     # figures by name, for ranks of several processes; empty if none were measured. With `phase_s`, they share memory.

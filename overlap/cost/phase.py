@@ -54,7 +54,7 @@ class PricedPhase:
 
     @property
     def placed(self) -> Placed:
-        """Rounds of all ranks on the machine."""
+        """Rounds of all ranks on the machine, placed when they are first asked for."""
         if not isinstance(self._placed, Placed):
             self._placed = self._placed()
         return self._placed

@@ -66,7 +66,7 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """An algorithm that was considered."""
+    """An algorithm that was not chosen: its predicted time, or why it does not apply."""
 
     algorithm: str  # name of the algorithm
     detail: str = ""  # its parts; may be empty
@@ -349,7 +349,7 @@ NAMES = {
     "memory_s": "copies in memory",
     "reduction_s": "reductions",
 }
-"""Names of the terms of a breakdown."""
+"""Words for the terms of a `CostBreakdown`."""
 
 
 def reason(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:

@@ -35,7 +35,7 @@ class Representatives:
 
 @dataclass(frozen=True, kw_only=True)
 class EqualNodes:
-    """A group of equal nodes."""
+    """Nodes of a group, and the samples of its ranks that represent all in a phase."""
 
     geometry: Geometry  # machine and ranks of the group
     placement: Placement  # where the ranks of the group are
@@ -87,7 +87,7 @@ class EqualNodes:
 
     @property
     def _first_bundle(self) -> tuple[int, ...]:
-        """The bundle that represents the others."""
+        """Local ranks of the first adapter bundle, which represents the others."""
         return self._adapter_bundles[0]
 
     @cached_property

@@ -134,7 +134,7 @@ class Class:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Everything published of some machines, with the model's predictions."""
+    """All published figures of some machines, with the model's predictions."""
 
     collectives: tuple[ValidationRow, ...]  # one for each measured collective
     training: ValidationRow | None  # the training run, where its machine was asked for
@@ -157,7 +157,7 @@ class Validation:
 
     @property
     def classes(self) -> tuple[Class, ...]:
-        """The planner's accuracy by chip and dtype: ratios are not its."""
+        """The planner's accuracy by chip, nodes and dtype, of collectives only."""
         return _accuracy_by_class(self.collectives)
 
     @property

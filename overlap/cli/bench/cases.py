@@ -45,7 +45,7 @@ class Case:
         return self.count * (self.ranks if self.operation.kind.traits.gathers else 1)
 
     def _elements(self, rank: int) -> int:
-        """Return how many elements a rank holds in buffers of its own."""
+        """Return the number of elements in the input and the result of a rank; in place they share one buffer."""
         source = self.count * (self.ranks if self.operation.kind.traits.scatters else 1)
         result = self._result_elements if self.receives(rank) else 0
         return max(source, result) if self.in_place else source + result

@@ -55,7 +55,7 @@ def accuracy_lines(fit: FittedRows) -> list[str]:
 
 
 def page(calibration: Calibration) -> list[str]:
-    """Return the lines of the page."""
+    """Return the page of a calibration: its rows, the fitted figures, and their accuracy."""
     fit, cluster = calibration.fit, calibration.cluster
     lines = rows_table(("collective", "size"), fit, lambda sample: (sample.collective, format_bytes(sample.nbytes)))
     lines += [f"dropped: {why}" for log in calibration.logs for why in log.dropped]

@@ -43,7 +43,7 @@ Progress: TypeAlias = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A training: its ranks, their links, and the model."""
+    """A training to demonstrate: its ranks, the speed of their links, the model and the steps."""
 
     ranks: int  # Data-parallel ranks, at least 2
     steps: int  # How many steps each model takes
@@ -62,7 +62,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoComparison:
-    """The results of both trainings."""
+    """Results of the trainings without and with overlap."""
 
     digests: list[tuple[str, str]]  # For each rank, SHA-256 of all weights, trained without and with overlap
     right: int  # Test images that the model trained with overlap knows

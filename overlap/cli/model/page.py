@@ -17,7 +17,7 @@ _LISTED = 8  # rows of each table
 
 
 def page(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
-    """Yield the lines of a page."""
+    """Yield the page of a predicted step, which took `wall_s` seconds to simulate."""
     yield from _head_lines(step, width)
     yield ""
     yield from _dimension_table(step, width)

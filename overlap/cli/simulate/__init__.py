@@ -72,7 +72,7 @@ def fill(parser: Parser) -> None:
 
 
 def add_simulation(parser: Parser) -> None:
-    """Add the options of a simulation, whatever its program."""
+    """Add the options of a simulation of any program: a script, or a recorded run."""
     parser.add_argument("--help-all", action=HelpAll, more=_MORE)
     add_options(parser, OPTIONS)
     group = parser.add_argument_group("the cluster and what is assumed of it; each NAME can also be swept")

@@ -66,7 +66,7 @@ class StepSummary:
 
     @property
     def step_ns(self) -> int:
-        """Time of the step."""
+        """Time of the longest rank's step."""
         return self.longest.wall_ns
 
     @property
@@ -113,7 +113,7 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
 
 
 def _step_operations(timeline: Timeline, step: int | None) -> Iterable[Span]:
-    """Return the operations of the step."""
+    """Return the collectives and messages that the step issued; those of the whole run for None."""
     return timeline.chosen(issued_in(timeline, windows_of(timeline, step), step))
 
 

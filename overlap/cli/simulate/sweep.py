@@ -56,7 +56,7 @@ class SweepAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One combination."""
+    """One combination of swept values."""
 
     texts: Mapping[str, str]  # The value on each axis, by its name
     values: Mapping[str, object]  # Values of parameters of the simulation, with the ones common to all points
@@ -115,7 +115,7 @@ def _check_cluster_size(swept: Sequence[SweepAxis], cluster: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRow:
-    """The result of a point."""
+    """Result of a point: its run, or the error of a run that failed."""
 
     point: Point  # The point
     run: SimulatedRun | None = None  # The last one of the program; None if it failed

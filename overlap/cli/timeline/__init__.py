@@ -166,7 +166,7 @@ _EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def _check_together(args: argparse.Namespace) -> None:
-    """Check that the options can be combined."""
+    """Raise `UsageError` if two options are given that exclude each other."""
     if args.advise and args.what_if:
         raise UsageError(
             "--advise, --what-if: one or the other; --advise tries changes to the run as it was recorded, --what-if "

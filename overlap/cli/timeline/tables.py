@@ -124,7 +124,7 @@ def comparison_table(one: Verdict, other: Verdict, *, width: int) -> list[str]:
 
 
 def comparison_sentence(verdict: Verdict, base: Verdict) -> str:
-    """Return one sentence on how a run compares with another."""
+    """Return one sentence on how much longer a run takes than another, and the part that differs most."""
     difference_ns = verdict.wall_ns - base.wall_ns
     unit, unit_ns = figure_unit(max(verdict.wall_ns, base.wall_ns))
     if not difference_ns:
