@@ -56,7 +56,7 @@ SHARED: Mapping[str, Option] = {
 """Options of several commands that are no settings of a run. Each means the same in all of them."""
 
 
-def shared(name: str, remark: str = "", **details: Any) -> Option:
+def shared_option(name: str, remark: str = "", **details: Any) -> Option:
     """Return an option that several commands have: one of `SHARED`, or a setting of a run.
 
     Args:
@@ -152,7 +152,7 @@ def add_settings(parser: argparse.ArgumentParser, config: type[RunConfig] = RunC
     add_options(group, {name: option for name, option in options.items() if option.nodes})
 
 
-def given(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunConfig:
+def given_settings(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunConfig:
     """Return the settings that options give, with the options as their sources."""
     options = config.options()
     settings = values(args, options)

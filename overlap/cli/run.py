@@ -17,7 +17,7 @@ from ..processes.place import find_place
 from ..processes.status import Status, report_to_launcher, status_of
 from ..signals import Terminated, handling_signals
 from .engine import on_engine
-from .options import add_settings, given
+from .options import add_settings, given_settings
 from .output import output_path
 from .parser import Parser
 from .processes import on_hosts, run_processes
@@ -138,7 +138,7 @@ def _send_to_launcher(error: BaseException) -> int:
 def _read_config(args: argparse.Namespace) -> RunConfig:
     """Return checked settings of options and environment, with absolute paths; raise `UsageError` if one is wrong."""
     warn_of_unknown_variables()
-    config = given(args).over(RunConfig.from_environment())
+    config = given_settings(args).over(RunConfig.from_environment())
     config = _with_tls_files(config.changed(trace=output_path(config.trace, option=config.sources.get("trace", ""))))
     folders = {name: getattr(config, name) for name in ("flight_dir", "state_dir") if getattr(config, name)}
     config = config.changed(**{name: os.path.abspath(folder) for name, folder in folders.items()})

@@ -15,7 +15,7 @@ from ..settings import Option
 from ..units import columns, number, switch
 from .console import Console
 from .livescreen import Show, is_terminal
-from .options import add_options, shared
+from .options import add_options, shared_option
 
 EVERY_S = 1.0
 ON_PAPER_S = 10.0  # between lines where nothing can be drawn
@@ -43,10 +43,10 @@ examples:
 
 OPTIONS = {
     "list": Option(read=switch, help="list jobs, one a line; the default without JOB"),
-    "json": shared("json", "of the list"),
+    "json": shared_option("json", "of the list"),
     "every": Option(read=number, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe"),
     "once": Option(read=switch, help="look once"),
-    "ascii": shared("ascii"),
+    "ascii": shared_option("ascii"),
 }
 
 

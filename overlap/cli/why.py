@@ -15,7 +15,7 @@ from ..timeline.why.page import markdown, text
 from ..timeline.why.report import SCHEMA_VERSION, Why
 from ..timeline.why.verdict import Limit, parse_limit
 from ..units import integer
-from .options import add_options, shared
+from .options import add_options, shared_option
 from .output import as_json
 
 _DESCRIPTION = """\
@@ -38,10 +38,10 @@ examples:
 REGRESSION = "regression"
 
 OPTIONS = {
-    "all": shared("all", "of a stuck job"),
-    "step": shared("step", read=integer),
-    "compare": shared("compare", "say whether the steps of this one are longer"),
-    "fail_if": shared(
+    "all": shared_option("all", "of a stuck job"),
+    "step": shared_option("step", read=integer),
+    "compare": shared_option("compare", "say whether the steps of this one are longer"),
+    "fail_if": shared_option(
         "fail_if", "'regression' (needs --compare), 'step > 40ms', 'launch > 20%%'; names are the causes'"
     ),
 }
@@ -56,7 +56,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_options(parser, OPTIONS)
     form = parser.add_mutually_exclusive_group()
-    add_options(form, {"json": shared("json")})
+    add_options(form, {"json": shared_option("json")})
     form.add_argument("--markdown", action="store_true", help="print it as Markdown, for a pull request")
     form.add_argument("--mcp", action="store_true", help="serve agents: one tool, `why`, of the Model Context Protocol")
 

@@ -164,7 +164,7 @@ def known_sizes(cluster: Cluster, ranks: int, collective: str, dtype: str) -> tu
     )
 
 
-def itemsize_of(dtype: str) -> int:
+def itemsize_bytes(dtype: str) -> int:
     """Return the bytes of an element.
 
     Raises:

@@ -206,10 +206,10 @@ def _cached_plan(
     from .candidates import candidates
     from .levels import crossings
     from .option import NARROWED
-    from .parameters import is_measured, itemsize_of
+    from .parameters import is_measured, itemsize_bytes
 
     _check_request(op, nbytes, exact)
-    itemsize_of(dtype)  # raises an error for an unknown dtype
+    itemsize_bytes(dtype)  # raises an error for an unknown dtype
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
     options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact, plain)
     options = [option for option in options if option.tabled or not programs_only]

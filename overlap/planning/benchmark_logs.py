@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..collectives.generators import GENERATORS
-from ..cost.parameters import itemsize_of
+from ..cost.parameters import itemsize_bytes
 from ..errors import UsageError
 from ..units import format_bytes
 
@@ -139,7 +139,7 @@ class _Context:
         told = str(name).lower()
         found = _DTYPES.get(told, told)
         try:
-            itemsize_of(found)
+            itemsize_bytes(found)
         except UsageError:
             raise UsageError(f"{where}: expected a dtype such as float or bfloat16, found {str(name)!r}") from None
         return found
@@ -154,10 +154,10 @@ class _Context:
 
     def check_count(self, line: int, row: LogRow, count: str, dtype: str) -> None:
         """Refuse elements that do not make up the bytes, of all ranks or of one."""
-        nbytes = self.number(count, line, "elements") * itemsize_of(row.dtype)
+        nbytes = self.number(count, line, "elements") * itemsize_bytes(row.dtype)
         if row.nbytes not in (nbytes, nbytes * (row.ranks or 1)) and row.nbytes % nbytes:
             raise self.fail(
-                line, f"{row.nbytes // itemsize_of(row.dtype)} elements of {dtype} in {row.nbytes} B", count
+                line, f"{row.nbytes // itemsize_bytes(row.dtype)} elements of {dtype} in {row.nbytes} B", count
             )
 
 

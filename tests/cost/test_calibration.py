@@ -16,7 +16,7 @@ from overlap.cost.flat import PlanRequest, flat_options
 from overlap.cost.geometry import Geometry
 from overlap.cost.library import library_options
 from overlap.cost.measurements import COLLECTIVES, at_library_version, measured_cluster
-from overlap.cost.parameters import is_measured, itemsize_of
+from overlap.cost.parameters import is_measured, itemsize_bytes
 from overlap.cost.select import plan
 from overlap.errors import UsageError
 
@@ -203,7 +203,7 @@ def test_a_logical_core_has_the_reducers_of_its_physical_ones():
 
 
 def test_dtypes():
-    assert [itemsize_of(name) for name in ("uint8", "float8_e4m3", "bfloat16", "float64", "complex64")] == [
+    assert [itemsize_bytes(name) for name in ("uint8", "float8_e4m3", "bfloat16", "float64", "complex64")] == [
         1,
         1,
         2,
@@ -211,4 +211,4 @@ def test_dtypes():
         8,
     ]
     with pytest.raises(UsageError, match="dtype: 'float99' is unknown"):
-        itemsize_of("float99")
+        itemsize_bytes("float99")

@@ -19,7 +19,7 @@ from ...timeline import Timeline
 from ...timeline.files.tracefile import write_trace
 from ...units import integer, parse_bytes
 from ..console import Console
-from ..options import add_options, check_width, shared
+from ..options import add_options, check_width, shared_option
 from ..output import output_path
 from .report import drawings, gain, gain_verdict, introduction, progress, summary
 from .training import Task, compare, fitting_bandwidth
@@ -49,13 +49,13 @@ The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, 
 
 
 OPTIONS = {
-    "ranks": shared("ranks", "default: 8"),
+    "ranks": shared_option("ranks", "default: 8"),
     "steps": Option(read=integer, metavar="N", help="training steps of each model; default: 20"),
     "bandwidth": Option(read=str, metavar="SIZE", help="bytes per second of a link; default: fits this machine"),
-    "width": shared("width"),
-    "ascii": shared("ascii"),
-    "survive": shared("survive", "kill one of two processes, and show how a spare takes its place", off=None),
-    "trace": shared("trace"),
+    "width": shared_option("width"),
+    "ascii": shared_option("ascii"),
+    "survive": shared_option("survive", "kill one of two processes, and show how a spare takes its place", off=None),
+    "trace": shared_option("trace"),
 }
 
 

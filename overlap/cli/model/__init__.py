@@ -23,7 +23,7 @@ from ...planning.search import FREE, Candidate, SearchResult, candidates, search
 from ...settings import Option
 from ...timeline.recording import DEFAULT_CAPACITY
 from ...units import count, integer, number, parse_bytes, switch
-from ..options import add_options, check_width, shared, values
+from ..options import add_options, check_width, shared_option, values
 from ..output import output_path, print_result
 from ..parser import HelpAll, Parser
 from ..simulate.setting import PARAMETERS, check_setting, revise_config
@@ -67,7 +67,7 @@ _LAYOUT = {
         read=count, metavar="N", help="samples of a step; default: 8 microbatches for each stage"
     ),
     "micro_batch": Option(read=count, metavar="N", help="samples that pass the pipeline together"),
-    "chunks": shared("chunks"),
+    "chunks": shared_option("chunks"),
     "schedule": Option(read=str, metavar="NAME", help=f"of the pipeline: {', '.join(FAMILIES)}"),
     "zero": Option(read=integer, metavar="N", help="0 to 3; 3 is FSDP; default: 1"),
     "checkpointing": Option(
@@ -130,7 +130,7 @@ def fill(parser: Parser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--help-all", action=HelpAll)
     parser.add_argument("model", nargs="?", metavar="NAME", help="model; without one, figures of your own say all")
-    add_options(parser, {name: shared(name) for name in ("trace", "json", "json_file", "width")})
+    add_options(parser, {name: shared_option(name) for name in ("trace", "json", "json_file", "width")})
     add_options(parser, _ANSWER, usual=("search",))
     add_options(
         parser.add_argument_group("the cluster and what is assumed of it"), _ASSUMED, usual=("cluster", "nodes")

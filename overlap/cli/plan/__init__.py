@@ -15,7 +15,7 @@ from topology import names
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
 from ...parallel.schedules import FAMILIES
-from ..options import add_options, option_flag, shared, values
+from ..options import add_options, option_flag, shared_option, values
 from . import collective, machine, schedule
 
 _DESCRIPTION = """\
@@ -51,9 +51,9 @@ schedules: {", ".join(FAMILIES)}
 """
 
 _SHARED = {
-    "ranks": shared("ranks", "of MACHINE, default: all; of SCHEDULE, default: 4", read=str),
-    "group": shared("group", "of OP, default: all ranks; of MACHINE, a group to judge", old=("--check",)),
-    "json": shared("json"),
+    "ranks": shared_option("ranks", "of MACHINE, default: all; of SCHEDULE, default: 4", read=str),
+    "group": shared_option("group", "of OP, default: all ranks; of MACHINE, a group to judge", old=("--check",)),
+    "json": shared_option("json"),
 }
 
 _SUBJECTS = {"collective": collective, "machine": machine, "schedule": schedule}

@@ -10,22 +10,22 @@ from topology import Cluster, cluster, format_ranks, parse_ranks
 
 from ...cost.forced import faster_collectives
 from ...cost.levels import Crossing
-from ...cost.parameters import itemsize_of, known_sizes
+from ...cost.parameters import itemsize_bytes, known_sizes
 from ...cost.select import NAMES, Alternative, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
 from ...units import format_bytes, format_s, index, parse_bytes, switch, wrapped
-from ..options import shared
+from ..options import shared_option
 from ..output import as_json, field
 
 OPTIONS = {
     "bytes": Option(
         read=str, metavar="SIZE", help="the larger one of a rank's input and output, such as 32MiB; always needed"
     ),
-    "cluster": shared("cluster", "or a .toml file; always needed"),
-    "dtype": shared("dtype", "default: float32"),
-    "root": shared("root"),
-    "peer_direct": shared("peer_direct", "by network adapters; matters on dl1"),
+    "cluster": shared_option("cluster", "or a .toml file; always needed"),
+    "dtype": shared_option("dtype", "default: float32"),
+    "root": shared_option("root"),
+    "peer_direct": shared_option("peer_direct", "by network adapters; matters on dl1"),
     "exact": Option(read=switch, help="only algorithms that reduce every element in the order of ranks: exact=True"),
     "top": Option(read=index, metavar="N", help="alternatives to print; default: 8"),
 }  # fmt: skip
@@ -47,7 +47,7 @@ def show(op: str, options: Mapping[str, Any]) -> int:
     if ranks is not None and len(ranks) < 2:
         raise UsageError(f"--group: {options['group']!r} is one rank, which sends nothing; name a group, such as 0-7")
     dtype, machine = options.get("dtype", "float32"), _machine(options["cluster"], ranks)
-    nbytes, element_bytes = parse_bytes(options["bytes"], argument="--bytes"), itemsize_of(dtype)
+    nbytes, element_bytes = parse_bytes(options["bytes"], argument="--bytes"), itemsize_bytes(dtype)
     if nbytes % element_bytes:
         raise UsageError(f"--bytes: {nbytes} bytes are not whole elements of {dtype}, of {element_bytes} bytes")
     asked = {name: options[name] for name in ("root", "peer_direct", "exact") if name in options}

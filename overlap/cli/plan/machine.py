@@ -15,7 +15,7 @@ from topology.picture import draw, paragraph
 from ...errors import UsageError
 from ...settings import Option
 from ...units import count
-from ..options import shared
+from ..options import shared_option
 from ..output import as_json
 
 ILLEGAL_EXIT = 2
@@ -25,10 +25,10 @@ _LISTED_GROUPS = 4
 _LEAST_WIDTH = 60
 
 OPTIONS = {
-    "nodes": shared("nodes"),
-    "lnc": shared("lnc"),
+    "nodes": shared_option("nodes"),
+    "lnc": shared_option("lnc"),
     "edition": Option(read=count, metavar="YEAR", help="judge by the rules of that year; default: the newest"),
-    "ascii": shared("ascii"),
+    "ascii": shared_option("ascii"),
 }
 
 

@@ -10,14 +10,14 @@ from ...errors import UsageError
 from ...parallel.schedules import FAMILIES, Durations, PipelineSchedule, make
 from ...settings import Option
 from ...units import index
-from ..options import shared
+from ..options import shared_option
 from ..output import as_json
 
 _WIDTH = 80
 
 OPTIONS = {
     "microbatches": Option(read=index, metavar="N", help="of a batch; default: 8"),
-    "chunks": shared("chunks"),
+    "chunks": shared_option("chunks"),
 }
 
 

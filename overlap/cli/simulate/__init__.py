@@ -16,7 +16,7 @@ from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
 from ...notice import notify
 from ...settings import Option
 from ...units import wrapped
-from ..options import add_options, check_width, shared, values
+from ..options import add_options, check_width, shared_option, values
 from ..output import output_path, print_result
 from ..pace import pace
 from ..parser import HelpAll, Parser
@@ -56,7 +56,7 @@ throughput, or else the shortest step.
 
 OPTIONS = {
     "sweep": Option(read=str, metavar="NAME=V,V,...", repeated=True, help="once for each of these values"),
-    **{name: shared(name) for name in ("trace", "json", "json_file", "width", "ascii")},
+    **{name: shared_option(name) for name in ("trace", "json", "json_file", "width", "ascii")},
 }
 """Options that are no settings of a simulation."""
 

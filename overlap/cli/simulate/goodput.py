@@ -22,7 +22,7 @@ from ...survival.virtual import AFTER, STATE
 from ...timeline.measure.metrics import windows_of
 from ...timeline.spans import Timeline
 from ...units import duration, format_s
-from ..options import add_options, shared
+from ..options import add_options, shared_option
 from ..output import field
 from ..parser import Parser
 from ..program import Program
@@ -34,7 +34,7 @@ _CALM = Faults(delay=0.0, loss=0.0, death=0.0, slow=0.0, reorder=False, survive=
 
 OPTIONS = {
     "mtbf": Option(read=duration, metavar="TIME", help="mean time between losses of the whole job, such as 3h"),
-    "spares": shared("spares", "default: 0"),
+    "spares": shared_option("spares", "default: 0"),
     "repair": Option(read=duration, metavar="TIME", help="after which a lost one is a spare again; default: never"),
     "duration": Option(read=duration, metavar="TIME", help="of the job; default: 24h"),
     "recovery": Option(read=duration, metavar="TIME", help="from a loss to the next world; default: 0.3s"),

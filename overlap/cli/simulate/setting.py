@@ -17,7 +17,7 @@ from ...settings import Option
 from ...simulation import Profile, Roofline
 from ...simulation.conditions import ALL
 from ...units import integer, number, switch
-from ..options import shared
+from ..options import shared_option
 
 COMPUTE_CLASSES = ("flops", "memory", "seconds", ALL)
 """Limits of computes: `overlap.simulation.compute_cost.ComputeClass`, or all of them."""
@@ -40,16 +40,16 @@ def _read_slowdown(text: str) -> tuple[str, float]:
 
 
 PARAMETERS: Mapping[str, Option] = {
-    "cluster": shared("cluster"),
-    "nodes": shared("nodes"),
-    "lnc": shared("lnc"),
-    "ranks": shared("ranks", "default: all that fit if the cluster is set here"),
-    "algorithm": shared("algorithm"),
-    "dtype": shared("dtype", "that ranks compute in"),
+    "cluster": shared_option("cluster"),
+    "nodes": shared_option("nodes"),
+    "lnc": shared_option("lnc"),
+    "ranks": shared_option("ranks", "default: all that fit if the cluster is set here"),
+    "algorithm": shared_option("algorithm"),
+    "dtype": shared_option("dtype", "that ranks compute in"),
     "efficiency": Option(read=number, metavar="E", help="share of the peak that computes reach"),
     "memory_efficiency": Option(read=number, metavar="E", help="share of the memory's bandwidth that they reach"),
     "profile": Option(read=str, metavar="TRACE", help="computes take what those of their name took in TRACE"),
-    "peer_direct": shared("peer_direct", "by network adapters"),
+    "peer_direct": shared_option("peer_direct", "by network adapters"),
     "shapes_only": Option(read=switch, help="arrays have shape and dtype, and no data"),
     "alike": Option(
         read=integer,
@@ -59,7 +59,7 @@ PARAMETERS: Mapping[str, Option] = {
     "fault_seed": Option(
         read=integer, metavar="N", help="faults happen, by this seed: see overlap.Faults", old=("--faults",)
     ),
-    "seed": shared("seed"),
+    "seed": shared_option("seed"),
     "jitter": Option(read=number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
     "straggler_share": Option(read=number, metavar="S", help="share of the ranks that are slow"),
     "straggler_factor": Option(read=number, metavar="F", help="how many times as long they compute"),

@@ -26,7 +26,7 @@ from ...timeline.spans import ORIGIN, Timeline
 from ...timeline.why.oddities import oddities
 from ...timeline.why.verdict import Verdict, parse_limit, verdict_of
 from ...units import switch
-from ..options import add_options, check_width, shared
+from ..options import add_options, check_width, shared_option
 from ..output import as_json, output_path, try_to_write
 from ..pace import pace
 from .report import SCHEMA_VERSION, describe, report
@@ -66,12 +66,12 @@ The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 
 
 OPTIONS = {
-    "output": shared("output", "the files as one trace file, and draw nothing"),
-    "step": shared("step", "by wall time; all: every step"),
+    "output": shared_option("output", "the files as one trace file, and draw nothing"),
+    "step": shared_option("step", "by wall time; all: every step"),
     "rank": Option(read=str, metavar="LIST", help="ranks to show, such as 0,3-5; default: all", old=("--ranks",)),
-    "all": shared("all", "otherwise ranks that are alike share a row"),
-    "width": shared("width"),
-    "ascii": shared("ascii"),
+    "all": shared_option("all", "otherwise ranks that are alike share a row"),
+    "width": shared_option("width"),
+    "ascii": shared_option("ascii"),
     "ops": Option(read=switch, help="the cost of each operation, by place in the program"),
     "stragglers": Option(read=switch, help="ranks that come late, or move bytes slowly"),
     "critical_path": Option(read=switch, help="the chain of work that made the step as long as it is"),
@@ -82,9 +82,9 @@ OPTIONS = {
         "awaits=late, updates=late, barriers=none, loop=free, streams=apart, window=8; several hold together",
     ),
     "advise": Option(read=switch, help="try such changes, and list the five that would shorten the step most"),
-    "compare": shared("compare", "its trace: both pictures, and the differences"),
-    "fail_if": shared("fail_if", "'exposed > 5%%', 'step > 40ms'"),
-    "json": shared("json"),
+    "compare": shared_option("compare", "its trace: both pictures, and the differences"),
+    "fail_if": shared_option("fail_if", "'exposed > 5%%', 'step > 40ms'"),
+    "json": shared_option("json"),
     "html": Option(read=str, metavar="FILE", help="also write a page that stands alone: zoom, search, details"),
     "svg": Option(read=str, metavar="FILE", help="also write the picture as SVG"),
 }  # fmt: skip
