@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: BaseException) -> int:
-    """Report an error and return the exit code; a command that only reads files loads no launcher before."""
+    """Report an error and return the exit code; the code for that is loaded only now."""
     code: int = import_module("..launch.report", __name__).report(error)
     return code
 

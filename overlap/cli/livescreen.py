@@ -88,7 +88,7 @@ def _pause(for_s: float, goes_on: Callable[[], bool]) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[], bool]]:
-    """Give a function that says whether q was pressed."""
+    """Yield a function that returns whether q was pressed; the terminal passes keys at once within the block."""
     if not sys.stdin.isatty():
         yield lambda: False
         return

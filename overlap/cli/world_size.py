@@ -44,7 +44,7 @@ def with_ranks(config: RunConfig) -> RunConfig:
 
 
 def process_count(config: RunConfig) -> int:
-    """Return the number of processes on all hosts, which this command or its like elsewhere start."""
+    """Return the number of processes on all hosts; the command starts those of its own host."""
     return (config.nnodes or 1) * (config.processes or 1)
 
 
@@ -66,7 +66,7 @@ def _world_options(config: RunConfig) -> str:
 
 
 def _ranks_of_cluster(config: RunConfig) -> int | None:
-    """Return the ranks that the cluster has by its devices; None: any number."""
+    """Return the ranks of the cluster, one for each core of its devices; None if it takes any number."""
     if config.cluster in (None, "local"):
         return None
     from topology import cluster

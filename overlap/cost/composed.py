@@ -171,7 +171,7 @@ class _Levels:
     # -- phases on the machine -----------------------------------------------------------------------------------
 
     def _near_phase(self, phase: Phase, folded: bool) -> dict[str, PricedPhase]:
-        """Put a phase inside nodes on the machine, with each algorithm that applies.
+        """Return a phase inside nodes priced with each algorithm that applies, by name; computed once.
 
         Args:
             phase: Phase of all nodes, or of the root's.
@@ -194,7 +194,7 @@ class _Levels:
         return self._near[key]
 
     def _price_between_phase(self) -> Iterator[tuple[str, PricedPhase, bool]]:
-        """Put the phase between nodes on the machine: for all places at once, each with a share of the vector.
+        """Price the phase between nodes with each algorithm: ranks at one place of all nodes run it on their share.
 
         Yields:
             An algorithm, the phase, and whether one unit represents all in it.

@@ -61,7 +61,7 @@ class FittedRows:
 
 
 def left_out_rows(kinds: Sequence[str]) -> list[bool]:
-    """Choose every third row of a kind; none of a kind with two rows or fewer."""
+    """Return for each row whether the fit leaves it out: every third of a kind that has at least three rows."""
     seen, third = dict[str, int](), []
     for kind in kinds:
         number = seen.get(kind, 0)

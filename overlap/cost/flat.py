@@ -178,7 +178,7 @@ def fitting_options(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, obje
 
 
 def scatter_rings(scatter: str, g: Geometry) -> Rings | None:
-    """Return the rings for the parts of a root, None if `scatter` uses none."""
+    """Return the rings that pass on the parts of a root's data; None if the algorithm `scatter` uses none."""
     return g.device_rings if scatter == "multi_ring" else None
 
 

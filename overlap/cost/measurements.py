@@ -56,7 +56,7 @@ class Measurement:
 
     @property
     def travelling(self) -> float:
-        """Bytes that `figure` counts if it is a bandwidth."""
+        """Bytes that the published bandwidth counts: all of the vector, or those that a rank sends."""
         if self.unit != "nw_bw MB/s":
             return float(self.nbytes)
         passes = 2 if self.collective == "all_reduce" else 1
@@ -64,7 +64,7 @@ class Measurement:
 
     @property
     def measured_s(self) -> float:
-        """The figure as a time."""
+        """Published figure as a time in seconds."""
         return self.figure / 1e6 if self.unit == "us" else self.travelling / (self.figure * _BYTES_PER_S[self.unit])
 
     def as_published(self, duration_s: float) -> float:
@@ -120,7 +120,7 @@ class PublishedFigure:
 
 
 def _numbered_figures(row: dict[str, Any], key: str) -> Iterator[tuple[int, float, str]]:
-    """Yield each size, or number key ranks, key a row key the file, with its figure and the figure that it fits."""
+    """Yield each number (a size, or a number of ranks) in the table `key` of a row, its figure, and the fitted name."""
     fits = row.pop("fits", {})
     for number, figure in row.pop(key).items():
         yield int(number), float(figure), fits.get(number, "")

@@ -85,7 +85,7 @@ class AlgorithmOption(ABC):
         self.exits: BlockExits | None = None
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost for a vector of `nbytes`; slices pass the ways out of blocks while others are inside.
+        """Return the cost for a vector of `nbytes`; of its slices one can leave a block while others are still inside.
 
         Args:
             nbytes: Bytes of the whole vector.
@@ -99,7 +99,7 @@ class AlgorithmOption(ABC):
         return replace(price, total_s=max(price.total_s + longer_s, least_s))
 
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the time; the time on a fabric is one of bytes on wires."""
+        """Return the terms of the time; waits at the switches between nodes count as bytes on wires."""
         breakdown = self._breakdown(nbytes, slices)
         if self.exits is None:
             return breakdown
@@ -115,7 +115,7 @@ class AlgorithmOption(ABC):
         """Return the terms of the time without a fabric."""
 
     def schedule(self, slices: int = 1) -> Schedule:
-        """Return the table, not yet proved.
+        """Return the table of transfers for a number of slices, not yet proved.
 
         Raises:
             ScheduleError: If there is none.
@@ -123,7 +123,7 @@ class AlgorithmOption(ABC):
         return self.make(slices)
 
     def narrow(self, collective: str, root: int) -> AlgorithmOption:
-        """Return this option of a wider collective for one rank alone; its price, the same, is an upper bound."""
+        """Return this option with its result used by the root alone; the price stays, as an upper bound."""
         option = copy(self)
         option.algorithm, option.detail = NARROWED, f"{self.label} of {collective}, for the root alone"
         option.made_of, option.make = (NARROWED, *self.made_of), partial(_narrowed_table, self, root)
@@ -158,7 +158,7 @@ class AlgorithmOption(ABC):
         return sum(part.share * part.model.rounds.sent_share for part in self.parts)
 
     def hops(self) -> dict[str, int]:
-        """Count the wires on the longest way of every step, by kind."""
+        """Count by kind the wires that the slowest message of every step crosses."""
         total: dict[str, int] = {}
         for part in self.parts:
             for kind, count in part.model.hops().items():

@@ -36,7 +36,7 @@ def algorithms() -> list[str]:
 
 
 def check_algorithm(name: str) -> None:
-    """Refuse a name of no algorithm.
+    """Raise an error if no algorithm has that name.
 
     Raises:
         UsageError: With the known names.

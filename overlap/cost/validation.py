@@ -167,7 +167,7 @@ class Validation:
 
 
 def validate(machine: str | None = None) -> Validation:
-    """Predict every published measurement.
+    """Predict every published measurement, and return rows, crossovers and accuracy.
 
     Args:
         machine: Only rows of this machine, with any number of nodes unless it names one; all by default.
@@ -186,7 +186,7 @@ def validate(machine: str | None = None) -> Validation:
 
 
 def accuracy_classes(machine: str | None = None, *, place: str | None = None) -> tuple[Class, ...]:
-    """Compare collectives alone, which is a part of the work of `validate`.
+    """Predict published collectives alone, and return the accuracy by class; a part of `validate`.
 
     Args:
         machine: Only rows of this machine; all by default. Without published rows the result is empty.

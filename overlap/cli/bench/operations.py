@@ -34,7 +34,7 @@ class BenchOperation:
         return self.names[0]
 
     def blocks(self, ranks: int) -> int:
-        """Return how many blocks the larger of input and result holds."""
+        """Return the number of blocks in the input or the result of a rank, whichever has more."""
         return ranks if self.kind.traits.scatters or self.kind.traits.gathers else 1
 
 

@@ -64,7 +64,7 @@ def sampling(args: argparse.Namespace) -> Sampling:
 
 
 def layout(args: argparse.Namespace) -> ProcessLayout:
-    """Return where the ranks of the worlds are.
+    """Return the processes of the worlds that the options ask for, and the transport between them.
 
     Raises:
         UsageError: If an option concerns several processes, and there is only this one.
@@ -97,7 +97,7 @@ def check_memory(worlds: Sequence[Sequence[Case]], there_bytes: int) -> None:
 
 
 def world_sizes(text: str, *, fewest: int = 1, processes: int | None = None) -> list[int]:
-    """Read a list such as `2,4`.
+    """Return the sizes of worlds from a list such as `2,4`.
 
     Raises:
         UsageError: If the text is no such list, a world is too small, or its ranks cannot be divided.
@@ -112,7 +112,7 @@ def world_sizes(text: str, *, fewest: int = 1, processes: int | None = None) -> 
 
 
 def _ranks(args: argparse.Namespace) -> str:
-    """Return `--ranks`; by default one rank in each process, and at least two."""
+    """Return the text of `--ranks`; by default one rank in each process, and at least two."""
     return args.ranks or str(max(2, args.processes or 1))
 
 

@@ -30,7 +30,7 @@ class Sampling:
 
     @property
     def few(self) -> int:
-        """Number of samples of an operation that takes a good part of a second."""
+        """Reduced number of samples, for operations that take a good part of a second."""
         return min(self.iters, 5)
 
     def batch(self, size_bytes: int) -> int:

@@ -87,7 +87,7 @@ class Gain:
 
 
 def gain(comparison: DemoComparison) -> Gain:
-    """Measure a comparison; the first step of each training warms up, if there are others."""
+    """Return the gain of a comparison; the first step of each training does not count, if there are others."""
     counted = range(min(1, comparison.steps - 1), comparison.steps)
     kinds = [step_times(comparison.timeline, (first + step for step in counted)) for first in (0, comparison.steps)]
     without, overlapped = (sorted(steps, key=lambda one: one.wall_ns)[(len(steps) - 1) // 2] for steps in kinds)
@@ -205,7 +205,7 @@ def verdict(view: TimelineView, *, width: int) -> str:
 
 @contextmanager
 def progress(console: Console, *, steps: int, ascii: bool) -> Iterator[Callable[[float], None]]:
-    """Give a function that counts a step and shows its loss: a bar on a terminal, else plain lines.
+    """Yield a function that counts a step and shows its loss: a bar on a terminal, else plain lines.
 
     Only that function draws, between steps, so that drawing takes no time from the measured steps.
     """

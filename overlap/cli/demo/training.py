@@ -79,7 +79,7 @@ class DemoComparison:
 def _issue_forward(
     rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels
 ) -> tuple[Future[object], Iterator[tuple[str, Future[object]]]]:
-    """Issue the forward pass; return the loss, and backward: gradients by name, each issued when it is asked for."""
+    """Issue the forward pass; return the loss, and an iterator that issues the backward pass gradient by gradient."""
     x: object = images
     seen: dict[str, Future[object]] = {}
     for name, block in net.blocks.items():

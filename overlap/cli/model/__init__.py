@@ -229,7 +229,7 @@ def _read_layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: 
 
 
 def _check_size(model: Model, layout: Layout, cluster: Cluster, *, searched: bool) -> None:
-    """Refuse a step with more computes on a rank than are recorded, before anything of it is built."""
+    """Raise an error for a step with more computes on a rank than can be recorded, before it is built."""
     shared, batches = (cluster.world_size, 1) if searched else (layout.pp, min(layout.microbatches, 2 * layout.pp + 1))
     if layout.chunks > 1 and not searched:  # those are all simulated, see `estimate`
         batches = layout.microbatches

@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _make_project(folder: Path, kind: str) -> None:
-    """Write all files beside the folder, and give them its name in one step."""
+    """Write all files into a temporary folder, and rename that to `folder` in one step."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         made = Path(scratch, folder.name)
         for path, text in _project_files(kind, folder.name):

@@ -146,7 +146,7 @@ def sweep(points: Sequence[Point], run: Callable[[Point], Simulation]) -> tuple[
 
 
 def best(rows: Sequence[SweepRow]) -> SweepRow | None:
-    """Return the row with the highest throughput, if all tell theirs, or else with the shortest step; the first such.
+    """Return the first row with the highest throughput, or, if not all have one, with the shortest step.
 
     None if nothing can be compared: fewer than two points have an outcome, or all have the same.
     """
