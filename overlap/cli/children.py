@@ -51,7 +51,7 @@ class Child(subprocess.Popen[bytes]):
             os.close(lifeline)
 
     def end(self) -> None:
-        """Terminate the process; after `GRACE_S`, kill its session: mpiexec and `overlap run` need time to end theirs."""
+        """Terminate the process; after `GRACE_S` kill its session (mpiexec and others end theirs)."""
         if self.poll() is None:
             self.terminate()
             try:
