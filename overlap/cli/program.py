@@ -24,6 +24,8 @@ from .parser import Parser
 _AT_ONCE_BYTES = 32 << 20
 """Traces up to that size are read again for the verdict: 60,000 spans, about a second."""
 
+_GZIP_RATIO = 20  # assumed length of a trace over that of its compressed file
+
 Program: TypeAlias = Callable[[], dict[str, object]]
 """Runs a program, and returns its global names at the end."""
 
@@ -189,7 +191,7 @@ def _verdict(file: Path) -> str:
     """Return the verdict on a trace, if the file is small enough to be read at once."""
     from ..timeline import median_step, read_trace, verdict_of
 
-    limit_bytes = _AT_ONCE_BYTES // 20 if file.suffix == ".gz" else _AT_ONCE_BYTES
+    limit_bytes = _AT_ONCE_BYTES // _GZIP_RATIO if file.suffix == ".gz" else _AT_ONCE_BYTES
     with suppress(OSError, UsageError):
         if file.is_file() and file.stat().st_size <= limit_bytes:
             timeline = read_trace(file)

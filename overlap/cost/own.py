@@ -152,6 +152,7 @@ def _improve_figures(
     """Improve one figure after the other, in ever smaller ranges."""
 
     def bounds(turn: int, logarithm: float) -> tuple[float, float]:
+        """Return the range of a figure's logarithm in a turn: around its present value, narrower after the first."""
         span = _SPAN / (4**turn if turn < 2 else 8)
         return logarithm - span, logarithm + span
 

@@ -32,6 +32,7 @@ class Ends:
 
     def winner(self, time: Ints) -> Ints:
         """Return the message with the latest time at each clock in `clock`, the first of several."""
+        # Per message, sorted by clock: the number of its clock. The first message with the latest time wins.
         number = np.repeat(np.arange(len(self.first)), np.diff(np.append(self.first, len(self.order))))
         best = np.flatnonzero(time[self.order] == self.latest(time)[number])
         return self.order[best[np.unique(number[best], return_index=True)[1]]]
@@ -259,6 +260,7 @@ def _place_round(
     contention: bool,
 ) -> PlacedRound:
     """Put a round on the machine: fixed times of each message, and times per byte of wires, memory and processors."""
+    # Columns of routes: the wires of all messages in a row, those of message m from routes.first[m] on.
     hops, start = np.diff(routes.first), routes.first[:-1]
     sent = np.repeat(round_.sent, hops)
     load = np.bincount(routes.wire, sent, len(rate)) / rate

@@ -279,6 +279,7 @@ def _repeats_slot(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArr
     grouped = np.flatnonzero(rows & (group >= 0))
     again = np.zeros(len(group), np.bool_)
     again[grouped] = True
+    # Group and slot, both of 32 bits, in one number; the first row with each number repeats none.
     key = group[grouped].astype(np.int64) << 32 | slot[grouped]
     again[grouped[np.unique(key, return_index=True)[1]]] = False
     return again

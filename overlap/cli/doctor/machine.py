@@ -78,6 +78,7 @@ def _memory_finding() -> Iterator[CheckResult]:
     """Yield the finding about free memory, a note if little is free; nothing where /proc/meminfo cannot be read."""
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        # Lines such as "MemTotal:  1024 kB", in units of 1024 bytes.
         sizes_bytes = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
         free, total = sizes_bytes.get("MemAvailable", 0), sizes_bytes.get("MemTotal", 0)
         text = f"{format_bytes(free)} of {format_bytes(total)} are available"
