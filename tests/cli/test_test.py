@@ -106,5 +106,5 @@ def test_a_rank_that_waits_in_c_for_ever_is_named_and_the_command_ends(tmp_path,
 
 def test_a_program_that_is_missing_is_refused(overlap):
     assert overlap("test", "none.py") == (
-        2, "", "overlap: program: cannot read none.py: No such file or directory\n"
+        2, "", "overlap: program: cannot read none.py: No such file or directory; pass the path of a program\n"
     )  # fmt: skip
