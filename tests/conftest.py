@@ -214,7 +214,9 @@ def _plans_are_forgotten() -> Iterator[None]:
     """Drop the candidates of plans after a file that has made many: a worker with those of all files takes 8 GB."""
     yield
     modules = [sys.modules.get(f"overlap.cost.{name}") for name in ("candidates", "select")]
-    caches = [getattr(module, name) for module, name in zip(modules, ("candidates", "_plan"), strict=True) if module]
+    caches = [
+        getattr(module, name) for module, name in zip(modules, ("candidates", "_cached_plan"), strict=True) if module
+    ]
     if any(cache.cache_info().currsize > _MANY_PLANS for cache in caches):
         for cache in caches:
             cache.cache_clear()

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         sys.stdout.reconfigure(errors="backslashreplace")  # as of stderr: names and texts of users know no bounds
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        code = _run_command(list(sys.argv[1:] if argv is None else argv))
     except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
         code = _report(error)
     try:
@@ -99,16 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: BaseException) -> int:
-    """Report an error and return the exit code; a command that only reads files loads no launcher before."""
+    """Report an error and return the exit code; the code for that is loaded only now."""
     code: int = import_module("..launch.report", __name__).report(error)
     return code
 
 
-def _run(argv: list[str]) -> int:
-    """Find the command that `argv` names, and leave the rest to it."""
+def _run_command(argv: list[str]) -> int:
+    """Run the command that `argv` names with its other words, and return its exit code."""
     name, *words = argv or ["--help"]
     if name in ("-h", "--help", "--version"):
-        _overview().parse_args([name])  # shows it and exits
+        _overview_parser().parse_args([name])  # shows it and exits
     if name in SUCCESSORS:
         successor = SUCCESSORS[name]
         notify(f"`overlap {name}` is now `overlap {' '.join(successor)}`; the old name goes with the next version")
@@ -123,7 +123,8 @@ def _run(argv: list[str]) -> int:
     return int(command.main(parser.parse_args(words)))
 
 
-def _overview() -> argparse.ArgumentParser:
+def _overview_parser() -> argparse.ArgumentParser:
+    """Return the parser of `overlap --help`: it lists all commands in their groups, and has no other use."""
     parser = Parser(
         prog="overlap",
         usage="overlap [-h] [--version] COMMAND ...",

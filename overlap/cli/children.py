@@ -51,7 +51,7 @@ class Child(subprocess.Popen[bytes]):
             os.close(lifeline)
 
     def end(self) -> None:
-        """Terminate it, or kill its session after `GRACE_S`; mpiexec and `overlap run` end their own processes."""
+        """Terminate the process; after `GRACE_S` kill its session (mpiexec and others end theirs)."""
         if self.poll() is None:
             self.terminate()
             try:

@@ -37,12 +37,12 @@ class Console(rich.console.Console):
 
     @property
     def plain(self) -> bool:
-        """Whether only characters of ASCII can be shown."""
+        """Whether the encoding of the output can show only ASCII."""
         return self.options.ascii_only or self.is_dumb_terminal
 
     @property
     def coloured(self) -> bool:
-        """Whether styles are shown."""
+        """Whether colours and styles are shown."""
         return self.color_system is not None and not self.no_color
 
     def on_broken_pipe(self) -> None:

@@ -25,20 +25,21 @@ def on_engine(config: RunConfig) -> AbstractContextManager[None]:
                 f"--{name.replace('_', '-')}: with --engine, {config.engine} starts the processes; leave it out"
             )
 
-    def elsewhere(
+    def run_elsewhere(
         main: Callable[..., Awaitable[object]], args: tuple[object, ...], run_config: RunConfig
     ) -> list[object]:
+        """Run `main` on the engine in place of this process; raise `UsageError` if its package is missing."""
         shared = max(1, (run_config.ranks or 1) // config.processes) if config.processes else 1
         ranks_each = config.ranks_per_process or shared
         try:
-            return _run(str(config.engine), main, args, run_config, ranks_each, config.max_restarts or 0)
+            return _run_on_engine(str(config.engine), main, args, run_config, ranks_each, config.max_restarts or 0)
         except ImportError as error:
             raise UsageError(f"--engine: {error}") from error
 
-    return running_on(elsewhere)
+    return running_on(run_elsewhere)
 
 
-def _run(
+def _run_on_engine(
     engine: str,
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
@@ -46,6 +47,7 @@ def _run(
     ranks_each: int,
     max_restarts: int,
 ) -> list[object]:
+    """Run `main` on the cluster of an engine, with `ranks_each` ranks in a process, and return each rank's result."""
     if engine == "ray":
         from ..ray.door import run_configured as run_on_ray
 

@@ -41,20 +41,20 @@ class Show:
         self._ascii = ascii or self._console.plain
 
     def once(self) -> None:
-        """Print one picture, in as many rows as the screen has."""
+        """Print one picture of the world, in as many rows as the screen has."""
         height = self._console.height if self._console.is_terminal else 1 << 30
-        self._console.print(self._picture(height - 1))
+        self._console.print(self._draw_picture(height - 1))
 
     def full_screen(self) -> None:
         """Draw on the whole screen until q, Ctrl-C, or the end of the world; then leave the last picture."""
         last = Text()
         screen = Live(console=self._console, screen=True, auto_refresh=False, redirect_stdout=False)
         try:
-            with _keys() as pressed, screen:
+            with _keys() as is_q_pressed, screen:
                 while self._world.lives:
-                    last = self._picture(self._console.height - 1)
+                    last = self._draw_picture(self._console.height - 1)
                     screen.update(last, refresh=True)
-                    if not _pause(self._looks.pause_s, lambda: self._world.lives and not pressed()):
+                    if not _pause(self._looks.pause_s, lambda: self._world.lives and not is_q_pressed()):
                         break
         finally:
             self._console.print(last)
@@ -65,7 +65,8 @@ class Show:
             text = brief(self._looks.take_sample())
             print(f"overlap: {strftime('%H:%M:%S', localtime())} {text}", file=self._console.file, flush=True)
 
-    def _picture(self, height: int) -> Text:
+    def _draw_picture(self, height: int) -> Text:
+        """Return one picture of at least six lines: the title with the world's age, and the figures of its ranks."""
         figures, world = self._looks.take_sample(), self._world  # before the title, which has the world's age
         head = title(
             job=world.job, script=os.path.basename(world.script), ranks=world.size, where=world.where, age_s=world.age_s
@@ -87,7 +88,7 @@ def _pause(for_s: float, goes_on: Callable[[], bool]) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[], bool]]:
-    """Give a function that says whether q was pressed."""
+    """Yield a function that returns whether q was pressed; the terminal passes keys at once within the block."""
     if not sys.stdin.isatty():
         yield lambda: False
         return
@@ -98,12 +99,13 @@ def _keys() -> Iterator[Callable[[], bool]]:
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
 
-    def pressed() -> bool:
+    def is_q_pressed() -> bool:
+        """Return whether q was pressed, or the input has ended, since the last call; it never waits."""
         ready, _, _ = select.select([descriptor], [], [], 0)
         return bool(ready) and os.read(descriptor, 1) in (b"q", b"Q", b"")
 
     try:
-        yield pressed
+        yield is_q_pressed
     finally:
         with suppress(termios.error):
             termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

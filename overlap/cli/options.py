@@ -21,13 +21,13 @@ _HIDDEN = argparse.SUPPRESS
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
     """Return a reader for argparse, which reports its `UsageError` with the name of the option."""
 
-    def reading(text: str) -> T:
+    def read_argument(text: str) -> T:
         try:
             return read(text)
         except UsageError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return reading
+    return read_argument
 
 
 # -- options that several commands have ------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ SHARED: Mapping[str, Option] = {
 """Options of several commands that are no settings of a run. Each means the same in all of them."""
 
 
-def shared(name: str, remark: str = "", **details: Any) -> Option:
+def shared_option(name: str, remark: str = "", **details: Any) -> Option:
     """Return an option that several commands have: one of `SHARED`, or a setting of a run.
 
     Args:
@@ -95,22 +95,23 @@ def add_options(
     for name, one in options.items():
         if one.read is not None:
             one = one if usual is None else replace(one, rare=name not in usual)
-            _add(to.add_argument, name, one)
+            _add_option(to.add_argument, name, one)
 
 
 def values(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the values of the given options by name."""
+    """Return the values of those options that the command line gives, by name."""
     every = {name: getattr(args, name) for name, one in options.items() if one.read is not None}
     return {name: value for name, value in every.items() if value is not None}
 
 
-def flag_of(name: str, one: Option) -> str:
-    """Return the option of a field."""
+def option_flag(name: str, one: Option) -> str:
+    """Return the long option of a setting: its own one, or else its name with dashes."""
     return one.flag or f"--{name.replace('_', '-')}"
 
 
-def _add(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
-    help, flag = _HIDDEN if option.hidden else option.help, flag_of(name, option)
+def _add_option(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
+    """Add an option, and its hidden spellings: with underscores, as `--no-...` if it can be off, and older ones."""
+    help, flag = _HIDDEN if option.hidden else option.help, option_flag(name, option)
     details: dict[str, Any] = {"action": "store_true", "default": None}
     if option.metavar is not None:
         assert option.read is not None
@@ -118,12 +119,12 @@ def _add(add: Callable[..., argparse.Action], name: str, option: Option) -> None
         details = {"action": action, "type": as_argument(option.read), "metavar": option.metavar}
     flags = [flag] if option.short is None else [option.short, flag]
     written = add(*flags, dest=name, help=help, **details)
-    hidden = [*option.also, *_underscored(flag, *option.also)]
+    hidden = [*option.also, *_underscore_spellings(flag, *option.also)]
     if option.off is not None:
         off = f"--no-{flag[2:]}"
         negative = add(off, dest=name, action="store_false", default=None, help=option.off)
         mark_rare(negative, rare=option.rare)
-        for spelling in _underscored(off):
+        for spelling in _underscore_spellings(off):
             add(spelling, dest=name, action="store_false", default=None, help=_HIDDEN)
     mark_rare(written, rare=option.rare)
     if hidden:
@@ -132,7 +133,7 @@ def _add(add: Callable[..., argparse.Action], name: str, option: Option) -> None
         add(*option.old, action=Renamed, now=written)
 
 
-def _underscored(*flags: str) -> list[str]:
+def _underscore_spellings(*flags: str) -> list[str]:
     return [f"--{flag[2:].replace('-', '_')}" for flag in flags if "-" in flag[2:]]
 
 
@@ -151,10 +152,10 @@ def add_settings(parser: argparse.ArgumentParser, config: type[RunConfig] = RunC
     add_options(group, {name: option for name, option in options.items() if option.nodes})
 
 
-def given(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunConfig:
+def given_settings(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunConfig:
     """Return the settings that options give, with the options as their sources."""
     options = config.options()
     settings = values(args, options)
-    flags = {name: flag_of(name, options[name]) for name in settings}
+    flags = {name: option_flag(name, options[name]) for name in settings}
     sources = {name: f"--no-{flags[name][2:]}" if value is False else flags[name] for name, value in settings.items()}
     return replace(config.given(**settings), sources=sources)

@@ -58,20 +58,21 @@ def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace")
 
 def write_file(text: str, path: str, *, option: str) -> bool:
     """Write a text to a file; if that fails, say why on stderr and return False."""
-    return attempt(lambda: Path(path).write_text(text, encoding="utf-8"), path, option=option)
+    return try_to_write(lambda: Path(path).write_text(text, encoding="utf-8"), path, option=option)
 
 
-def attempt(write: Callable[[], object], path: str, *, option: str) -> bool:
+def try_to_write(write: Callable[[], object], path: str, *, option: str) -> bool:
     """Call a function that writes a file; if that fails, say why on stderr and return False."""
     try:
         write()
     except (OSError, UsageError) as error:
-        notify(f"{option}: cannot write {path}: {_reason(error)}")
+        notify(f"{option}: cannot write {path}: {_error_text(error)}")
         return False
     return True
 
 
-def _reason(error: OSError | UsageError) -> str:
+def _error_text(error: OSError | UsageError) -> str:
+    """Return the system's reason of an error, or its message where it has none."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
 

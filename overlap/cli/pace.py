@@ -29,6 +29,7 @@ def pace(clock_s: Callable[[], float] = monotonic) -> Iterator[Callable[[int, in
     due_s, is_shown = begun_s + _FIRST_S, False
 
     def print_pace(done: int, total: int, text: str) -> bool:
+        """Print a line of progress, and return True; at most one every `_AGAIN_S` seconds, otherwise return False."""
         nonlocal due_s, is_shown
         now_s = clock_s()
         if now_s < due_s:

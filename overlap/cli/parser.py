@@ -59,8 +59,8 @@ class Parser(argparse.ArgumentParser):
         sys.stdout.write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UsageError`; for an unknown option it names the one that was probably meant."""
-        meant = self._meant(message.partition("unrecognized arguments: ")[2])
+        """Raise a `UsageError` with the message of argparse; for an unknown option it names the most similar one."""
+        meant = self._suggest_option(message.partition("unrecognized arguments: ")[2])
         if not meant and "--json-file" in self.flags() and _JSON_FILE.search(message):
             meant = "; --json prints the result on stdout, --json-file FILE writes it to a file"
         raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message}{meant} (`{self.prog} --help` explains)")
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         whole.description = whole.epilog = None  # they may name options of others
         return set(re.findall(r"(?<!\S)--[a-z-]+", whole.format_help()))
 
-    def _meant(self, words: str) -> str:
+    def _suggest_option(self, words: str) -> str:
         """Return "; did you mean --ranks?" for the first of some words, or nothing."""
         option = words.partition(" ")[0].partition("=")[0]
         option = option.replace("_", "-")
@@ -108,8 +108,9 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().add_usage(usage, shown, groups, prefix)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Lay out paragraphs: lines without indent are prose, all others are examples (called by argparse)."""
         groups = groupby(text.splitlines(), key=lambda line: bool(line) and not line.startswith(" "))
-        return "\n".join(indent + line for prose, lines in groups for line in _fitted(list(lines), width, prose))
+        return "\n".join(indent + line for prose, lines in groups for line in _fit_paragraph(list(lines), width, prose))
 
 
 class FullHelpFormatter(HelpFormatter):
@@ -147,7 +148,7 @@ class Renamed(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Take the value as the new spelling does."""
+        """Store the value under the new option, and print a notice with its name."""
         notify(f"{option} is now {self._now.option_strings[-1]}; the old spelling goes with the next version")
         self._now(parser, namespace, values, option)
 
@@ -158,21 +159,22 @@ def mark_rare(action: argparse.Action, *, rare: bool = True) -> None:
 
 
 def is_rare(action: argparse.Action) -> bool:
-    """Whether only `--help-all` shows an option."""
+    """Return whether only `--help-all` shows an option."""
     return getattr(action, "rare", False)
 
 
-def _fitted(lines: list[str], width: int, prose: bool) -> Iterator[str]:
+def _fit_paragraph(lines: list[str], width: int, prose: bool) -> Iterator[str]:
+    """Yield the lines of a paragraph in `width` columns: prose is wrapped, examples get their explanation below."""
     if all(len(line) <= width for line in lines):
         yield from lines
     elif prose:
         yield from wrapped(" ".join(lines), width)
     else:
         for line in lines:
-            yield from _below(line, width)
+            yield from _split_example(line, width)
 
 
-def _below(line: str, width: int) -> Iterator[str]:
+def _split_example(line: str, width: int) -> Iterator[str]:
     """Yield the parts of an indented line, each explanation below its example."""
     if len(line) <= width:
         yield line

@@ -91,10 +91,10 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
         if config.ranks is None:
             environ["OVERLAP_RANKS_OPEN"] = "1"
     environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which their own children do not
-    endpoint = _endpoint(config)
-    secret = _secret(config, endpoint)
+    endpoint = _rendezvous_endpoint(config)
+    secret = _job_secret(config, endpoint)
     if config.log_dir is not None:
-        _make_folder(config.log_dir)
+        _make_log_folder(config.log_dir)
     with (
         _witness(config, hosts) as witness,
         _listening(endpoint, is_first=0 in members, again=bool(config.max_restarts)) as (listener, bound),
@@ -109,10 +109,10 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
             ranks_per_node=config.ranks // total if config.ranks else int(total > 1),
             endpoint=bound,
             listener=listener,
-            job=_job(config),
+            job=_job_name(config),
             secret=secret,
             prefix=config.prefix is not False and (total > 1 or config.prefix is True),
-            colour=_colour(os.environ),
+            colour=_allows_colour(os.environ),
             log_dir=config.log_dir,
             grace_s=config.grace_s or GRACE_S,
             report=notify,
@@ -122,17 +122,17 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
             spares=config.spares or 0,
         )
         kills_before = oom_kills()
-        outcome = _run_again(spec, config) if config.max_restarts else trio.run(launch, spec)
-    return _end(outcome, oom_kills() - kills_before, config)
+        outcome = _run_with_restarts(spec, config) if config.max_restarts else trio.run(launch, spec)
+    return _report_end(outcome, oom_kills() - kills_before, config)
 
 
-def _run_again(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
+def _run_with_restarts(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
     from .restarts import run_again  # not at the top: every process would load it
 
     return run_again(spec, config)
 
 
-def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
+def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
     """Report how the run ended, and return its exit code."""
     if outcome.asked is not None:
         if not config.unannounced:
@@ -142,13 +142,13 @@ def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
     if guilty is None:
         return 0
     silent = guilty.status is None or guilty.accuser is not None
-    signs = _last_signs(guilty.pid, config) if silent else []
+    signs = _last_records(guilty.pid, config) if silent else []
     host = socket.gethostname() if config.node_rank is not None else ""
     write_stderr("\n".join([*card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
     return exit_code(guilty)
 
 
-def _last_signs(pid: int, config: RunConfig) -> list[str]:
+def _last_records(pid: int, config: RunConfig) -> list[str]:
     from ..flight.autopsy import last_signs_of_process  # of runs that fail
 
     return last_signs_of_process(pid, config.flight_dir)
@@ -170,7 +170,8 @@ def _rank_states(outcome: LaunchOutcome) -> list[str]:
 # -- options -----------------------------------------------------------------------------------------------------
 
 
-def _endpoint(config: RunConfig) -> Endpoint:
+def _rendezvous_endpoint(config: RunConfig) -> Endpoint:
+    """Return host and port of the rendezvous; port 0 lets the system choose, which several hosts cannot use."""
     if config.rdzv_endpoint is None:
         return "127.0.0.1", 0
     try:
@@ -182,7 +183,8 @@ def _endpoint(config: RunConfig) -> Endpoint:
     return host, port
 
 
-def _secret(config: RunConfig, endpoint: Endpoint) -> bytes:
+def _job_secret(config: RunConfig, endpoint: Endpoint) -> bytes:
+    """Return the secret of the job: the given one, a new one on one host, or the user's own for several hosts."""
     secret = given_secret(os.environ)
     if secret is not None or config.node_rank is None:
         return secret or generate()
@@ -191,7 +193,7 @@ def _secret(config: RunConfig, endpoint: Endpoint) -> bytes:
     return user_secret()
 
 
-def _job(config: RunConfig) -> str:
+def _job_name(config: RunConfig) -> str:
     """Return a unique name if all processes are started here, and a common one if each host starts its own."""
     name: str = config.job_id or (DEFAULT_JOB if config.node_rank is not None else secrets.token_hex(8))
     if len(name) > LONGEST_JOB or not name.isprintable():
@@ -199,7 +201,8 @@ def _job(config: RunConfig) -> str:
     return name
 
 
-def _make_folder(path: str) -> None:
+def _make_log_folder(path: str) -> None:
+    """Make the folder of `--log-dir`; raise `UsageError` if that fails or nothing can be written into it."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -208,7 +211,7 @@ def _make_folder(path: str) -> None:
         raise UsageError(f"--log-dir: cannot write into {path}")
 
 
-def _colour(environ: Mapping[str, str]) -> bool:
+def _allows_colour(environ: Mapping[str, str]) -> bool:
     return not environ.get("NO_COLOR") and (sys.stdout.isatty() or bool(environ.get("FORCE_COLOR")))
 
 
@@ -254,7 +257,7 @@ def _shared_witness(config: RunConfig, host: int) -> Iterator[Path]:
     for option in ("max_restarts", "spares"):
         if getattr(config, option):
             raise UsageError(f"--survive: on several hosts without --{option.replace('_', '-')}; leave it out")
-    folder = Path(os.path.abspath(config.witness), f"witness-{_job(config)}")
+    folder = Path(os.path.abspath(config.witness), f"witness-{_job_name(config)}")
     member = folder / f"host-{host}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -293,14 +296,14 @@ def _listening(endpoint: Endpoint, *, is_first: bool, again: bool) -> Iterator[t
         yield None, endpoint
         return
     try:
-        listener = trio.run(listener_of, endpoint, _ENDING_S if again else 0.0)
+        listener = trio.run(open_listener, endpoint, _ENDING_S if again else 0.0)
     except ListenError as error:
         raise UsageError(f"--rdzv-endpoint: {error}") from None
     with listener:
         yield listener.fileno(), (endpoint[0], listener.getsockname()[1])
 
 
-async def listener_of(endpoint: Endpoint, patience_s: float) -> socket.socket:
+async def open_listener(endpoint: Endpoint, patience_s: float) -> socket.socket:
     """Return a socket that listens at an endpoint; while the port is taken, try again for `patience_s` seconds.
 
     Raises:

@@ -24,6 +24,8 @@ from .parser import Parser
 _AT_ONCE_BYTES = 32 << 20
 """Traces up to that size are read again for the verdict: 60,000 spans, about a second."""
 
+_GZIP_RATIO = 20  # assumed length of a trace over that of its compressed file
+
 Program: TypeAlias = Callable[[], dict[str, object]]
 """Runs a program, and returns its global names at the end."""
 
@@ -38,7 +40,7 @@ def add_program(parser: Parser) -> None:
     parser.set_defaults(flags=parser.flags)
 
 
-def named(args: argparse.Namespace, *extra: str, command: str) -> Program:
+def named_program(args: argparse.Namespace, *extra: str, command: str) -> Program:
     """Return a function that runs the program that the command line names.
 
     Args:
@@ -51,11 +53,12 @@ def named(args: argparse.Namespace, *extra: str, command: str) -> Program:
             when it runs.
     """
     if args.module is not None:
-        return _module([*args.module, *extra], command)
-    return _script(args.script, [*args.args, *extra], command)
+        return _module_program([*args.module, *extra], command)
+    return _script_program(args.script, [*args.args, *extra], command)
 
 
-def _script(path: str | None, args: list[str], command: str) -> Program:
+def _script_program(path: str | None, args: list[str], command: str) -> Program:
+    """Return a function that runs a script as `__main__`; raise `UsageError` if there is none or it is not Python."""
     if path is None:
         raise UsageError(f"{command}: name a SCRIPT, or -m MODULE (`overlap {command} --help` explains)")
     _check_script(path, command)
@@ -63,7 +66,8 @@ def _script(path: str | None, args: list[str], command: str) -> Program:
     return partial(_with_argv, [path, *args], sys_path, partial(runpy.run_path, path, run_name="__main__"))
 
 
-def _module(words: list[str], command: str) -> Program:
+def _module_program(words: list[str], command: str) -> Program:
+    """Return a function that runs a module as `__main__`, with the words behind its name as arguments."""
     if not words:
         raise UsageError(f"{command}: -m needs a MODULE")
     name, *args = words
@@ -71,6 +75,7 @@ def _module(words: list[str], command: str) -> Program:
 
 
 def _check_script(path: str, command: str) -> None:
+    """Compile a script, to raise `UsageError` before any process starts if it is unreadable or not Python."""
     try:
         source = Path(path).read_bytes()
     except OSError as error:
@@ -144,7 +149,7 @@ def _with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, ob
 
 @contextmanager
 def as_main() -> Iterator[None]:
-    """Restore argv and the import path after a program."""
+    """Let a program change argv and the import path within the block, and restore both after it."""
     argv, path = sys.argv[:], sys.path[:]
     try:
         yield
@@ -165,26 +170,28 @@ def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verd
     if place is not None and place.process != 0:  # the first process prints it for all
         yield
         return
-    shown_path = name or _shown(path)
+    shown_path = name or _relative_path(path)
     well = False
     try:
         yield
         well = True
         if path is not None and not trace_files.reserved_paths(str(path)):
-            _note(f"no trace in {shown_path}: the program did not call overlap.run")
+            _print_note(f"no trace in {shown_path}: the program did not call overlap.run")
     finally:
         if path is not None and (files := trace_files.written_paths(str(path))):
             more = f" (and {', '.join(file.name for file in files[1:])})" if len(files) > 1 else ""
-            _note(f"trace in {shown_path}{more}; look at it with `overlap timeline {shown_path}` or at ui.perfetto.dev")
-            if well and verdict and (told := _verdict(files[-1])):
-                _note(told)
+            _print_note(
+                f"trace in {shown_path}{more}; look at it with `overlap timeline {shown_path}` or at ui.perfetto.dev"
+            )
+            if well and verdict and (sentence := _verdict(files[-1])):
+                _print_note(sentence)
 
 
 def _verdict(file: Path) -> str:
     """Return the verdict on a trace, if the file is small enough to be read at once."""
     from ..timeline import median_step, read_trace, verdict_of
 
-    limit_bytes = _AT_ONCE_BYTES // 20 if file.suffix == ".gz" else _AT_ONCE_BYTES
+    limit_bytes = _AT_ONCE_BYTES // _GZIP_RATIO if file.suffix == ".gz" else _AT_ONCE_BYTES
     with suppress(OSError, UsageError):
         if file.is_file() and file.stat().st_size <= limit_bytes:
             timeline = read_trace(file)
@@ -192,7 +199,7 @@ def _verdict(file: Path) -> str:
     return ""
 
 
-def _shown(path: str | os.PathLike[str] | None) -> str:
+def _relative_path(path: str | os.PathLike[str] | None) -> str:
     """Return a path relative to the current folder, as users write it: a launcher has made it absolute."""
     if path is None:
         return ""
@@ -202,7 +209,8 @@ def _shown(path: str | os.PathLike[str] | None) -> str:
     return os.fspath(path)
 
 
-def _note(text: str) -> None:
+def _print_note(text: str) -> None:
+    """Print a note on stderr, after all output of the program."""
     with suppress(OSError, ValueError):  # the end of the command reports a full or closed stdout
         sys.stdout.flush()  # output of the program comes first, also when both streams go to one file
     notify(text)

@@ -25,7 +25,7 @@ from .output import field
 from .pace import pace
 from .parser import Parser
 from .program import Program
-from .simulate import add_simulation, simulated
+from .simulate import add_simulation, simulate_command
 
 _LOOKED_AT = 256
 """Moves of ranks between two looks at the clock."""
@@ -68,38 +68,40 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If a trace cannot be read, or an option cannot be meant.
         TopologyError: If there is no such cluster, or it is too small.
     """
-    return simulated(args, lambda point: recorded(args), prints_pace=True)
+    return simulate_command(args, lambda point: replay_program(args), prints_pace=True)
 
 
-def recorded(args: argparse.Namespace) -> Program:
+def replay_program(args: argparse.Namespace) -> Program:
     """Return a program that repeats the traces.
 
     Raises:
         UsageError: If one cannot be read or is not of one run, or an option cannot be meant.
     """
-    factor, names = _factor(args.compute), [name.strip() for name in args.grow.split(",")] if args.grow else []
+    factor, names = _read_factor(args.compute), [name.strip() for name in args.grow.split(",")] if args.grow else []
     files = args.files
     recording = merged([read_trace(file) for file in files])
-    timeline = _some(recording, _MOVES_AT_MOST)
+    timeline = _some_steps(recording, _MOVES_AT_MOST)
     run_and_tape = timeline, infer_tape(timeline)
 
     def program() -> dict[str, object]:
-        laid: list[_Replay] = []
+        """Play the moves of all ranks in virtual time, and print a summary; mistakes of the user are raised as such."""
+        replays: list[_Replay] = []
 
         def revise(wanted: RunConfig) -> RunConfig:
-            laid.append(_laid(*run_and_tape, wanted, names))
-            return laid[-1].with_representatives(wanted)
+            replays.append(_fit_to_cluster(*run_and_tape, wanted, names))
+            return replays[-1].with_representatives(wanted)
 
         async def main(rank: Rank) -> None:
-            await play(rank, laid[-1].tape, laid[-1].growth, factor, moved=moved)
+            await play(rank, replays[-1].tape, replays[-1].growth, factor, moved=count_move)
 
         done = 0
 
-        def moved() -> None:
+        def count_move() -> None:
+            """Count a move of any rank, and print the progress after every `_LOOKED_AT` of them."""
             nonlocal done
             done += 1
             if not done % _LOOKED_AT:
-                print_pace(done, laid[-1].moves, "simulating the operations of all ranks")
+                print_pace(done, replays[-1].moves, "simulating the operations of all ranks")
 
         tape = run_and_tape[1]
         try:
@@ -111,7 +113,7 @@ def recorded(args: argparse.Namespace) -> Program:
             raise
         except KeyboardInterrupt:
             raise KeyboardInterrupt from None  # what its ranks were doing is nothing of the user's
-        print("\n".join(_described(files, recording, laid[-1], factor)))
+        print("\n".join(_summary_lines(files, recording, replays[-1], factor)))
         return {}
 
     return program
@@ -119,7 +121,7 @@ def recorded(args: argparse.Namespace) -> Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replay:
-    """A recorded run on the ranks of a cluster."""
+    """A recorded run on the ranks of a cluster: its moves, its growth, and the classes of equal ranks."""
 
     tape: Tape  # Moves of the repeated steps
     growth: Growth  # Ranks of the replay for each rank of the tape
@@ -127,25 +129,25 @@ class _Replay:
     classes: Callable[[int], int] | None
 
     @property
-    def simulated(self) -> tuple[int, ...]:
-        """The ranks that run."""
+    def simulated_ranks(self) -> tuple[int, ...]:
+        """World ranks that run: all, or those that represent a class."""
         ranks = range(self.growth.ranks)
         return tuple(ranks) if self.classes is None else Alike.of(self.classes, len(ranks)).simulated
 
     @property
     def moves(self) -> int:
-        """The number of moves of all ranks that run."""
-        return sum(len(self._of(rank)) for rank in self.simulated)
+        """Number of computes, collectives and messages of all ranks that run."""
+        return sum(len(self._rank_moves(rank)) for rank in self.simulated_ranks)
 
     @property
-    def work(self) -> int:
-        """The number of moves that would take as long: a collective of many ranks takes longer to price than to run."""
+    def priced_moves(self) -> int:
+        """Number of moves, where a collective of many ranks counts as several: its price takes longer than a move."""
         if self.classes is None:
             return self.moves
-        summed = sum(move.kind == "collective" for rank in self.simulated for move in self._of(rank))
+        summed = sum(move.kind == "collective" for rank in self.simulated_ranks for move in self._rank_moves(rank))
         return self.moves + summed * self.growth.ranks // _RANKS_PRICED
 
-    def _of(self, rank: int) -> Sequence[Move]:
+    def _rank_moves(self, rank: int) -> Sequence[Move]:
         return self.tape.moves[self.growth.recorded_rank(rank)]
 
     def with_representatives(self, wanted: RunConfig) -> RunConfig:
@@ -155,8 +157,8 @@ class _Replay:
         return replace(wanted, virtual=replace(wanted.virtual or Virtual(), alike=self.classes))
 
 
-def _laid(timeline: Timeline, tape: Tape, wanted: RunConfig, names: Sequence[str]) -> _Replay:
-    """Place a run on a cluster: above the limit of moves, two ranks of each class run, and fewer steps if needed."""
+def _fit_to_cluster(timeline: Timeline, tape: Tape, wanted: RunConfig, names: Sequence[str]) -> _Replay:
+    """Place a run on a cluster; above the limit of moves, run two ranks of each class, and fewer steps if needed."""
     virtual = wanted.virtual or Virtual()
     growth = map_growth(tape, wanted.ranks or tape.world_size, names)
     all_of_it = _Replay(tape=tape, growth=growth, classes=None)
@@ -164,27 +166,28 @@ def _laid(timeline: Timeline, tape: Tape, wanted: RunConfig, names: Sequence[str
         return all_of_it
     free = virtual.shapes_only and not virtual.alike and virtual.conditions.calm and virtual.faults is None
     found = replace(all_of_it, classes=classify_ranks(tape, growth) if free else None)
-    if found.work <= _MOVES_AT_MOST or virtual.alike:
+    if found.priced_moves <= _MOVES_AT_MOST or virtual.alike:
         return found
-    fewer = _some(timeline, _MOVES_AT_MOST * len(timeline.spans) // found.work)
+    fewer = _some_steps(timeline, _MOVES_AT_MOST * len(timeline.spans) // found.priced_moves)
     return found if fewer is timeline else replace(found, tape=infer_tape(fewer))
 
 
-def _some(timeline: Timeline, most_spans: int) -> Timeline:
-    """Return the steps around the median one that have so many spans, if all have more."""
+def _some_steps(timeline: Timeline, most_spans: int) -> Timeline:
+    """Return the steps around the median one, so many that they have at most `most_spans` spans; all if these fit."""
     if len(timeline.spans) <= most_spans:
         return timeline
     return steps_around(timeline, median_step(timeline), most_spans=most_spans, steps=len(timeline.steps()))
 
 
-def _factor(text: str | None) -> float:
+def _read_factor(text: str | None) -> float:
+    """Return the factor of `--compute`, such as 2x; 1 without the option."""
     match = _FACTOR.fullmatch(text or "1x")
     if match is None:
         raise UsageError(f"--compute: {text!r} is not a factor; write a number and x, as in 2x or 0.5x")
     return float(match[1])
 
 
-def _described(files: Sequence[str], recording: Timeline, replay: _Replay, factor: float) -> list[str]:
+def _summary_lines(files: Sequence[str], recording: Timeline, replay: _Replay, factor: float) -> list[str]:
     """Return the lines about the recording, the program made from it, and unknown parts."""
     tape, growth, steps = replay.tape, replay.growth, len(recording.steps())
     moves = [move for moves_of_rank in tape.moves.values() for move in moves_of_rank]
@@ -202,19 +205,21 @@ def _described(files: Sequence[str], recording: Timeline, replay: _Replay, facto
         rest="  ",
     )
     taken = "what was recorded" if factor == 1 else f"{factor:g} times what was recorded"
-    text = f"computes take {taken}; {_grown(growth)}; algorithms are chosen anew"
+    text = f"computes take {taken}; {_growth_text(growth)}; algorithms are chosen anew"
     lines += field("as a program", text)
     if growth.ranks != tape.world_size:
         lines += field("not known", "which computes more ranks would share, such as the update of ZeRO: they stay")
     if replay.classes is not None:
-        run_for = f"{len(replay.simulated)} of {growth.ranks} ranks run, two for all that are like one of the trace"
+        simulated = len(replay.simulated_ranks)
+        run_for = f"{simulated} of {growth.ranks} ranks run, two for all that are like one of the trace"
         lines += field("for all ranks", f"{run_for}; --alike {growth.ranks} lets each run")
     for note in tape.notes:
         lines += field("not known", note)
     return lines
 
 
-def _grown(growth: Growth) -> str:
+def _growth_text(growth: Growth) -> str:
+    """Return in words which groups of ranks have another size than in the trace."""
     if growth.ranks == growth.recorded:
         return "groups are those of the trace"
     names = ", ".join(sorted(growth.names)) or "world"

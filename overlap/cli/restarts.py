@@ -35,18 +35,18 @@ def run_again(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
     restarts = Restarts(
         most=config.max_restarts,
         latest=partial(latest_step, config.state_dir),
-        reached=partial(_reached, records),
-        kept=lambda pids: saved_step(_of(records, pids)),
-        place=_shown(config.state_dir),
+        reached=partial(_last_step, records),
+        kept=lambda pids: saved_step(_record_files(records, pids)),
+        place=_relative_path(config.state_dir),
         sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only host 0 pauses; the others wait for it
         fewest=None if elastic else fewest,
         signs=lambda pid: last_signs_of_process(pid, config.flight_dir),
-        agree=partial(_agree, config) if elastic else None,
+        agree=partial(_agree_on_members, config) if elastic else None,
     )
     return launch_again(spec, restarts, lambda attempt: trio.run(launch, attempt))
 
 
-def _agree(config: RunConfig, spec: LaunchSpec, attempt: int) -> LaunchSpec:
+def _agree_on_members(config: RunConfig, spec: LaunchSpec, attempt: int) -> LaunchSpec:
     """Agree with the launchers of other hosts on the members of an attempt, and return the launch of this host."""
     from ..processes.connect import JOIN_TIMEOUT_S
 
@@ -74,16 +74,16 @@ def _no_pause(seconds: float) -> None:
     """Sleep for no time, in place of the pause before a restart."""
 
 
-def _reached(records: Path, pids: Sequence[int]) -> int | None:
+def _last_step(records: Path, pids: Sequence[int]) -> int | None:
     """Return the last step that any rank of an attempt began, from the flight records."""
-    return reached_step(_of(records, pids))
+    return reached_step(_record_files(records, pids))
 
 
-def _of(records: Path, pids: Sequence[int]) -> list[Path]:
+def _record_files(records: Path, pids: Sequence[int]) -> list[Path]:
     return [file for pid in pids for file in records.glob(f"*-{pid}{ENDING}")]
 
 
-def _shown(folder: str | None) -> str | None:
+def _relative_path(folder: str | None) -> str | None:
     """Return a folder relative to the current one, as users write it."""
     if folder is None:
         return None

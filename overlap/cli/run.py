@@ -17,11 +17,11 @@ from ..processes.place import find_place
 from ..processes.status import Status, report_to_launcher, status_from_error
 from ..signals import Terminated, handling_signals
 from .engine import on_engine
-from .options import add_settings, given
+from .options import add_settings, given_settings
 from .output import output_path
 from .parser import Parser
 from .processes import on_hosts, run_processes
-from .program import add_program, as_main, named, report_late_options, report_traces
+from .program import add_program, as_main, named_program, report_late_options, report_traces
 from .world_size import starts_processes, with_ranks
 
 _DESCRIPTION = """\
@@ -68,16 +68,17 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If there is no such program, or an option has an impossible value. Nothing has run then.
     """
     launched = join_launcher()
-    code = _run_obeying(args, launched=launched)
+    code = _run_with_signals(args, launched=launched)
     if launched and (mpi := sys.modules.get("transports.mpi.bootstrap")) is not None:
         mpi.exit_if_broken(code)
     return code
 
 
-def _run_obeying(args: argparse.Namespace, *, launched: bool) -> int:
+def _run_with_signals(args: argparse.Namespace, *, launched: bool) -> int:
+    """Run the program, and return its exit code, also after a signal; send an error to the launcher if there is one."""
     try:
         with handling_signals(quiet=launched):
-            return _run(args, launched=launched)
+            return _run_program(args, launched=launched)
     except Terminated as end:  # the launcher has asked for it, or reads the exit code
         if launched and end.kept:
             report_to_launcher(Status(cause=False, line=end.kept, code=int(end.code or 0)))
@@ -88,12 +89,13 @@ def _run_obeying(args: argparse.Namespace, *, launched: bool) -> int:
         return _send_to_launcher(error)
 
 
-def _run(args: argparse.Namespace, *, launched: bool) -> int:
-    config = with_ranks(_config(args))
+def _run_program(args: argparse.Namespace, *, launched: bool) -> int:
+    """Run the program here, on an engine or in processes, as the settings say; return the exit code."""
+    config = with_ranks(_read_config(args))
     if args.show_config:
-        _show(config)
+        _print_config(config)
         return 0
-    program = named(args, command="run")
+    program = named_program(args, command="run")
     if not launched:
         report_late_options(args, command="run")
     if config.engine is not None:
@@ -133,9 +135,10 @@ def _send_to_launcher(error: BaseException) -> int:
 # -- configuration -----------------------------------------------------------------------------------------------
 
 
-def _config(args: argparse.Namespace) -> RunConfig:
+def _read_config(args: argparse.Namespace) -> RunConfig:
+    """Return checked settings of options and environment, with absolute paths; raise `UsageError` if one is wrong."""
     warn_of_unknown_variables()
-    config = given(args).over(RunConfig.from_environment())
+    config = given_settings(args).over(RunConfig.from_environment())
     config = _with_tls_files(config.changed(trace=output_path(config.trace, option=config.sources.get("trace", ""))))
     folders = {name: getattr(config, name) for name in ("flight_dir", "state_dir") if getattr(config, name)}
     config = config.changed(**{name: os.path.abspath(folder) for name, folder in folders.items()})
@@ -165,7 +168,7 @@ def _with_tls_files(config: RunConfig) -> RunConfig:
     return config.changed(tls_cert=cert, tls_key=key, tls_ca=authority)
 
 
-def _show(config: RunConfig) -> None:
+def _print_config(config: RunConfig) -> None:
     """Print every setting, its value and its source."""
     print("\n".join(config.lines()))
     if (place := find_place()) is not None:

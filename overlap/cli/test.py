@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..settings import Option
 from ..units import count, switch
-from .options import add_options, shared
+from .options import add_options, shared_option
 from .parser import Parser
 from .program import module_spec
 
@@ -44,13 +44,13 @@ examples:
 
 
 OPTIONS = {
-    "ranks": shared("ranks", "default: 2"),
+    "ranks": shared_option("ranks", "default: 2"),
     "seeds": Option(read=count, metavar="N", help="how many seeds; default: 1"),
-    "seed": shared("seed", "the first one; 0 disturbs nothing; default: 0"),
-    "cluster": shared("cluster", "whose wires are modelled; default: local"),
+    "seed": shared_option("seed", "the first one; 0 disturbs nothing; default: 0"),
+    "cluster": shared_option("cluster", "whose wires are modelled; default: local"),
     "faults": Option(read=str, metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"),
     "same": Option(read=switch, help="fail unless all ranks end with the same weights"),
-    "timeout": shared("timeout_s", "of real time, for a run; default: 60"),
+    "timeout": shared_option("timeout_s", "of real time, for a run; default: 60"),
     "operations": Option(
         read=str, metavar="FILE", help="write the operations of the first seed there, a line each", old=("--trace",)
     ),
@@ -141,12 +141,13 @@ def _ending_by_force(seconds: float) -> Iterator[None]:
     """
     over = threading.Event()
 
-    def hold_off() -> None:
+    def postpone_end() -> None:
+        """Postpone the end by `seconds` once a second, as long as Python code can run."""
         while not over.wait(1.0):
             faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # sys.stderr may be a rank's
         faulthandler.cancel_dump_traceback_later()
 
-    thread = threading.Thread(target=hold_off, name="overlap hold off", daemon=True)
+    thread = threading.Thread(target=postpone_end, name="overlap hold off", daemon=True)
     thread.start()
     try:
         yield

@@ -15,7 +15,7 @@ from ..settings import Option
 from ..units import columns, number, switch
 from .console import Console
 from .livescreen import Show, is_terminal
-from .options import add_options, shared
+from .options import add_options, shared_option
 
 EVERY_S = 1.0
 ON_PAPER_S = 10.0  # between lines where nothing can be drawn
@@ -43,10 +43,10 @@ examples:
 
 OPTIONS = {
     "list": Option(read=switch, help="list jobs, one a line; the default without JOB"),
-    "json": shared("json", "of the list"),
+    "json": shared_option("json", "of the list"),
     "every": Option(read=number, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe"),
     "once": Option(read=switch, help="look once"),
-    "ascii": shared("ascii"),
+    "ascii": shared_option("ascii"),
 }
 
 
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"--every: {args.every:g} s; expected 0.1 to 3600")
     watches = args.once or args.every is not None or args.job is not None
     if args.list or args.json or not watches:
-        return _list(args)
+        return _list_worlds(args)
     if args.job is not None and ":" in args.job:
         host = args.job.rpartition(":")[0]
         raise UsageError(f"{args.job}: the ranks of a job are seen on the host where they run: ssh {host} overlap top")
@@ -95,22 +95,24 @@ def main(args: argparse.Namespace) -> int:
 # -- the list ----------------------------------------------------------------------------------------------------------
 
 
-def _list(args: argparse.Namespace) -> int:
-    entries = _here()
+def _list_worlds(args: argparse.Namespace) -> int:
+    """Print all worlds of the user on this host, as a table or as JSON, and return the exit code 0."""
+    entries = _read_entries()
     if args.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2, sort_keys=True))
     elif not entries:
         print("no world of yours runs on this host")
     else:
-        rows = [_row(entry) for entry in entries]
+        rows = [_entry_cells(entry) for entry in entries]
         print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], uncut=[0])))
     return 0
 
 
-def _here() -> list[_Entry]:
+def _read_entries() -> list[_Entry]:
+    """Return the entries of all worlds that run on this host, and close their records."""
     worlds = running()
     try:
-        return [_entry(world) for world in worlds]
+        return [_describe_world(world) for world in worlds]
     finally:
         for world in worlds:
             world.close()
@@ -118,7 +120,7 @@ def _here() -> list[_Entry]:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One line of the list."""
+    """One running world: a line of the list."""
 
     job: str
     script: str
@@ -130,7 +132,8 @@ class _Entry:
     pids: Sequence[int]
 
 
-def _entry(world: RunningWorld) -> _Entry:
+def _describe_world(world: RunningWorld) -> _Entry:
+    """Return the entry of a world; its step is the one of the rank that is furthest behind, None before the first."""
     steps = [table.last_step for process in world.processes for table in process.ranks() if table.last_step >= 0]
     return _Entry(
         job=world.job,
@@ -147,7 +150,8 @@ def _entry(world: RunningWorld) -> _Entry:
 _HEADS = ("job", "program", "ranks", "processes", "step", "for/s", "process ids")
 
 
-def _row(entry: _Entry) -> list[str]:
+def _entry_cells(entry: _Entry) -> list[str]:
+    """Return the cells of a world, with its processes on this host if others are elsewhere."""
     here = str(entry.processes) if entry.here == entry.processes else f"{entry.here} of {entry.processes}"
     step, pids = "" if entry.step is None else str(entry.step), ", ".join(map(str, entry.pids))
     return [entry.job, entry.script or "?", str(entry.ranks), here, step, str(entry.age_s), pids]

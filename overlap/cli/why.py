@@ -15,7 +15,7 @@ from ..timeline.why.page import markdown, page_lines
 from ..timeline.why.report import SCHEMA_VERSION, Why
 from ..timeline.why.verdict import Limit, parse_limit
 from ..units import integer
-from .options import add_options, shared
+from .options import add_options, shared_option
 from .output import as_json
 
 _DESCRIPTION = """\
@@ -38,10 +38,10 @@ examples:
 REGRESSION = "regression"
 
 OPTIONS = {
-    "all": shared("all", "of a stuck job"),
-    "step": shared("step", read=integer),
-    "compare": shared("compare", "say whether the steps of this one are longer"),
-    "fail_if": shared(
+    "all": shared_option("all", "of a stuck job"),
+    "step": shared_option("step", read=integer),
+    "compare": shared_option("compare", "say whether the steps of this one are longer"),
+    "fail_if": shared_option(
         "fail_if", "'regression' (needs --compare), 'step > 40ms', 'launch > 20%%'; names are the causes'"
     ),
 }
@@ -56,7 +56,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_options(parser, OPTIONS)
     form = parser.add_mutually_exclusive_group()
-    add_options(form, {"json": shared("json")})
+    add_options(form, {"json": shared_option("json")})
     form.add_argument("--markdown", action="store_true", help="print it as Markdown, for a pull request")
     form.add_argument("--mcp", action="store_true", help="serve agents: one tool, `why`, of the Model Context Protocol")
 
@@ -70,9 +70,11 @@ def main(args: argparse.Namespace) -> int:
     if args.mcp:
         serve(sys.stdin, sys.stdout, why)
         return 0
-    tests = [_parsed(test, comparing=args.compare is not None) for test in args.fail_if or ()]
-    report = explain_files(args.paths, step=args.step, progress=_progress, whole=bool(args.all))
-    comparison = None if args.compare is None else compare(report, explain_files([args.compare], progress=_progress))
+    tests = [_parse_condition(test, comparing=args.compare is not None) for test in args.fail_if or ()]
+    report = explain_files(args.paths, step=args.step, progress=_print_progress, whole=bool(args.all))
+    comparison = (
+        None if args.compare is None else compare(report, explain_files([args.compare], progress=_print_progress))
+    )
     if args.json:
         document = report.as_dict()
         if comparison is not None:
@@ -82,21 +84,21 @@ def main(args: argparse.Namespace) -> int:
         print(*([f"**{comparison.sentence}**", ""] if comparison else []), markdown(report), sep="\n", end="")
     else:
         print(*([comparison.sentence, ""] if comparison else []), *page_lines(report), sep="\n")
-    failed = [sentence for test in tests if (sentence := _failure(test, report, comparison))]
+    failed = [sentence for test in tests if (sentence := _failure_text(test, report, comparison))]
     for sentence in failed:
         notify(f"why: --fail-if: {sentence}")
     return 1 if failed else 0
 
 
-def _progress(done: int, count: int) -> None:
+def _print_progress(done: int, count: int) -> None:
     """Show on a terminal how many files are read."""
     if sys.stderr.isatty() and count > 1:
         end = "\r" if done < count else "\n"
         print(f"reading file {done + 1} of {count}", end=end, file=sys.stderr, flush=True)
 
 
-def _parsed(test: str, *, comparing: bool) -> Limit | None:
-    """Return a condition on a figure; None for `regression`.
+def _parse_condition(test: str, *, comparing: bool) -> Limit | None:
+    """Return the condition of `--fail-if`, a limit on a figure; None for `regression`.
 
     Raises:
         UsageError: It is neither, or nothing is compared.
@@ -108,7 +110,7 @@ def _parsed(test: str, *, comparing: bool) -> Limit | None:
     return None
 
 
-def _failure(limit: Limit | None, report: Why, comparison: Comparison | None) -> str:
+def _failure_text(limit: Limit | None, report: Why, comparison: Comparison | None) -> str:
     """Return how a condition is met; "" if it is not."""
     if limit is None:
         return comparison.sentence if comparison and comparison.judgement == REGRESSION else ""

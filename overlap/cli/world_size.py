@@ -36,14 +36,15 @@ def with_ranks(config: RunConfig) -> RunConfig:
         if ranks is None and fewest_processes(config) < processes:
             ranks = processes  # of fewer processes each has one, too
     if ranks is not None and place is None and ranks % processes:
+        processes_text = _world_options(config)
         raise UsageError(
-            f"{ranks} ranks cannot be divided among {_spelled(config)}; --ranks-per-process N gives each process N"
+            f"{ranks} ranks cannot be divided among {processes_text}; --ranks-per-process N gives each process N"
         )
     return config if ranks is None else config.changed(None if config.ranks else source, ranks=ranks)
 
 
 def process_count(config: RunConfig) -> int:
-    """Return the number of processes on all hosts, which this command or its like elsewhere start."""
+    """Return the number of processes on all hosts; the command starts those of its own host."""
     return (config.nnodes or 1) * (config.processes or 1)
 
 
@@ -58,14 +59,14 @@ def starts_processes(config: RunConfig) -> bool:
     return (process_count(config) > 1 or bool(config.max_restarts)) and find_place() is None
 
 
-def _spelled(config: RunConfig) -> str:
+def _world_options(config: RunConfig) -> str:
     hosts = f"--nnodes {config.nnodes}" if (config.nnodes or 1) > 1 else ""
     each = f"--processes {config.processes}" if config.processes else ""
     return " with ".join(filter(None, [hosts, each]))
 
 
 def _ranks_of_cluster(config: RunConfig) -> int | None:
-    """Return the ranks that the cluster has by its devices; None: any number."""
+    """Return the ranks of the cluster, one for each core of its devices; None if it takes any number."""
     if config.cluster in (None, "local"):
         return None
     from topology import cluster
@@ -85,7 +86,7 @@ def _check_launcher(config: RunConfig, place: Place) -> None:
     if not fits or config.node_rank not in (None, place.process // (place.processes // hosts)):
         node = "" if config.node_rank is None else f" --node-rank {config.node_rank}"
         raise UsageError(
-            f"{_spelled(config)}{node}: {place.source} has started this process as number {place.process} of "
+            f"{_world_options(config)}{node}: {place.source} has started this process as number {place.process} of "
             f"{place.processes}; leave out the options, or the launcher"
         )
 
@@ -115,7 +116,7 @@ def _check_hosts(config: RunConfig) -> None:
 def _check_range(config: RunConfig) -> None:
     """Refuse a range of hosts or processes without restarts, which alone start fewer of them."""
     if fewest_processes(config) < process_count(config) and not config.max_restarts:
-        raise UsageError(f"{_spelled(config)}: fewer are tried only with --max-restarts; give it too")
+        raise UsageError(f"{_world_options(config)}: fewer are tried only with --max-restarts; give it too")
 
 
 def _check_spares(config: RunConfig) -> None:

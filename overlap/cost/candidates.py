@@ -55,7 +55,7 @@ def candidates(
         algorithm=algorithm,
         exact=exact,
     )
-    placement, figures = place(cluster, ranks), figures_of(request.geometry, peer_direct=peer_direct)
+    placement, figures = place(cluster, ranks), group_parameters(request.geometry, peer_direct=peer_direct)
     if plain:
         assert algorithm is not None, "the plain form is that of a named algorithm"
         make = partial(generate, op, algorithm, size, root=request.root, pairs=pairs)
@@ -74,14 +74,14 @@ def candidates(
     wider = WIDER.get(op)
     if wider is not None and algorithm in (None, NARROWED) and size > 1:
         of_all, _ = candidates(wider, cluster, ranks, 0, None, peer_direct, None, False)
-        options += [option.narrowed(wider, request.root) for option in of_all if option.tabled]
+        options += [option.narrow(wider, request.root) for option in of_all if option.tabled]
     # Sliced options search for their best number of slices: they come last, when the price to beat is known.
     options.sort(key=lambda option: option.searches)
     return options, [rejection for _, rejected in groups for rejection in rejected]
 
 
-def figures_of(geometry: Geometry, *, peer_direct: bool) -> CostParameters:
-    """Return the figures that the machine's file gives for collectives of a group."""
+def group_parameters(geometry: Geometry, *, peer_direct: bool) -> CostParameters:
+    """Return the overheads and efficiencies that the machine's file gives for collectives of a group."""
     return parameters(
         geometry.cluster,
         peer_direct=peer_direct,
@@ -94,5 +94,5 @@ def figures_of(geometry: Geometry, *, peer_direct: bool) -> CostParameters:
 
 def placed_on(cluster: Cluster, ranks: tuple[int, ...], request: Rounds, *, peer_direct: bool) -> Placed:
     """Put rounds on a group of a machine, with the overheads of its collectives."""
-    figures = figures_of(Geometry(cluster=cluster, ranks=ranks), peer_direct=peer_direct)
+    figures = group_parameters(Geometry(cluster=cluster, ranks=ranks), peer_direct=peer_direct)
     return on(place(cluster, ranks), request, parameters=figures)

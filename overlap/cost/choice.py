@@ -57,10 +57,11 @@ class Choices:
         chosen_by = call.kind, size_class(call.nbytes), call.dtype, call.root, call.pairs, call.exact, call.algorithm
         plan_ = self._plans.get((chosen_by, members))
         if plan_ is None:
-            plan_ = self._plans[chosen_by, members] = self._chosen(chosen_by, call, members, like)
+            plan_ = self._plans[chosen_by, members] = self._choose_plan(chosen_by, call, members, like)
         return plan_
 
-    def _chosen(self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], like: str) -> Plan:
+    def _choose_plan(self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], like: str) -> Plan:
+        """Return the plan of a call by the algorithm named for it, in its plain form if need be, or the cheapest."""
         op = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
         choose = partial(
             plan,
@@ -77,16 +78,18 @@ class Choices:
         named = call.algorithm or like or self._algorithm
         known = GENERATORS[op] if self._programs_only else (DIRECT, *GENERATORS[op])
         if named is None or named not in known or (call.exact and named not in IN_RANK_ORDER):
-            return self._cheapest(choose, chosen_by, members)
+            return self._cheapest_plan(choose, chosen_by, members)
         try:
             return choose(algorithm=named)
         except ScheduleError:
             if named == DIRECT or not fits(named, len(members)):
-                return self._cheapest(choose, chosen_by, members)
+                return self._cheapest_plan(choose, chosen_by, members)
         # The algorithm does not fit these wires; its plain form still takes this number of ranks.
         return choose(algorithm=named, plain=True)
 
-    def _cheapest(self, choose: Callable[..., Plan], chosen_by: tuple[object, ...], members: tuple[int, ...]) -> Plan:
+    def _cheapest_plan(
+        self, choose: Callable[..., Plan], chosen_by: tuple[object, ...], members: tuple[int, ...]
+    ) -> Plan:
         """Compare all algorithms only for the first of several congruent groups; the others reuse its choice.
 
         A full comparison takes ten times as long.

@@ -30,7 +30,7 @@ class Resolution:
     rounding: Literal["nearest", "down"] = "nearest"
 
     def ticks(self, duration_s: Floats) -> Ints:
-        """Return durations in ticks."""
+        """Return durations in seconds as whole ticks, rounded."""
         exact = duration_s * self.ticks_per_s
         return (np.rint(exact) if self.rounding == "nearest" else np.floor(exact)).astype(np.int64)
 
@@ -53,7 +53,7 @@ class CostBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cost:
-    """Cost of a collective."""
+    """Cost of a collective: when each rank has finished, and where that time went."""
 
     finish_s: Floats  # (size,) time at which each rank is done, on the clock of the arrivals
     breakdown: CostBreakdown | None = None  # breakdown for the rank that finishes last; None without `explain`
@@ -64,7 +64,8 @@ class Cost:
         return float(self.finish_s.max(initial=0.0))
 
 
-_WAITING, _LAUNCH, _START, _LATENCY, _WIRE, _MEMORY, _REDUCTION = range(7)
+_TERMS = 7  # terms of a `CostBreakdown`, in its order
+_WAITING, _LAUNCH, _START, _LATENCY, _WIRE, _MEMORY, _REDUCTION = range(_TERMS)
 
 
 def cost(
@@ -89,7 +90,7 @@ def cost(
     launch = int(resolution.ticks(np.array(parameters.launch_s)))
     clocks = _Clocks(arrivals, launch, placed.ports, explain=explain)
     for placed_round, times, hidden in placed.runs():
-        clocks.run(_Step(placed_round, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden), times)
+        clocks.repeat_step(_Step(placed_round, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden), times)
     finish = np.maximum(clocks.ready, clocks.left)
     per_s = resolution.ticks_per_s
     finish_s = finish.reshape(placed.lanes, -1).max(axis=0) / per_s
@@ -115,8 +116,8 @@ class _Step:
         self.transfer: Ints = np.maximum(np.maximum(self.wire, memory), 0 if apart else reducing)
         self.copies = np.maximum(moving - self.wire, 0)
         self.busy = self.start + self.transfer
-        self.local = _of_ranks(tick(placed_round.local_s_per_byte * slot_bytes), placed.lanes)
-        self.beside = _of_ranks(tick(placed_round.beside_s_per_byte * slot_bytes), placed.lanes)
+        self.local = _for_all_lanes(tick(placed_round.local_s_per_byte * slot_bytes), placed.lanes)
+        self.beside = _for_all_lanes(tick(placed_round.beside_s_per_byte * slot_bytes), placed.lanes)
 
     def terms(self) -> Ints:
         """Return (terms, messages) the terms of the time for which each message's sender is busy."""
@@ -125,22 +126,22 @@ class _Step:
         return np.stack([none, none, self.start, none, self.wire, self.copies, rest])
 
 
-def _of_ranks(duration: Ints, lanes: int) -> Ints | None:
+def _for_all_lanes(duration: Ints, lanes: int) -> Ints | None:
     """Return a duration of each rank for every clock, None if all are 0."""
     return np.tile(duration, lanes) if duration.any() else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Times:
-    """Times of all clocks."""
+    """Times of all clocks in ticks; or, in the same fields, the terms that each of these times consists of."""
 
     ready: Ints  # (ranks,) time at which all messages to the rank have arrived
     free: Ints  # (ranks,) time at which the rank has started its last message
     left: Ints  # (ranks,) time at which its last message has left and its copies next to messages have ended
     port: Ints  # (wires,) time at which the last message on a wire has left
 
-    def plus(self, other: _Times, times: int) -> _Times:
-        """Return these times plus `times` the differences from `other`."""
+    def extrapolate(self, other: _Times, times: int) -> _Times:
+        """Return the times after `times` more steps, each of which moves the clocks as much as since `other`."""
         present, past = ((clocks.ready, clocks.free, clocks.left, clocks.port) for clocks in (self, other))
         return _Times(*(now + times * (now - then) for now, then in zip(present, past, strict=True)))
 
@@ -153,9 +154,9 @@ class _Clocks:
         self._now = _Times(begin, begin, begin, np.zeros(ports, np.int64))
         self._terms: _Times | None = None
         if explain:
-            terms = np.zeros((7, len(arrivals)), np.int64)
+            terms = np.zeros((_TERMS, len(arrivals)), np.int64)
             terms[_WAITING], terms[_LAUNCH] = arrivals, launch
-            self._terms = _Times(terms, terms, terms, np.zeros((7, ports), np.int64))
+            self._terms = _Times(terms, terms, terms, np.zeros((_TERMS, ports), np.int64))
 
     @property
     def ready(self) -> Ints:
@@ -167,37 +168,40 @@ class _Clocks:
         """Time at which the last message of each rank has left."""
         return self._now.left
 
-    def run(self, step: _Step, repeat: int) -> None:
-        """Repeat a step."""
+    def repeat_step(self, step: _Step, repeat: int) -> None:
+        """Run a step `repeat` times; once all clocks move equally from step to step, compute the rest at once."""
         for done in range(1, repeat + 1):
             before, terms = self._now, self._terms
-            self._once(step)
+            self._run_step(step)
             # Looking for the steady state costs about a step, so it is done after 1, 2, 4, 8, ... of them.
-            if done < repeat and not done & (done - 1) and self._moved_alike(before, step):
-                self._now = self._now.plus(before, repeat - done)
+            if done < repeat and not done & (done - 1) and self._has_moved_equally(before, step):
+                self._now = self._now.extrapolate(before, repeat - done)
                 if self._terms is not None and terms is not None:
-                    self._terms = self._terms.plus(terms, repeat - done)
+                    self._terms = self._terms.extrapolate(terms, repeat - done)
                 return
 
-    def _moved_alike(self, before: _Times, step: _Step) -> bool:
+    def _has_moved_equally(self, before: _Times, step: _Step) -> bool:
+        """Return whether all clocks have moved by the same time since `before`, which all further steps then repeat."""
         now, by = self._now, self._now.ready[0] - before.ready[0]
         ranks = ((now.ready, before.ready), (now.free, before.free), (now.left, before.left))
         alike = all((after - then == by).all() for after, then in ranks)
         return bool(alike and (now.port[step.port] - before.port[step.port] == by).all())
 
-    def _once(self, step: _Step) -> None:
+    def _run_step(self, step: _Step) -> None:
+        """Advance all clocks by one step: a message starts when its sender is ready and free, and its wire is free."""
         if step.local is not None:
-            self._locally(step.local)
+            self._run_local_work(step.local)
         if step.beside is not None:
-            self._copies(step.beside)
+            self._run_copies(step.beside)
         if not len(step.src):
             return
         now = self._now
+        # Per message: its start, when it has left the sender, and when it arrives.
         start = np.maximum(np.maximum(now.ready, now.free)[step.src], now.port[step.port])
         leaves = start + step.busy
         arrives = leaves + step.latency
         if self._terms is not None:
-            self._follow(step, start, leaves, arrives)
+            self._update_terms(step, start, leaves, arrives)
         if step.serial is not None:
             arrives = np.maximum(arrives, now.ready[step.dst]) + step.serial
         ready, free, left, port = now.ready.copy(), now.free.copy(), now.left.copy(), now.port.copy()
@@ -207,7 +211,8 @@ class _Clocks:
         port[step.by_port.clock] = step.by_port.latest(leaves)
         self._now = _Times(ready, free, left, port)
 
-    def _locally(self, local: Ints) -> None:
+    def _run_local_work(self, local: Ints) -> None:
+        """Advance the clocks of ranks with local work, which begins when their messages have arrived and left."""
         now, works = self._now, local > 0
         if self._terms is not None:
             terms = np.where(works & (now.left > now.ready), self._terms.left, self._terms.ready)
@@ -215,7 +220,7 @@ class _Clocks:
             self._terms = replace(self._terms, ready=terms)
         self._now = replace(now, ready=np.where(works, np.maximum(now.ready, now.left) + local, now.ready))
 
-    def _copies(self, beside: Ints) -> None:
+    def _run_copies(self, beside: Ints) -> None:
         """Let ranks copy data that no message waits for: their last message leaves later."""
         now, done = self._now, self._now.ready + beside
         last = (beside > 0) & (done > now.left)
@@ -225,10 +230,11 @@ class _Clocks:
             self._terms = replace(self._terms, left=np.where(last, terms, self._terms.left))
         self._now = replace(now, left=np.where(last, done, now.left))
 
-    def _follow(self, step: _Step, start: Ints, leaves: Ints, arrives: Ints) -> None:
-        """Update the terms of all clocks."""
+    def _update_terms(self, step: _Step, start: Ints, leaves: Ints, arrives: Ints) -> None:
+        """Add the terms of a step to all clocks: each clock inherits the terms of the clock that it waited for."""
         now, terms = self._now, self._terms
         assert terms is not None
+        # Terms of the start of each message: those of the latest of the sender's two clocks and the wire's clock.
         started = np.where(now.free > now.ready, terms.free, terms.ready)[:, step.src]
         held = start > np.maximum(now.ready, now.free)[step.src]
         started = np.where(held, terms.port[:, step.port], started)
@@ -238,6 +244,7 @@ class _Clocks:
         arrived = busy.copy()
         arrived[_LATENCY] += step.latency
         ready, free, left, port = (column.copy() for column in (terms.ready, terms.free, terms.left, terms.port))
+        # Each clock takes the terms of the message with the latest time, unless it was already later.
         first = step.by_dst.winner(arrives)
         late = first[arrives[first] > now.ready[step.dst[first]]]
         ready[:, step.dst[late]] = arrived[:, late]
@@ -253,7 +260,7 @@ class _Clocks:
         self._terms = _Times(ready, free, left, port)
 
     def breakdown(self, rank: int, ticks_per_s: int) -> CostBreakdown:
-        """Return the terms of the later clock of a rank."""
+        """Return the terms of the time at which a rank finishes: those of its later clock, ready or left."""
         assert self._terms is not None
         terms = self._terms.left if self._now.left[rank] > self._now.ready[rank] else self._terms.ready
         return CostBreakdown(**dict(zip(CostBreakdown.__slots__, (terms[:, rank] / ticks_per_s).tolist(), strict=True)))

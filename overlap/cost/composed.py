@@ -18,7 +18,7 @@ from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
 from ..collectives.schedule import ROOTED, Schedule
 from ..collectives.slicing import pipeline
-from .flat import WIDE, PlanRequest, expanded, fitted, rings_of, too_wide
+from .flat import WIDE, PlanRequest, expand, fitting_options, scatter_rings, too_wide
 from .geometry import Geometry
 from .option import Phased, Rejected
 from .parameters import CostParameters
@@ -96,59 +96,62 @@ class _Levels:
     _near: dict[tuple[Phase, bool], dict[str, PricedPhase]] = field(default_factory=dict)
 
     @property
-    def one(self) -> bool:
-        """Whether there is one level only."""
+    def has_one_level(self) -> bool:
+        """Whether all ranks are in one node, so that no phase runs between nodes."""
         return len(self.nodes) == 1
 
     @property
     def places(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of the same place in every node."""
+        """Group ranks by their place in their node: one tuple for each place, with a rank of every node."""
         return tuple(zip(*self.nodes, strict=True))
 
     @property
     def home(self) -> tuple[int, int]:
-        """The root's node, and its place there."""
+        """Number of the root's node, and the root's place in that node."""
         return divmod(self.request.root, len(self.nodes[0]))
 
     @cached_property
-    def inside(self) -> Geometry:
+    def inside_geometry(self) -> Geometry:
         """Geometry of one node, which represents all."""
-        return self.request.geometry if self.one else self.request.geometry.part(self.nodes[0])
+        return self.request.geometry if self.has_one_level else self.request.geometry.part(self.nodes[0])
 
     @cached_property
-    def between(self) -> Geometry:
+    def between_geometry(self) -> Geometry:
         """Geometry of one rank of each node, which represent all."""
         return self.request.geometry.part(self.places[0])
 
     @cached_property
     def equal_nodes(self) -> EqualNodes:
-        """Ranks that represent all in a phase."""
+        """Equal nodes of the group, which name the ranks that represent all in a phase."""
         return EqualNodes.of(self.request.geometry, self.placement, self.home[0])
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases of the collective on these levels."""
+        """Phases of the collective in the order of time; on one level without those between nodes."""
         return tuple(
-            phase for phase in PHASES[self.request.collective] if not (self.one and phase.level is Scope.BETWEEN)
+            phase
+            for phase in PHASES[self.request.collective]
+            if not (self.has_one_level and phase.level is Scope.BETWEEN)
         )
 
     def options(self) -> list[Phased]:
-        """Return every combination of algorithms."""
-        algorithm = _ON_ONE_LEVEL[self.request.collective] if self.one else "hierarchical"
+        """Return an option for every combination of algorithms on the levels."""
+        algorithm = _ON_ONE_LEVEL[self.request.collective] if self.has_one_level else "hierarchical"
         return [
             Phased(
                 algorithm,
-                self._detail(names),
+                self._detail_text(names),
                 parts,
                 self.parameters,
-                partial(self._table, names),
+                partial(self._generate_table, names),
                 [name for name in names.values() if name],
             )
-            for names, parts in self._combined()
+            for names, parts in self._combinations()
         ]
 
-    def _combined(self) -> Iterator[tuple[_Names, tuple[PricedPhase, ...]]]:
-        for inter, middle, folded in self._across() if not self.one else (("", None, False),):
+    def _combinations(self) -> Iterator[tuple[_Names, tuple[PricedPhase, ...]]]:
+        """Yield every combination of algorithms: their names by level, and the priced phases in the order of time."""
+        for inter, middle, folded in self._price_between_phase() if not self.has_one_level else (("", None, False),):
             near = {phase: self._near_phase(phase, folded) for phase in self.phases if phase.level is not Scope.BETWEEN}
             by_level = {phase.level: tuple(parts) for phase, parts in near.items()}
             levels = [level for level in (Scope.INSIDE, Scope.HOME) if level in by_level]
@@ -158,8 +161,9 @@ class _Levels:
                 parts = (near[phase][names[phase.level]] if phase in near else middle for phase in self.phases)
                 yield names, tuple(part for part in parts if part is not None)
 
-    def _detail(self, names: _Names) -> str:
-        if self.one:
+    def _detail_text(self, names: _Names) -> str:
+        """Return the names of the algorithms of a combination in words, by level."""
+        if self.has_one_level:
             return ", ".join(names[phase.level] for phase in self.phases)
         inside = " and ".join(name for level, name in names.items() if level is not Scope.BETWEEN)
         return f"{inside} inside nodes, {names[Scope.BETWEEN]} between"
@@ -167,7 +171,7 @@ class _Levels:
     # -- phases on the machine -----------------------------------------------------------------------------------
 
     def _near_phase(self, phase: Phase, folded: bool) -> dict[str, PricedPhase]:
-        """Put a phase inside nodes on the machine, with each algorithm that applies.
+        """Return a phase inside nodes priced with each algorithm that applies, by name; computed once.
 
         Args:
             phase: Phase of all nodes, or of the root's.
@@ -180,16 +184,17 @@ class _Levels:
         if phase.level is Scope.HOME:
             names: tuple[str, ...] = SCATTERS
             groups, root = [self.nodes[home]], place
-            sample = None if self.one else self.equal_nodes.root_node()
+            sample = None if self.has_one_level else self.equal_nodes.root_sample()
         else:
-            names = _EXCHANGES if phase.collective == "all_to_all" else _GATHERS_ON_ONE_LEVEL if self.one else _GATHERS
+            gathers = _GATHERS_ON_ONE_LEVEL if self.has_one_level else _GATHERS
+            names = _EXCHANGES if phase.collective == "all_to_all" else gathers
             groups, root = list(self.nodes), 0
-            sample = None if self.one else self.equal_nodes.inside(folded)
-        self._near[key] = self._parts(phase, names, self.inside, groups, sample, root=root)
+            sample = None if self.has_one_level else self.equal_nodes.inside_sample(folded)
+        self._near[key] = self._price_algorithms(phase, names, self.inside_geometry, groups, sample, root=root)
         return self._near[key]
 
-    def _across(self) -> Iterator[tuple[str, PricedPhase, bool]]:
-        """Put the phase between nodes on the machine: for all places at once, each with a share of the vector.
+    def _price_between_phase(self) -> Iterator[tuple[str, PricedPhase, bool]]:
+        """Price the phase between nodes with each algorithm: ranks at one place of all nodes run it on their share.
 
         Yields:
             An algorithm, the phase, and whether one unit represents all in it.
@@ -200,26 +205,28 @@ class _Levels:
         for name in _BETWEEN[phase.collective]:
             alike = regular_rounds(phase.collective, name, len(self.nodes), ring) if ring else None
             if alike is not None:
-                yield name, self._folded(phase, name, alike, share), True
+                yield name, self._price_by_unit(phase, name, alike, share), True
                 continue
-            sample = self.equal_nodes.between()
-            parts = self._parts(phase, [name], self.between, self.places, sample, root=self.home[0], share=share)
+            sample = self.equal_nodes.between_sample()
+            geometry, root = self.between_geometry, self.home[0]
+            parts = self._price_algorithms(phase, [name], geometry, self.places, sample, root=root, share=share)
             yield from ((name, part, False) for name, part in parts.items())
 
-    def _folded(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> PricedPhase:
-        """Put one unit's part of a phase between nodes on the machine."""
+    def _price_by_unit(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> PricedPhase:
+        """Price the phase between nodes by one unit, which represents all: its messages come back to itself."""
         unit = self.equal_nodes.unit
         places = list(zip(*unit.groups, strict=True))
-        model = self._on(unit.placement, alike.copied(places, unit.placement.size))
+        model = self._place_rounds(unit.placement, alike.copy_to_groups(places, unit.placement.size))
 
-        def whole() -> Placed:
-            expansion = expanded(PlanRequest(collective=phase.collective, geometry=self.between), algorithm)
+        def place_all() -> Placed:
+            expansion = expand(PlanRequest(collective=phase.collective, geometry=self.between_geometry), algorithm)
             assert not isinstance(expansion, Rejected)
-            return self._on(self.placement, expansion.rounds.copied(self.places, self.request.geometry.size))
+            rounds = expansion.rounds.copy_to_groups(self.places, self.request.geometry.size)
+            return self._place_rounds(self.placement, rounds)
 
-        return PricedPhase(whole, share, model=model)
+        return PricedPhase(place_all, share, model=model)
 
-    def _parts(
+    def _price_algorithms(
         self,
         phase: Phase,
         algorithms: Sequence[str],
@@ -230,29 +237,32 @@ class _Levels:
         root: int,
         share: float = 1.0,
     ) -> dict[str, PricedPhase]:
+        """Return a phase, which all groups run at the same time, priced with each algorithm that applies, by name."""
         parts = {}
         root_of = root if phase.collective in ROOTED else 0
         request = PlanRequest(collective=phase.collective, geometry=geometry, root=root_of)
         for algorithm in algorithms:
-            expansion = expanded(request, algorithm)
+            expansion = expand(request, algorithm)
             if not isinstance(expansion, Rejected):
-                rounds = expansion.rounds.continued() if phase.continues else expansion.rounds
+                rounds = expansion.rounds.without_local_work() if phase.continues else expansion.rounds
                 rounds = rounds.while_copying(root) if phase.copies else rounds
-                parts[algorithm] = self._part(rounds, groups, sample, share)
+                parts[algorithm] = self._price_rounds(rounds, groups, sample, share)
         return parts
 
-    def _part(
+    def _price_rounds(
         self, rounds: Rounds, groups: Sequence[Sequence[int]], sample: Representatives | None, share: float
     ) -> PricedPhase:
-        def whole() -> Placed:
-            return self._on(self.placement, rounds.copied(groups, self.request.geometry.size))
+        """Return the priced phase of groups that all run `rounds`; with a `sample` only its ranks are priced."""
+
+        def place_all() -> Placed:
+            return self._place_rounds(self.placement, rounds.copy_to_groups(groups, self.request.geometry.size))
 
         if sample is None:
-            return PricedPhase(whole(), share)
-        copied = rounds.copied(sample.groups, sample.placement.size).likewise(*sample.alike)
-        return PricedPhase(whole, share, model=self._on(sample.placement, copied))
+            return PricedPhase(place_all(), share)
+        sample_rounds = rounds.copy_to_groups(sample.groups, sample.placement.size).copy_amounts(*sample.alike)
+        return PricedPhase(place_all, share, model=self._place_rounds(sample.placement, sample_rounds))
 
-    def _on(self, placement: Placement, rounds: Rounds) -> Placed:
+    def _place_rounds(self, placement: Placement, rounds: Rounds) -> Placed:
         return on(placement, rounds, parameters=self._figures)
 
     @cached_property
@@ -262,28 +272,32 @@ class _Levels:
 
     # -- tables --------------------------------------------------------------------------------------------------
 
-    def _table(self, names: _Names, slices: int) -> Schedule:
+    def _generate_table(self, names: _Names, slices: int) -> Schedule:
         """Generate the table of these algorithms for a number of slices."""
-        return self._on_one_level(names, slices) if self.one else self._on_two_levels(names, slices)
+        return self._one_level_table(names, slices) if self.has_one_level else self._two_level_table(names, slices)
 
-    def _on_one_level(self, names: _Names, slices: int) -> Schedule:
-        collective, size, root = self.request.collective, self.inside.size, self.request.root
+    def _one_level_table(self, names: _Names, slices: int) -> Schedule:
+        """Generate the table inside one node: a scatter and a gather, pipelined over slices."""
+        collective, size, root = self.request.collective, self.inside_geometry.size, self.request.root
         gather, scatter = names[Scope.INSIDE], names[Scope.HOME]
-        rings = rings_of(scatter, self.inside)
+        rings = scatter_rings(scatter, self.inside_geometry)
         make: Callable[..., Schedule] = partial(generate, collective, _ON_ONE_LEVEL[collective], size, root=root)
-        whole = make(gather=gather, scatter=scatter, gather_options=fitted(gather, self.inside)[1], rings=rings)
+        _, gather_options = fitting_options(gather, self.inside_geometry)
+        whole = make(gather=gather, scatter=scatter, gather_options=gather_options, rings=rings)
         scattering = scatter_steps(size, scatter, root, rings)
         steps = {Scope.HOME: (scattering,), Scope.INSIDE: (whole.steps - scattering,)}
         return pipeline(whole, phase_starts(collective, steps), slices)
 
-    def _on_two_levels(self, names: _Names, slices: int) -> Schedule:
+    def _two_level_table(self, names: _Names, slices: int) -> Schedule:
+        """Generate the hierarchical table: the algorithms get the rings and options that fit the machine."""
         collective, inter = self.request.collective, names[Scope.BETWEEN]
         intra, scatter = names.get(Scope.INSIDE, names.get(Scope.HOME, "")), names.get(Scope.HOME)
         # Only patterns in which every rank owns a chunk take options that fit them to the machine.
-        near = fitted(intra, self.inside)[1] if Scope.INSIDE in names and collective != "all_to_all" else {}
+        takes_options = Scope.INSIDE in names and collective != "all_to_all"
+        near = fitting_options(intra, self.inside_geometry)[1] if takes_options else {}
         if Scope.INSIDE not in names and intra == "multi_ring":
-            near = {"rings": self.inside.device_rings}
-        far = fitted(inter, self.between)[1] if collective in READINGS and inter in SPREADING else {}
+            near = {"rings": self.inside_geometry.device_rings}
+        far = fitting_options(inter, self.between_geometry)[1] if collective in READINGS and inter in SPREADING else {}
         make: Callable[..., Schedule] = partial(
             generate,
             collective,
@@ -299,4 +313,4 @@ class _Levels:
         )
         if scatter is None or Scope.INSIDE not in names:
             return make()
-        return make(scatter=scatter, rings=rings_of(scatter, self.inside))
+        return make(scatter=scatter, rings=scatter_rings(scatter, self.inside_geometry))

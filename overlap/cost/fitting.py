@@ -1,4 +1,4 @@
-"""MachineFit of the `[collectives]` figures of a machine to measured collectives, and the error of rows left out.
+"""Fit of the `[collectives]` figures of a machine to measured collectives, and the error of rows left out.
 
 FittedRow figures: the launch of an operation, its further launch between nodes, and the shares of bandwidth that wires
 inside nodes and the network give. Every third row of each collective is left out, and shows how well the others
@@ -24,7 +24,7 @@ from .select import plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measured collective."""
+    """One measured collective: its ranks, its bytes, and its time."""
 
     collective: str  # name of the collective
     nbytes: int  # size of the whole vector
@@ -50,7 +50,7 @@ class FittedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedRows:
-    """Rows of a fit, with their errors."""
+    """Rows that a fit used or left out, each with its prediction, and their errors."""
 
     rows: tuple[FittedRow, ...]  # all samples
 
@@ -61,7 +61,7 @@ class FittedRows:
 
 
 def left_out_rows(kinds: Sequence[str]) -> list[bool]:
-    """Choose every third row of a kind; none of a kind with two rows or fewer."""
+    """Return for each row whether the fit leaves it out: every third of a kind that has at least three rows."""
     seen, third = dict[str, int](), []
     for kind in kinds:
         number = seen.get(kind, 0)
@@ -77,7 +77,7 @@ _TURNS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFit(FittedRows):
-    """FittedRow figures of a machine, with the rows."""
+    """Fitted figures of a machine, with the rows."""
 
     launches: Launches  # time to launch an operation
     shares: Mapping[str, float]  # share of the bandwidth that wires give, by kind of wire
@@ -85,7 +85,7 @@ class MachineFit(FittedRows):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """Launches of an operation, inside nodes and between them."""
+    """Fitted times to launch an operation: inside a node, and the extra time between nodes; None if not measured."""
 
     # launch of every operation; None if no row stayed inside a node: the figure of the machine's file stays then.
     inside_s: float | None
@@ -97,21 +97,22 @@ def with_shares(machine: Machine, launches: Launches, shares: Mapping[str, float
     figures = machine.collectives
     link = machine.network.link if machine.network else ""
 
-    def changed(overheads: Overheads) -> Overheads:
+    def add_figures(overheads: Overheads) -> Overheads:
+        """Return overheads with the fitted efficiencies of wires and launches; all others stay."""
         wires = {wire.kind: wire for wire in overheads.wires}
         for kind, share in shares.items():
-            wires[kind] = replace(wires.get(kind, WireOverheads(kind=kind)), efficiency=_figure(share, source))
+            wires[kind] = replace(wires.get(kind, WireOverheads(kind=kind)), efficiency=_fitted_figure(share, source))
         if link and launches.between_s is not None:
             between = wires.get(link, WireOverheads(kind=link))
-            wires[link] = replace(between, launch_s=_figure(launches.between_s, source))
-        launch = overheads.launch_s if launches.inside_s is None else _figure(launches.inside_s, source)
+            wires[link] = replace(between, launch_s=_fitted_figure(launches.between_s, source))
+        launch = overheads.launch_s if launches.inside_s is None else _fitted_figure(launches.inside_s, source)
         return replace(overheads, launch_s=launch, wires=tuple(wires.values()))
 
-    between_nodes = None if figures.between_nodes is None else changed(figures.between_nodes)
-    return replace(machine, collectives=replace(figures, usual=changed(figures.usual), between_nodes=between_nodes))
+    between_nodes = None if figures.between_nodes is None else add_figures(figures.between_nodes)
+    return replace(machine, collectives=replace(figures, usual=add_figures(figures.usual), between_nodes=between_nodes))
 
 
-def _figure(value: float, source: str) -> Figure:
+def _fitted_figure(value: float, source: str) -> Figure:
     return Figure(value=value, source=source, confidence="B")
 
 
@@ -122,44 +123,45 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> MachineFit:
     """
     left_out = left_out_rows([sample.collective for sample in samples])
     seen = [sample for sample, out in zip(samples, left_out, strict=True) if not out]
-    kinds = _kinds(cluster, samples)
+    kinds = _wire_kinds(cluster, samples)
 
     def loss(shares: Mapping[str, float]) -> float:
+        """Return the loss of a machine with these shares, and the launches that suit them best."""
         times_s = _predicted_s(cluster, seen, shares)
-        return _loss(seen, np.array(_launched_s(cluster, seen, times_s, _launches(cluster, seen, times_s))))
+        return _loss(seen, np.array(_add_launches_s(cluster, seen, times_s, _fit_launches(cluster, seen, times_s))))
 
     turns, whole = _TURNS if len(kinds) > 1 else 1, (log(_LEAST_SHARE), 0.0)
     shares = descend(dict.fromkeys(kinds, 0.8), loss, lambda turn, share: whole, turns=turns, steps=_STEPS)
     without_s = _predicted_s(cluster, samples, shares)
-    launches = _launches(cluster, seen, without_s[~np.array(left_out)])
+    launches = _fit_launches(cluster, seen, without_s[~np.array(left_out)])
     rows = (
         FittedRow(sample=sample, predicted_s=time_s, left_out=out)
         for sample, time_s, out in zip(
-            samples, _launched_s(cluster, samples, without_s, launches), left_out, strict=True
+            samples, _add_launches_s(cluster, samples, without_s, launches), left_out, strict=True
         )
     )
     return MachineFit(launches=launches, shares=shares, rows=tuple(rows))
 
 
 def crosses(sample: Sample, cluster: Cluster) -> bool:
-    """Whether a collective needs the network."""
+    """Return whether the ranks of a sample are on several nodes of the cluster."""
     return len({cluster.place(rank).node for rank in sample.ranks}) > 1
 
 
 def wire_s(cluster: Cluster, sample: Sample) -> float:
     """Return the time that the busiest wire carries a sample at its full rate, by the best known algorithm."""
     none = Launches(inside_s=0.0, between_s=0.0)
-    whole = dict.fromkeys(_kinds(cluster, [sample]), 1.0)
+    whole = dict.fromkeys(_wire_kinds(cluster, [sample]), 1.0)
     machine = replace(cluster, machine=with_shares(cluster.machine, none, whole, "upper bound"))
     busiest = plan(sample.collective, sample.nbytes, machine, sample.ranks, dtype=sample.dtype).busiest
     return busiest.busy_s if busiest else 0.0
 
 
-def _launches(cluster: Cluster, samples: Sequence[Sample], without_s: Floats) -> Launches:
+def _fit_launches(cluster: Cluster, samples: Sequence[Sample], without_s: Floats) -> Launches:
     """Return the launches that make the predictions best when they are added."""
     between = np.array([crosses(sample, cluster) for sample in samples])
     inside_s, all_s = (
-        _launch_s([s for s, out in zip(samples, some, strict=True) if out], without_s[some]) if some.any() else None
+        _fit_launch_s([s for s, out in zip(samples, some, strict=True) if out], without_s[some]) if some.any() else None
         for some in (~between, between)
     )
     figure = cluster.machine.collectives.usual.launch_s
@@ -167,8 +169,8 @@ def _launches(cluster: Cluster, samples: Sequence[Sample], without_s: Floats) ->
     return Launches(inside_s=inside_s, between_s=None if all_s is None else max(0.0, all_s - known_s))
 
 
-def _launched_s(cluster: Cluster, samples: Sequence[Sample], without_s: Floats, launches: Launches) -> list[float]:
-    """Return predictions with the launches added."""
+def _add_launches_s(cluster: Cluster, samples: Sequence[Sample], without_s: Floats, launches: Launches) -> list[float]:
+    """Return predictions in seconds with a launch added to each, and a second one if it crosses nodes."""
     figure = cluster.machine.collectives.usual.launch_s
     inside_s = launches.inside_s if launches.inside_s is not None else figure.value if figure else 0.0
     return [
@@ -177,7 +179,7 @@ def _launched_s(cluster: Cluster, samples: Sequence[Sample], without_s: Floats, 
     ]
 
 
-def _kinds(cluster: Cluster, samples: Sequence[Sample]) -> list[str]:
+def _wire_kinds(cluster: Cluster, samples: Sequence[Sample]) -> list[str]:
     """Return the kinds of wires that bound the samples: inside nodes, and between them."""
     nodes = max(len({cluster.place(rank).node for rank in sample.ranks}) for sample in samples)
     wires, network = cluster.machine.wires.link, cluster.machine.network
@@ -194,7 +196,7 @@ def _predicted_s(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[st
     )
 
 
-def _launch_s(samples: Sequence[Sample], without_s: Floats) -> float:
+def _fit_launch_s(samples: Sequence[Sample], without_s: Floats) -> float:
     """Return the launch that makes all predictions best, among the launches that are right for one sample."""
     choices: list[float] = [
         0.0,
@@ -204,5 +206,6 @@ def _launch_s(samples: Sequence[Sample], without_s: Floats) -> float:
 
 
 def _loss(samples: Sequence[Sample], predicted_s: Floats) -> float:
+    """Return the sum of squared logarithms of predicted over measured times."""
     measured_s = np.array([sample.time_s for sample in samples])
     return float((np.log(np.maximum(predicted_s, 1e-12) / measured_s) ** 2).sum())

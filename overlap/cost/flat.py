@@ -43,7 +43,7 @@ class PlanRequest:
     exact: bool = False  # whether to consider only algorithms that reduce in the order of ranks
 
     def considers(self, algorithm: str) -> bool:
-        """Return whether the request includes an algorithm."""
+        """Return whether the request allows an algorithm: any, unless it names one."""
         if self.exact and algorithm not in IN_RANK_ORDER:
             return False
         return self.algorithm == algorithm or (self.algorithm is None and (self.exact or algorithm not in _FOR_ORDER))
@@ -51,7 +51,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """An algorithm fitted to a group."""
+    """An algorithm fitted to a group: its detail in words, its rounds, and a function that makes its table."""
 
     detail: str  # difference from the same algorithm on other groups; may be empty
     rounds: Rounds  # messages of the algorithm
@@ -74,11 +74,11 @@ def flat_options(
         if too_wide(request):
             rejected.append(Rejected(algorithm=algorithm, why=WIDE))
             continue
-        expansion = expanded(request, algorithm, slices=1)
+        expansion = expand(request, algorithm, slices=1)
         if isinstance(expansion, Rejected):
             rejected.append(expansion)
         else:
-            options.append(_option(algorithm, expansion, placement, parameters))
+            options.append(_place_option(algorithm, expansion, placement, parameters))
     return options, rejected
 
 
@@ -93,7 +93,10 @@ WIDE = f"beyond {_MOST_LEVEL} ranks only two-level algorithms are considered"
 """Reason against one-level algorithms on large groups."""
 
 
-def _option(algorithm: str, expansion: Expansion, placement: Placement, parameters: CostParameters) -> AlgorithmOption:
+def _place_option(
+    algorithm: str, expansion: Expansion, placement: Placement, parameters: CostParameters
+) -> AlgorithmOption:
+    """Place an algorithm's rounds on the machine, and return its option, sliced where the algorithm can be."""
     whole = on(placement, expansion.rounds, parameters=parameters)
 
     def sliced(slices: int) -> Placed:
@@ -102,7 +105,7 @@ def _option(algorithm: str, expansion: Expansion, placement: Placement, paramete
     return Flat(algorithm, expansion.detail, whole, expansion.make, sliced=sliced if algorithm in SLICED else None)
 
 
-def expanded(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
+def expand(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
     """Fit one algorithm to a group. If it sends slices, `slices` is their number, None for its default."""
     g, collective = request.geometry, request.collective
     why = why_not(algorithm, g)
@@ -113,9 +116,9 @@ def expanded(request: PlanRequest, algorithm: str, *, slices: int | None = None)
         why = f"it has as many steps as there are ranks, {g.size}"
     if why is not None:
         return Rejected(algorithm=algorithm, why=why)
-    detail, options = fitted(algorithm, g) if collective in READINGS else ("", {})
+    detail, options = fitting_options(algorithm, g) if collective in READINGS else ("", {})
     if collective not in READINGS and algorithm == "multi_ring":
-        detail, options = _count(len(g.rings), "ring"), {"rings": g.device_rings}
+        detail, options = _count_text(len(g.rings), "ring"), {"rings": g.device_rings}
     root = request.root if collective in ROOTED else 0
     make = partial(generate, collective, algorithm, g.size, root=root, pairs=request.pairs, **options)
     if collective in READINGS and algorithm in ("ring", "multi_ring") and g.size > 1:
@@ -139,6 +142,7 @@ def why_not(algorithm: str, g: Geometry) -> str | None:
 
 
 def _why_no_kangaring(g: Geometry) -> str | None:
+    """Return why a group cannot run kangaring, which pairs ranks of each device on rings of wires; None if it can."""
     if not g.cluster.whole_devices(g.ranks):
         return "it needs all ranks of every device in the group"
     if g.cluster.ranks_per_device % 2:
@@ -149,6 +153,7 @@ def _why_no_kangaring(g: Geometry) -> str | None:
 
 
 def _why_no_torus(algorithm: str, g: Geometry) -> str | None:
+    """Return why a group cannot run swing or bucket, algorithms of a torus; None if it can."""
     grid = g.grid()
     if grid is None or not all(grid.wraps):
         return "it needs one rank on each device of a torus, in order"
@@ -157,31 +162,31 @@ def _why_no_torus(algorithm: str, g: Geometry) -> str | None:
     return None
 
 
-def fitted(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
-    """Return the detail that distinguishes an algorithm on a group that it applies to, and its fitting options."""
+def fitting_options(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
+    """Return the detail that distinguishes an algorithm on a group, and the options that fit it to the machine."""
     if algorithm == "ring":
         return "", {"order": g.ring_order}
     if algorithm == "multi_ring":
-        return _count(len(g.rings), "ring"), {"orders": g.rings}
+        return _count_text(len(g.rings), "ring"), {"orders": g.rings}
     if algorithm == "rdh" and g.why_no_cube is None:
         return f"over {len(g.devices)} devices as a cube", {"devices": g.devices}
     if algorithm == "kangaring":
         orders = _pair_orders(g)
-        return _count(len(orders), "ring"), {"couples": g.pairs(), "orders": orders}
+        return _count_text(len(orders), "ring"), {"couples": g.pairs(), "orders": orders}
     grid = g.grid() if algorithm in ("swing", "bucket") else None
     return ("", {}) if grid is None else (f"sides {grid.dims}", {"dims": grid.dims})
 
 
-def rings_of(scatter: str, g: Geometry) -> Rings | None:
-    """Return the rings for the parts of a root, None if `scatter` uses none."""
+def scatter_rings(scatter: str, g: Geometry) -> Rings | None:
+    """Return the rings that pass on the parts of a root's data; None if the algorithm `scatter` uses none."""
     return g.device_rings if scatter == "multi_ring" else None
 
 
 def _pair_orders(g: Geometry) -> list[list[int]]:
-    """Return the rings as orders of pairs."""
+    """Return the rings of a group as orders of the pairs of ranks on its devices, in each direction."""
     pair_of = {rank: number for number, pair in enumerate(g.pairs()) for rank in pair}
     return [list(dict.fromkeys(pair_of[rank] for rank in order)) for order in g.rings]
 
 
-def _count(number: int, noun: str) -> str:
+def _count_text(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -33,7 +33,7 @@ class Instead:
     predicted_s: float  # their time
 
 
-def forced(chosen: Plan, cluster: Cluster) -> Instead | None:
+def faster_collectives(chosen: Plan, cluster: Cluster) -> Instead | None:
     """Return collectives that take less time than a plan and give at least as much; None if there are none.
 
     Only a library's limits lead to that. Where every schedule is allowed, such prices do not occur.

@@ -27,26 +27,27 @@ class Geometry:
     @cached_property
     def devices(self) -> tuple[tuple[int, ...], ...]:
         """Group ranks of each device, devices and ranks ascending as in the world."""
-        local, node = self._world % self.cluster.ranks_per_node, self._world // self.cluster.ranks_per_node
-        return self._by(node * self.cluster.devices_per_node + local // self.cluster.ranks_per_device)
+        local, node = self._world_ranks % self.cluster.ranks_per_node, self._world_ranks // self.cluster.ranks_per_node
+        return self._group_by(node * self.cluster.devices_per_node + local // self.cluster.ranks_per_device)
 
     @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """Group ranks of each node."""
-        return self._by(self._world // self.cluster.ranks_per_node)
+        return self._group_by(self._world_ranks // self.cluster.ranks_per_node)
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
         """Group ranks of each set of devices that only the network joins with others: a node, or an UltraServer."""
-        return self._by(self._world // self.cluster.ranks_per_unit)
+        return self._group_by(self._world_ranks // self.cluster.ranks_per_unit)
 
     @cached_property
-    def _world(self) -> NDArray[np.int64]:
+    def _world_ranks(self) -> NDArray[np.int64]:
         return np.asarray(self.ranks, np.int64)
 
-    def _by(self, key: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
-        """Return group ranks by a key that rises with the rank, in the order of the world."""
-        order = np.argsort(self._world, kind="stable")
+    def _group_by(self, key: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+        """Return the group ranks with equal keys together; keys ascend with ranks of the world, as does the result."""
+        # Where the key changes along the ranks of the world in order, a new part begins.
+        order = np.argsort(self._world_ranks, kind="stable")
         bounds = np.flatnonzero(np.diff(key[order])) + 1
         return tuple(tuple(part.tolist()) for part in np.split(order, bounds))
 
@@ -59,7 +60,7 @@ class Geometry:
             return "nodes have different numbers of ranks"
         if len(self.nodes[0]) < 2:
             return "nodes have one rank each"
-        if (np.diff(self._world) < 0).any():
+        if (np.diff(self._world_ranks) < 0).any():
             return "ranks are not numbered node by node"
         return None
 
@@ -81,7 +82,7 @@ class Geometry:
     @cached_property
     def rings(self) -> tuple[tuple[int, ...], ...]:
         """Disjoint rings of wires, as orders of group ranks, each in both directions where that makes a difference."""
-        orders = [self._indices(ring) for ring in self.cluster.rings(self.ranks)]
+        orders = [self._group_indices(ring) for ring in self.cluster.rings(self.ranks)]
         both = [order for ring in orders for order in (ring, ring[::-1])]
         return tuple(both if self.size > 2 else both[:1])
 
@@ -94,14 +95,15 @@ class Geometry:
     @property
     def ring_order(self) -> tuple[int, ...]:
         """An order of group ranks for one ring, even where no ring of wires exists."""
-        return self._indices(self.cluster.ring_order(self.ranks))
+        return self._group_indices(self.cluster.ring_order(self.ranks))
 
-    def _indices(self, ranks: Sequence[int]) -> tuple[int, ...]:
+    def _group_indices(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the group ranks of world ranks."""
         index_of = {rank: index for index, rank in enumerate(self.ranks)}
         return tuple(index_of[rank] for rank in ranks)
 
     def grid(self) -> Grid | None:
-        """Return the sides that single ranks on devices fill in group order, None if they fill none."""
+        """Return the sides of a torus that the group fills in order, one rank on each device; None if there is none."""
         alone = len(self.devices) == self.size and list(self.ranks) == sorted(self.ranks)
         return self.cluster.grid(self.ranks) if alone else None
 

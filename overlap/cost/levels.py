@@ -46,10 +46,10 @@ def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhas
         A crossing for each level, from the nodes upwards; none if the cluster's file has no levels.
     """
     crossed = []
-    for name, block, bytes_per_s in _blocks(cluster, ranks):
+    for name, block, bytes_per_s in _level_blocks(cluster, ranks):
         out = sum(
-            (_leaving(block, part, placed) for part in parts for placed in part.placed.placed_rounds),
-            np.zeros(_count(block)),
+            (_leaving_bytes(block, part, placed) for part in parts for placed in part.placed.placed_rounds),
+            np.zeros(_block_count(block)),
         )
         busiest = float(out.max(initial=0.0))
         crossed.append(Crossing(level=name, share=float(out.sum()), busiest=busiest, s_per_byte=busiest / bytes_per_s))
@@ -70,12 +70,12 @@ def block_exits(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int])
 
 def _held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> float:
     """Return the delay of steps by the ways out of blocks, beyond their wires, for each byte of the vector."""
-    levels, total_s = list(_blocks(cluster, ranks)), 0.0
+    levels, total_s = list(_level_blocks(cluster, ranks)), 0.0
     for part in parts:
         for placed in part.placed.placed_rounds:
             times = placed.round.repeat * part.share / part.placed.rounds.slots
             wires_s = times * float(placed.wire_s_per_byte.max(initial=0.0))
-            ways_s = [float(_leaving(block, part, placed).max(initial=0.0)) / rate for _, block, rate in levels]
+            ways_s = [float(_leaving_bytes(block, part, placed).max(initial=0.0)) / rate for _, block, rate in levels]
             total_s += max(0.0, *(way_s - wires_s for way_s in ways_s))
     return total_s
 
@@ -96,20 +96,20 @@ def fabric_levels(cluster: Cluster) -> list[FabricLevel]:
     ]
 
 
-def _blocks(cluster: Cluster, ranks: Sequence[int]) -> Iterator[tuple[str, Ints, float]]:
+def _level_blocks(cluster: Cluster, ranks: Sequence[int]) -> Iterator[tuple[str, Ints, float]]:
     """Yield the name of each level, the block of each rank there, and the bytes per second of a block's way out."""
     for level in fabric_levels(cluster):
         yield level.name, np.asarray(ranks, np.int64) // level.ranks, level.out_bytes_per_s
 
 
-def _count(block: Ints) -> int:
+def _block_count(block: Ints) -> int:
     return int(block.max(initial=0)) + 1
 
 
-def _leaving(block: Ints, part: PricedPhase, placed: PlacedRound) -> Floats:
-    """Return the bytes that leave each block in placed round with its repetitions, for each byte of the vector."""
+def _leaving_bytes(block: Ints, part: PricedPhase, placed: PlacedRound) -> Floats:
+    """Return the bytes that leave each block in a placed round and its repetitions, for each byte of the vector."""
     src, dst = placed.round.src, placed.round.dst
     across = block[src] != block[dst]
     sent = placed.round.sent[across] * (placed.round.repeat * part.share / part.placed.rounds.slots)
-    out: Floats = np.bincount(block[src[across]], sent, _count(block)).astype(np.float64)
+    out: Floats = np.bincount(block[src[across]], sent, _block_count(block)).astype(np.float64)
     return out

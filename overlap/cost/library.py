@@ -102,12 +102,12 @@ class _Group:
         return None
 
     def carries(self, protocol: Protocol) -> bool:
-        """Tell whether a protocol runs over the wires of the group."""
+        """Return whether a protocol runs over the wires of the group."""
         allowed = self.library.protocols_between
         return self.nodes == 1 or not allowed or protocol.kind in allowed
 
     def way(self, model: LibraryAlgorithm, protocol: Protocol) -> Way:
-        """Return the time of an algorithm with a protocol."""
+        """Return the way of an algorithm with a protocol over the group: its steps, loads on wires, and times."""
         ranks, nodes, local = self.geometry.size, self.nodes, self.on_a_node
         far_s = protocol.between_s + protocol.waits * self._network_s
         depth = ceil(log2(nodes))
@@ -147,7 +147,7 @@ class _Group:
             steps=hops,
             piped=model.shape in _PIPELINES,
             through_s_per_byte=self._through_s_per_byte(model, protocol, between, s_per_byte),
-            pieces=self._pieces(model, protocol),
+            pieces=self._pipeline_pieces(model, protocol),
         )
 
     def _through_s_per_byte(
@@ -160,11 +160,11 @@ class _Group:
         inside_s = 2 * (self.on_a_node - 1) / (self._inside_bytes_per_s * protocol.share)
         return inside_s + depth * between / (self._between_bytes_per_s * protocol.share)
 
-    def _pieces(self, model: LibraryAlgorithm, protocol: Protocol) -> tuple[tuple[float, float], ...]:
+    def _pipeline_pieces(self, model: LibraryAlgorithm, protocol: Protocol) -> tuple[tuple[float, float], ...]:
         """Return the pieces of a pipeline, in the form of `Way.pieces`; none if they are not known."""
         chips, chunk = self.library.of_chips(), self.library.chunk
         if model.shape == "tree" and chunk is not None:
-            channels = self.library.channels_of_rail * self._rails
+            channels = self.library.channels_of_rail * self._fewest_bundles
             return ((float((protocol.chunk_bytes or chunk) * channels), 0.0),)
         if model.chunks and chips is not None:
             channels = chips.switch_channels if self.nodes == 1 else chips.switch_channels_between
@@ -176,12 +176,13 @@ class _Group:
         return ()
 
     @cached_property
-    def _rails(self) -> int:
+    def _fewest_bundles(self) -> int:
         """Number of adapter bundles of the group in a node, in the node with the fewest."""
         g = self.geometry
         return min(len({g.cluster.nic_of(g.ranks[index]) for index in node}) for node in g.nodes)
 
     def _s_per_byte(self, model: LibraryAlgorithm, protocol: Protocol, inside: float, between: float) -> float:
+        """Return the time per byte by the slowest limit: wires in a node, network, or low-latency protocol."""
         chips, processors = self.library.of_chips(), self.library.of_processors()
         share = protocol.share
         in_switch = chips.switch_share if chips and model.shape in ("switch", "switch_tree", "fabric") else None
@@ -196,7 +197,7 @@ class _Group:
             times.append(max(inside, between) / rate)
         return max(times)
 
-    def _efficiency(self, kind: str) -> float:
+    def _wire_efficiency(self, kind: str) -> float:
         return dict(self.parameters.efficiency).get(kind, 1.0)
 
     @cached_property
@@ -210,23 +211,23 @@ class _Group:
     def _inside_bytes_per_s(self) -> float:
         """Rate of the wires of a rank inside its node."""
         cluster, link = self.geometry.cluster, self.geometry.cluster.machine.wires.link
-        return cluster.bandwidth_bytes_per_s(link) * self._efficiency(link)
+        return cluster.bandwidth_bytes_per_s(link) * self._wire_efficiency(link)
 
     @cached_property
     def _between_bytes_per_s(self) -> float:
         """Rate of all adapters of the group in a node, in the node with the fewest."""
-        g, fewest = self.geometry, self._rails
+        g, fewest = self.geometry, self._fewest_bundles
         network = g.cluster.machine.network
         assert network is not None
         bundle = g.cluster.bandwidth_bytes_per_s(network.link) * g.cluster.nics_per_bundle
-        return fewest * bundle * self._efficiency(network.link)
+        return fewest * bundle * self._wire_efficiency(network.link)
 
 
-def _loads(g: Geometry, way: Way) -> Rounds:
+def _wire_loads(g: Geometry, way: Way) -> Rounds:
     """Return messages with the load of an algorithm on wires: around each node, and from node to node."""
     none = np.zeros(g.size)
     rounds = []
-    for pairs, sent in (_around(g, way.inside), _across(g, way.between)):
+    for pairs, sent in (_messages_in_nodes(g, way.inside), _messages_between_nodes(g, way.between)):
         if len(pairs) and sent.any():
             order = np.argsort(pairs[:, 1], kind="stable")
             src, dst = pairs[order].T
@@ -239,13 +240,14 @@ def _loads(g: Geometry, way: Way) -> Rounds:
     return Rounds(size=g.size, slots=1, rounds=tuple(rounds))
 
 
-def _around(g: Geometry, load: float) -> tuple[Ints, Floats]:
+def _messages_in_nodes(g: Geometry, load: float) -> tuple[Ints, Floats]:
+    """Return messages from each rank to the next in its node, in a ring, with `load` bytes per byte of the vector."""
     pairs = [pair for node in g.nodes if len(node) > 1 for pair in zip(node, (*node[1:], node[0]), strict=True)]
     return np.array(pairs, np.int64).reshape(-1, 2), np.full(len(pairs), load)
 
 
-def _across(g: Geometry, load: float) -> tuple[Ints, Floats]:
-    """Return the messages from each node to the next, spread over all its ranks."""
+def _messages_between_nodes(g: Geometry, load: float) -> tuple[Ints, Floats]:
+    """Return the messages from each node to the next, `load` bytes in all, spread over all its ranks."""
     pairs, sent = [], []
     if len(g.nodes) > 1:
         for senders, receivers in zip(g.nodes, (*g.nodes[1:], g.nodes[0]), strict=True):
@@ -280,17 +282,17 @@ def library_options(
         if (why := group.why_not(model)) is not None:
             rejected.append(Rejected(algorithm=name, why=why))
             continue
-        options += _priced(model, group, placement)
+        options += _protocol_options(model, group, placement)
     return options, rejected
 
 
-def _priced(model: LibraryAlgorithm, group: _Group, placement: Placement) -> Iterator[Formula]:
+def _protocol_options(model: LibraryAlgorithm, group: _Group, placement: Placement) -> Iterator[Formula]:
     """Yield an option for each protocol of an algorithm that runs over the wires of the group."""
     name, launch_s = f"{group.library.name} {model.name}", group.parameters.launch_s
     for protocol in model.protocols:
         if group.carries(protocol):
             way = group.way(model, protocol)
-            loads = on(placement, _loads(group.geometry, way), parameters=group.parameters)
+            loads = on(placement, _wire_loads(group.geometry, way), parameters=group.parameters)
             yield Formula(
                 name,
                 f"protocol {protocol.kind}",

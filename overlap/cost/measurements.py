@@ -20,7 +20,7 @@ Unit = Literal["us", "algbw GB/s", "nw_bw MB/s"]
 _MACHINES = Path(__file__).with_name("machines")
 
 
-def cluster_of(machine: str, *, strict: bool | None = None) -> Cluster:
+def measured_cluster(machine: str, *, strict: bool | None = None) -> Cluster:
     """Return the cluster of a measurement.
 
     Args:
@@ -56,7 +56,7 @@ class Measurement:
 
     @property
     def travelling(self) -> float:
-        """Bytes that `figure` counts if it is a bandwidth."""
+        """Bytes that the published bandwidth counts: all of the vector, or those that a rank sends."""
         if self.unit != "nw_bw MB/s":
             return float(self.nbytes)
         passes = 2 if self.collective == "all_reduce" else 1
@@ -64,18 +64,18 @@ class Measurement:
 
     @property
     def measured_s(self) -> float:
-        """The figure as a time."""
+        """Published figure as a time in seconds."""
         return self.figure / 1e6 if self.unit == "us" else self.travelling / (self.figure * _BYTES_PER_S[self.unit])
 
     def as_published(self, duration_s: float) -> float:
-        """Return a time in the unit of the figure."""
+        """Return a time in seconds in the unit of the published figure."""
         return duration_s * 1e6 if self.unit == "us" else self.travelling / duration_s / _BYTES_PER_S[self.unit]
 
 
 _BYTES_PER_S: Mapping[str, float] = {"algbw GB/s": 1e9, "nw_bw MB/s": 1e6}
 
 
-def of_version(cluster: Cluster, version: str) -> Cluster:
+def at_library_version(cluster: Cluster, version: str) -> Cluster:
     """Return a cluster with another version of its machine's library."""
     machine = cluster.machine
     assert machine.collectives.library is not None
@@ -85,7 +85,7 @@ def of_version(cluster: Cluster, version: str) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
-    """The size from which an algorithm wins."""
+    """Range of sizes in which one algorithm was seen to take over from another."""
 
     machine: str  # a name for `topology.cluster`
     ranks: int  # number of ranks; the group consists of the first ranks of the machine
@@ -119,31 +119,32 @@ class PublishedFigure:
     source: str  # place of publication
 
 
-def _figures(row: dict[str, Any], key: str) -> Iterator[tuple[int, float, str]]:
-    """Yield each size, or number key ranks, key a row key the file, with its figure and the figure that it fits."""
+def _numbered_figures(row: dict[str, Any], key: str) -> Iterator[tuple[int, float, str]]:
+    """Yield each number (a size, or a number of ranks) in the table `key` of a row, its figure, and the fitted name."""
     fits = row.pop("fits", {})
     for number, figure in row.pop(key).items():
         yield int(number), float(figure), fits.get(number, "")
 
 
-def _measurements(row: dict[str, Any]) -> Iterator[Measurement]:
+def _read_measurements(row: dict[str, Any]) -> Iterator[Measurement]:
+    """Yield a measurement for each size of a row of the file; sizes are in units of `scale` bytes."""
     scale, beyond, group = row.pop("scale", 1), row.pop("beyond", 0), tuple(row.pop("group", ()))
-    for size, figure, fits in _figures(row, "figures"):
+    for size, figure, fits in _numbered_figures(row, "figures"):
         nbytes, beyond_bytes = size * scale, beyond * scale
         yield Measurement(**row, nbytes=nbytes, beyond_bytes=beyond_bytes, group=group, figure=figure, fits=fits)
 
 
-def _knees(row: dict[str, Any]) -> Iterator[Knee]:
+def _read_knees(row: dict[str, Any]) -> Iterator[Knee]:
     for collective in row.pop("collectives"):
         yield Knee(**row, collective=collective)
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-COLLECTIVES = tuple(measurement for row in _FILE["collectives"] for measurement in _measurements(row))
+COLLECTIVES = tuple(measurement for row in _FILE["collectives"] for measurement in _read_measurements(row))
 """Collectives with a published time or bandwidth and configuration."""
 
-KNEES = tuple(each for row in _FILE["knees"] for each in _knees(row))
+KNEES = tuple(each for row in _FILE["knees"] for each in _read_knees(row))
 """Sizes at which documents and measurements see one algorithm take over from another."""
 
 TRAINING = Training(**_FILE["training"])

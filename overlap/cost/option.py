@@ -44,7 +44,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """An algorithm that does not apply."""
+    """An algorithm that does not apply to a group, and the reason."""
 
     algorithm: str  # name of the algorithm
     why: str  # the reason
@@ -85,7 +85,7 @@ class AlgorithmOption(ABC):
         self.exits: BlockExits | None = None
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost for a vector of `nbytes`; slices pass the ways out of blocks while others are inside.
+        """Return the cost for a vector of `nbytes`; of its slices one can leave a block while others are still inside.
 
         Args:
             nbytes: Bytes of the whole vector.
@@ -99,7 +99,7 @@ class AlgorithmOption(ABC):
         return replace(price, total_s=max(price.total_s + longer_s, least_s))
 
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the time; the time on a fabric is one of bytes on wires."""
+        """Return the terms of the time; waits at the switches between nodes count as bytes on wires."""
         breakdown = self._breakdown(nbytes, slices)
         if self.exits is None:
             return breakdown
@@ -115,15 +115,15 @@ class AlgorithmOption(ABC):
         """Return the terms of the time without a fabric."""
 
     def schedule(self, slices: int = 1) -> Schedule:
-        """Return the table, not yet proved.
+        """Return the table of transfers for a number of slices, not yet proved.
 
         Raises:
             ScheduleError: If there is none.
         """
         return self.make(slices)
 
-    def narrowed(self, collective: str, root: int) -> AlgorithmOption:
-        """Return this option of a wider collective for one rank alone; its price, the same, is an upper bound."""
+    def narrow(self, collective: str, root: int) -> AlgorithmOption:
+        """Return this option with its result used by the root alone; the price stays, as an upper bound."""
         option = copy(self)
         option.algorithm, option.detail = NARROWED, f"{self.label} of {collective}, for the root alone"
         option.made_of, option.make = (NARROWED, *self.made_of), partial(_narrowed_table, self, root)
@@ -135,7 +135,7 @@ class AlgorithmOption(ABC):
         return False
 
     def phases(self, slices: int) -> tuple[PricedPhase, ...]:
-        """Return its phases with the data cut in slices."""
+        """Return the phases of the option with the data cut in `slices`."""
         return self.parts
 
     def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
@@ -144,7 +144,7 @@ class AlgorithmOption(ABC):
 
     @property
     def label(self) -> str:
-        """Name and detail as text."""
+        """Name and detail of the algorithm in words."""
         return f"{self.algorithm} ({self.detail})" if self.detail else self.algorithm
 
     @property
@@ -158,7 +158,7 @@ class AlgorithmOption(ABC):
         return sum(part.share * part.model.rounds.sent_share for part in self.parts)
 
     def hops(self) -> dict[str, int]:
-        """Count the wires on the longest way of every step, by kind."""
+        """Count by kind the wires that the slowest message of every step crosses."""
         total: dict[str, int] = {}
         for part in self.parts:
             for kind, count in part.model.hops().items():
@@ -219,20 +219,21 @@ class Flat(AlgorithmOption):
             return best
         hopeless = max(whole.total_s(0), whole.model.busiest_s_per_byte() * nbytes) >= below_s
         while slices <= _MOST_SLICES and not hopeless:
-            more = Price(total_s=self._part(slices).total_s(nbytes), slices=slices)
+            more = Price(total_s=self._sliced_phase(slices).total_s(nbytes), slices=slices)
             if more.total_s >= best.total_s:
                 break
             best, slices = more, 2 * slices
         return best
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        return self._part(slices).breakdown(nbytes)
+        return self._sliced_phase(slices).breakdown(nbytes)
 
     def phases(self, slices: int) -> tuple[PricedPhase, ...]:
-        """Return its only phase, with the data cut in slices."""
-        return (self._part(slices),)
+        """Return the only phase, with the data cut in `slices`."""
+        return (self._sliced_phase(slices),)
 
-    def _part(self, slices: int) -> PricedPhase:
+    def _sliced_phase(self, slices: int) -> PricedPhase:
+        """Return the phase with the data in slices; its rounds are made once for each number of slices."""
         if slices not in self._phases:
             assert self._sliced is not None, f"{self.algorithm} sends no slices"
             self._phases[slices] = PricedPhase(self._sliced(slices))
@@ -271,10 +272,10 @@ class Phased(AlgorithmOption):
 
     def _price(self, nbytes: float, below_s: float) -> Price:
         """Return the cost with the best number of slices, of equal ones the smallest."""
-        prices = (self._price_of(slices, nbytes) for slices in self._counts(nbytes))
+        prices = (self._price_in_slices(slices, nbytes) for slices in self._slice_counts(nbytes))
         return min(prices, key=lambda price: price.total_s * (1 + _ROUNDING * price.slices))
 
-    def _counts(self, nbytes: float) -> Iterator[int]:
+    def _slice_counts(self, nbytes: float) -> Iterator[int]:
         """Yield the numbers of slices that are worth a look: all small ones, then powers of two."""
         yield 1
         least, slices = self._parameters.slice_bytes, 2
@@ -282,7 +283,8 @@ class Phased(AlgorithmOption):
             yield slices
             slices += 1 if slices < _FEW else slices
 
-    def _price_of(self, slices: int, nbytes: float) -> Price:
+    def _price_in_slices(self, slices: int, nbytes: float) -> Price:
+        """Return the price with the data in `slices` slices, with the launch."""
         phases_s = [part.total_s(nbytes / slices) for part in self.parts]
         return Price(total_s=self._parameters.launch_s + self.in_slices_s(phases_s, slices), slices=slices)
 
@@ -356,6 +358,7 @@ class Formula(AlgorithmOption):
         return Price(total_s=sum(self._terms(nbytes)))
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+        """Return the terms of the formula for `nbytes`; the time to fill its pipeline counts as latency."""
         terms = self._terms(nbytes)
         return CostBreakdown(
             waiting_s=0.0,

@@ -60,7 +60,7 @@ _SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # the last one of a s
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFit(FittedRows):
-    """FittedRow figures of this computer, with the rows."""
+    """Fitted figures of this computer, with the rows."""
 
     inside: Mapping[str, float]  # figures by name, for ranks of one process
     # figures by name, for ranks of several processes; empty if none were measured. With `phase_s`, they share memory.
@@ -76,18 +76,18 @@ def fit_own(samples: Sequence[Sample], *, cores: int, shared_memory: bool = Fals
         shared_memory: Whether processes read each other's memory.
     """
     local = cluster("local").machine
-    inside, between = {name: _start(local, name) for name in _INSIDE}, dict[str, float]()
+    inside, between = {name: _start_value(local, name) for name in _INSIDE}, dict[str, float]()
     left_out = left_out_rows([str(sample.processes) for sample in samples])  # other sizes of each collective
     seen = [sample for sample, out in zip(samples, left_out, strict=True) if not out]
     within = [sample for sample in seen if sample.processes == 1]
     across = [sample for sample in seen if sample.processes > 1]
     if within:
-        inside = _improved(inside, lambda x: _loss(within, machine_of(local, x, {}, cores)), turns=_TURNS[True])
+        inside = _improve_figures(inside, lambda x: _loss(within, set_figures(local, x, {}, cores)), turns=_TURNS[True])
     if across:
-        starts = {name: _start(local, name, between=True) for name in (_SHARING if shared_memory else _JOINED)}
+        starts = {name: _start_value(local, name, between=True) for name in (_SHARING if shared_memory else _JOINED)}
         turns = _TURNS[shared_memory]
-        between = _improved(starts, lambda x: _loss(across, machine_of(local, inside, x, cores)), turns=turns)
-    machine = machine_of(local, inside, between, cores)
+        between = _improve_figures(starts, lambda x: _loss(across, set_figures(local, inside, x, cores)), turns=turns)
+    machine = set_figures(local, inside, between, cores)
     rows = (
         FittedRow(sample=sample, predicted_s=_predicted_s(sample, machine), left_out=out)
         for sample, out in zip(samples, left_out, strict=True)
@@ -95,48 +95,49 @@ def fit_own(samples: Sequence[Sample], *, cores: int, shared_memory: bool = Fals
     return OwnFit(inside=inside, between=between, rows=tuple(rows))
 
 
-def machine_of(machine: Machine, inside: Mapping[str, float], between: Mapping[str, float], cores: int) -> Machine:
+def set_figures(machine: Machine, inside: Mapping[str, float], between: Mapping[str, float], cores: int) -> Machine:
     """Return the machine with other figures; its other fields stay."""
     collectives = machine.collectives
-    figures: dict[str, Any] = {name: _figure(value) for name, value in inside.items()}
+    figures: dict[str, Any] = {name: _fitted_figure(value) for name, value in inside.items()}
     if "handing_s" in inside:
         figures["inline_bytes"] = Figure(value=float(INLINE_BYTES), source="overlap/defaults.py", confidence="A")
     usual = replace(collectives.usual, **figures)
     between_nodes = collectives.between_nodes
     if "phase_s" in between and between_nodes is not None:
-        shared: dict[str, Any] = {name: _figure(value) for name, value in between.items()}
-        between_nodes = replace(between_nodes, **{**figures, **shared}, cores=_figure(cores), shared_memory=True)
+        shared: dict[str, Any] = {name: _fitted_figure(value) for name, value in between.items()}
+        between_nodes = replace(between_nodes, **{**figures, **shared}, cores=_fitted_figure(cores), shared_memory=True)
     elif between and between_nodes is not None:
         network = machine.network
         kind = network.link if network else "none"
-        wires = tuple(_wire(wire, between) if wire.kind == kind else wire for wire in between_nodes.wires)
+        wires = tuple(_fitted_wire(wire, between) if wire.kind == kind else wire for wire in between_nodes.wires)
         between_nodes = replace(
             between_nodes,
-            launch_s=_figure(between["launch_s"]),
-            reducer_bytes_per_s=_figure(between["reducer_bytes_per_s"]),
-            cores=_figure(cores),
+            launch_s=_fitted_figure(between["launch_s"]),
+            reducer_bytes_per_s=_fitted_figure(between["reducer_bytes_per_s"]),
+            cores=_fitted_figure(cores),
             wires=wires,
         )
     return replace(machine, collectives=replace(collectives, usual=usual, between_nodes=between_nodes))
 
 
-def _wire(wire: WireOverheads, figures: Mapping[str, float]) -> WireOverheads:
+def _fitted_wire(wire: WireOverheads, figures: Mapping[str, float]) -> WireOverheads:
+    """Return the overheads of a wire with fitted times of a message; its other figures stay."""
     return replace(
         wire,
-        step_s=_figure(figures["step_s"]),
-        gap_s=_figure(figures["step_s"]),
-        incast_s=_figure(figures["step_s"]),
-        busy_s=_figure(figures["busy_s"]),
-        busy_bytes_per_s=_figure(figures["busy_bytes_per_s"]),
+        step_s=_fitted_figure(figures["step_s"]),
+        gap_s=_fitted_figure(figures["step_s"]),
+        incast_s=_fitted_figure(figures["step_s"]),
+        busy_s=_fitted_figure(figures["busy_s"]),
+        busy_bytes_per_s=_fitted_figure(figures["busy_bytes_per_s"]),
     )
 
 
-def _figure(value: float) -> Figure:
+def _fitted_figure(value: float) -> Figure:
     return Figure(value=value, source=_SOURCE, confidence="D")
 
 
-def _start(machine: Machine, name: str, *, between: bool = False) -> float:
-    """Return the figure of the file, or the starting point of the search."""
+def _start_value(machine: Machine, name: str, *, between: bool = False) -> float:
+    """Return the machine's present figure as the start of the search, or a fixed one where it has none."""
     overheads: Overheads | None = machine.collectives.between_nodes if between else machine.collectives.usual
     assert overheads is not None, "the plain machine has figures between processes"
     network = machine.network.link if machine.network else "none"
@@ -145,12 +146,13 @@ def _start(machine: Machine, name: str, *, between: bool = False) -> float:
     return float(figure.value) if figure is not None and name not in _BEGINNINGS else _BEGINNINGS[name]
 
 
-def _improved(
+def _improve_figures(
     starts: Mapping[str, float], loss: Callable[[dict[str, float]], float], *, turns: int
 ) -> dict[str, float]:
     """Improve one figure after the other, in ever smaller ranges."""
 
     def bounds(turn: int, logarithm: float) -> tuple[float, float]:
+        """Return the range of a figure's logarithm in a turn: around its present value, narrower after the first."""
         span = _SPAN / (4**turn if turn < 2 else 8)
         return logarithm - span, logarithm + span
 
@@ -158,11 +160,13 @@ def _improved(
 
 
 def _loss(samples: Sequence[Sample], machine: Machine) -> float:
+    """Return the sum of the absolute logarithms of predicted over measured times."""
     errors = np.array([log(_predicted_s(sample, machine) / sample.time_s) for sample in samples])
     return float(np.abs(errors).sum())  # other programs spoil single rows, so a fit of squares would follow them
 
 
 def _predicted_s(sample: Sample, machine: Machine) -> float:
+    """Return the predicted time of a sample: by the direct path where its ranks share memory, else by the best plan."""
     where = Cluster.of(machine, nodes=sample.processes, ranks=len(sample.ranks))
     between = machine.collectives.between_nodes
     if sample.processes > 1 and not (between is not None and between.shared_memory):

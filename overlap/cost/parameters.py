@@ -110,39 +110,39 @@ def parameters(
     memory = figures.memory_bytes_per_s if figures.cores else None
     reducer, dma = figures.reducer_bytes_per_s, cluster.machine.chip.dma_bytes_per_s
     return CostParameters(
-        launch_s=times * crowd * _value(figures.launch_s, 0.0) + (sum(handshakes) if networked else 0.0),
+        launch_s=times * crowd * _figure_value(figures.launch_s, 0.0) + (sum(handshakes) if networked else 0.0),
         start_s=tuple((wire.kind, times * wire.step_s.value) for wire in figures.wires if wire.step_s),
         gap_s=tuple((wire.kind, times * wire.gap_s.value) for wire in figures.wires if wire.gap_s),
         incast_s=tuple((wire.kind, wire.incast_s.value) for wire in figures.wires if wire.incast_s),
         reduce_s=tuple((wire.kind, wire.reduce_s.value) for wire in figures.wires if wire.reduce_s),
-        cut_through=_value(figures.cut_through, 1.0),
-        efficiency=tuple((wire.kind, _most(wire.efficiency)) for wire in figures.wires if wire.efficiency),
+        cut_through=_figure_value(figures.cut_through, 1.0),
+        efficiency=tuple((wire.kind, _best_efficiency(wire.efficiency)) for wire in figures.wires if wire.efficiency),
         curves=tuple((w.kind, w.efficiency.points) for w in figures.wires if isinstance(w.efficiency, Curve)),
-        memory_efficiency=_value(figures.memory_efficiency, 1.0),
+        memory_efficiency=_figure_value(figures.memory_efficiency, 1.0),
         dma_s_per_byte=1 / (dma.value * cluster.lnc) if dma else 0.0,
         reduction_s_per_byte=1 / (reducer.value * cluster.lnc) if reducer else 0.0,
         reduction_overlaps=not figures.serial_reduction,
-        chunk_pieces=int(_value(figures.chunk_pieces, 1)),
-        most_slices=int(_value(figures.slices, _SLICES)),
-        slice_bytes=_value(figures.slice_bytes, 0.0),
+        chunk_pieces=int(_figure_value(figures.chunk_pieces, 1)),
+        most_slices=int(_figure_value(figures.slices, _SLICES)),
+        slice_bytes=_figure_value(figures.slice_bytes, 0.0),
         cores=figures.cores.value if figures.cores else None,
-        crowding=_value(figures.crowding, 1.0),
+        crowding=_figure_value(figures.crowding, 1.0),
         busy_s=tuple((wire.kind, wire.busy_s.value) for wire in figures.wires if wire.busy_s),
         busy_s_per_byte=tuple((w.kind, 1 / w.busy_bytes_per_s.value) for w in figures.wires if w.busy_bytes_per_s),
-        wake_s=_value(figures.wake_s, 0.0) if crowd > 1 else 0.0,
+        wake_s=_figure_value(figures.wake_s, 0.0) if crowd > 1 else 0.0,
         copied_s_per_byte=1 / memory.value if memory else 0.0,
     )
 
 
-def _value(figure: Figure | None, otherwise: float) -> float:
+def _figure_value(figure: Figure | None, otherwise: float) -> float:
     return otherwise if figure is None else figure.value
 
 
-def _most(efficiency: Figure | Curve) -> float:
+def _best_efficiency(efficiency: Figure | Curve) -> float:
     return efficiency.most if isinstance(efficiency, Curve) else efficiency.value
 
 
-def measured(cluster: Cluster, ranks: int, collective: str, nbytes: int, dtype: str) -> bool:
+def is_measured(cluster: Cluster, ranks: int, collective: str, nbytes: int, dtype: str) -> bool:
     """Return whether a prediction lies inside a measured shape; all others are extrapolations.
 
     A shape is a machine, a number of ranks, a collective and a dtype, between the smallest and the largest size
@@ -164,7 +164,7 @@ def known_sizes(cluster: Cluster, ranks: int, collective: str, dtype: str) -> tu
     )
 
 
-def itemsize_of(dtype: str) -> int:
+def itemsize_bytes(dtype: str) -> int:
     """Return the bytes of an element.
 
     Raises:

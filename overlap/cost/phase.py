@@ -54,7 +54,7 @@ class PricedPhase:
 
     @property
     def placed(self) -> Placed:
-        """Rounds of all ranks on the machine."""
+        """Rounds of all ranks on the machine, placed when they are first asked for."""
         if not isinstance(self._placed, Placed):
             self._placed = self._placed()
         return self._placed
@@ -69,6 +69,7 @@ class PricedPhase:
         return self._times_s[nbytes]
 
     def _least_s(self, nbytes: float) -> float:
+        """Return the lower bound of the time: by the launch and the busiest reducer, memory or wire."""
         memory_s = self.model.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
         return max(memory_s, self._least_wire_s(nbytes))
 
@@ -83,14 +84,14 @@ class PricedPhase:
         return parameters.launch_s + busy_s
 
     def breakdown(self, nbytes: float) -> CostBreakdown:
-        """Return the terms of the time."""
+        """Return the terms of the time; the excess over the clocks is of wires, memory or processors."""
         breakdown = cost(self.model, self.share * nbytes, explain=True).breakdown
         assert breakdown is not None
         total_s = sum(getattr(breakdown, term.name) for term in fields(breakdown))
-        wire_s = _beyond(self._least_wire_s(nbytes), total_s)
-        memory_s = _beyond(self._least_s(nbytes), total_s + wire_s)
+        wire_s = _excess_s(self._least_wire_s(nbytes), total_s)
+        memory_s = _excess_s(self._least_s(nbytes), total_s + wire_s)
         # Excess time of shared processors: their time without bytes counts as starts of messages, the rest as memory.
-        rest_s = _beyond(self._processors_s(nbytes), total_s + wire_s + memory_s)
+        rest_s = _excess_s(self._processors_s(nbytes), total_s + wire_s + memory_s)
         start_s = min(rest_s, self._processors_s(0.0) - self.model.parameters.launch_s)
         return replace(
             breakdown,
@@ -100,7 +101,7 @@ class PricedPhase:
         )
 
 
-def _beyond(bound_s: float, counted_s: float) -> float:
+def _excess_s(bound_s: float, counted_s: float) -> float:
     """Return the part of a bound beyond the counted time; clocks have ticks of a picosecond."""
     return bound_s - counted_s if bound_s - counted_s > _TICK_S else 0.0
 

@@ -18,7 +18,7 @@ _DIGITS = 9
 
 
 def apart(phases: int) -> Uses:
-    """Return the uses of phases that share nothing."""
+    """Return the uses of phases that share no resource: each has one of its own."""
     return tuple(tuple(float(row == column) for column in range(phases)) for row in range(phases))
 
 
@@ -45,7 +45,7 @@ def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
     left_s = list(phases_s)  # time left of the slice that each phase works on
     while done[-1] < slices:
         at_work = tuple(p for p in range(count) if done[p] < slices and (p == 0 or done[p] < done[p - 1]))
-        rate = _rates(at_work, shared)
+        rate = _phase_rates(at_work, shared)
         step_s = min(left_s[p] / rate[p] for p in at_work)
         now_s += step_s
         for p in at_work:
@@ -57,7 +57,7 @@ def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
 
 
 @lru_cache(maxsize=4096)  # a plan of many slices and sizes asks for the same few again and again
-def _rates(at_work: tuple[int, ...], shared: Uses) -> Mapping[int, float]:
+def _phase_rates(at_work: tuple[int, ...], shared: Uses) -> Mapping[int, float]:
     """Return the rates of phases: all rise until a resource is used up, then only phases without need of it."""
     rate = dict.fromkeys(at_work, 0.0)
     rising = set(at_work)

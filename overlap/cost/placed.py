@@ -32,6 +32,7 @@ class Ends:
 
     def winner(self, time: Ints) -> Ints:
         """Return the message with the latest time at each clock in `clock`, the first of several."""
+        # Per message, sorted by clock: the number of its clock. The first message with the latest time wins.
         number = np.repeat(np.arange(len(self.first)), np.diff(np.append(self.first, len(self.order))))
         best = np.flatnonzero(time[self.order] == self.latest(time)[number])
         return self.order[best[np.unique(number[best], return_index=True)[1]]]
@@ -64,15 +65,15 @@ class PlacedRound:
     @cached_property
     def src(self) -> Ints:
         """(messages,) The clock of each sender: each lane has a clock for every rank."""
-        return self.round.src + self._apart
+        return self.round.src + self._lane_offset
 
     @cached_property
     def dst(self) -> Ints:
         """(messages,) The clock of each receiver."""
-        return self.round.dst + self._apart
+        return self.round.dst + self._lane_offset
 
     @property
-    def _apart(self) -> Ints | int:
+    def _lane_offset(self) -> Ints | int:
         return 0 if self.round.lane is None else self.round.lane * len(self.local_s_per_byte)
 
     # Every price of the round uses these indices, whatever its bytes.
@@ -152,7 +153,7 @@ class Placed:
         return max((int(placed.port.max(initial=-1)) + 1 for placed in self.placed_rounds), default=0)
 
     def runs(self) -> Iterator[tuple[PlacedRound, int, bool]]:
-        """Yield every round, a number of its repetitions, and whether these hide delays behind the next step."""
+        """Yield each round with a number of repetitions, and whether the next step hides their delays."""
         in_pieces = self.parameters.chunk_pieces > 1
         for placed, after in zip_longest(self.placed_rounds, self.placed_rounds[1:]):
             goes_on = after is not None and after.round.passed_on
@@ -242,13 +243,13 @@ def on(placement: Placement, rounds: Rounds, *, parameters: CostParameters = IDE
         used[wire] = True
     port = np.cumsum(used) - 1
     placed_rounds = tuple(
-        _placed(round_, way, port[wire], wires, rate, placement, parameters, contention)
+        _place_round(round_, way, port[wire], wires, rate, placement, parameters, contention)
         for round_, way, wire in zip(rounds.rounds, routes, first_wires, strict=True)
     )
     return Placed(rounds=rounds, placement=placement, parameters=parameters, placed_rounds=placed_rounds)
 
 
-def _placed(
+def _place_round(
     round_: Round,
     routes: Routes,
     port: Ints,
@@ -258,14 +259,18 @@ def _placed(
     parameters: CostParameters,
     contention: bool,
 ) -> PlacedRound:
+    """Put a round on the machine: fixed times of each message, and times per byte of wires, memory and processors."""
+    # Columns of routes: the wires of all messages in a row, those of message m from routes.first[m] on.
     hops, start = np.diff(routes.first), routes.first[:-1]
     sent = np.repeat(round_.sent, hops)
     load = np.bincount(routes.wire, sent, len(rate)) / rate
     wire_s_per_byte = load[routes.wire] if contention else sent / rate[routes.wire]
-    latency_s = _latencies(routes, wires, parameters) + _incasts(round_, routes, wires, parameters)
+    latency_s = _latencies_s(routes, wires, parameters) + _incast_delays_s(round_, routes, wires, parameters)
     copied = np.zeros(placement.size) if round_.beside is None else round_.beside
     touched = round_.moving, round_.adding, round_.local, copied
-    moving, adding, local, beside = (_memory(amount, placement, parameters, contention) for amount in touched)
+    moving, adding, local, beside = (
+        _memory_s_per_byte(amount, placement, parameters, contention) for amount in touched
+    )
     # A message waits for the busier one of its two memories.
     busier = np.where((moving + adding)[round_.src] > (moving + adding)[round_.dst], round_.src, round_.dst)
     reducer = parameters.reduction_s_per_byte
@@ -273,8 +278,8 @@ def _placed(
     return PlacedRound(
         round=round_,
         latency_s=latency_s,
-        start_s=_starts(round_, routes, wires, parameters),
-        wire_s_per_byte=_over(np.maximum, wire_s_per_byte, start),
+        start_s=_send_starts_s(round_, routes, wires, parameters),
+        wire_s_per_byte=_combine_wires(np.maximum, wire_s_per_byte, start),
         moving_s_per_byte=moving[busier],
         adding_s_per_byte=adding[busier],
         reducing_s_per_byte=round_.added[round_.dst] * reducer,
@@ -283,22 +288,22 @@ def _placed(
         load_s_per_byte=load,
         core_s=work.once_s,
         core_s_per_byte=work.s_per_byte,
-        hops=_longest(latency_s, routes, wires),
+        hops=_longest_hops(latency_s, routes, wires),
         port=port,
         gap_s=by_kind(parameters.gap_s, wires.kind[routes.wire[start]]),
-        reduce_s=_reduces(round_, routes, wires, parameters),
-        curves=tuple(_curves(routes, wires, parameters)),
+        reduce_s=_reduction_starts_s(round_, routes, wires, parameters),
+        curves=tuple(_wire_curves(routes, wires, parameters)),
     )
 
 
-def _latencies(way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
+def _latencies_s(way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
     """Return the latency of each message: the whole of its slowest wire, and the cut-through share of the others."""
     latency_s, start = wires.latency_s[way.wire], way.first[:-1]
-    slowest = _over(np.maximum, latency_s, start)
-    return slowest + parameters.cut_through * (_over(np.add, latency_s, start) - slowest)
+    slowest = _combine_wires(np.maximum, latency_s, start)
+    return slowest + parameters.cut_through * (_combine_wires(np.add, latency_s, start) - slowest)
 
 
-def _incasts(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
+def _incast_delays_s(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
     """Return the delay of each message by other messages to the same rank."""
     if not parameters.incast_s or not len(round_.dst):
         return np.zeros(len(round_.dst))
@@ -306,7 +311,7 @@ def _incasts(round_: Round, way: Routes, wires: Wires, parameters: CostParameter
     return others * by_kind(parameters.incast_s, wires.kind[way.wire[way.first[1:] - 1]])
 
 
-def _reduces(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
+def _reduction_starts_s(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
     """Return the time to start reducing the data of each message."""
     if not parameters.reduce_s or not len(round_.dst):
         return np.zeros(len(round_.dst))
@@ -316,7 +321,7 @@ def _reduces(round_: Round, way: Routes, wires: Wires, parameters: CostParameter
     return np.where(round_.added[round_.dst] > 0, start_s, 0.0)
 
 
-def _curves(way: Routes, wires: Wires, parameters: CostParameters) -> Iterator[tuple[Ints, Floats, Floats]]:
+def _wire_curves(way: Routes, wires: Wires, parameters: CostParameters) -> Iterator[tuple[Ints, Floats, Floats]]:
     """Yield the messages that leave over each kind with a curve, and the curve's points over log bytes."""
     for kind, points in parameters.curves if len(way.wire) else ():
         messages = np.flatnonzero(wires.kind[way.wire[way.first[:-1]]] == kind)
@@ -325,11 +330,11 @@ def _curves(way: Routes, wires: Wires, parameters: CostParameters) -> Iterator[t
             yield messages, np.log(np.maximum(sizes, 1.0)), shares
 
 
-def _over(operator: np.ufunc, values: Floats, start: Ints) -> Floats:
+def _combine_wires(operator: np.ufunc, values: Floats, start: Ints) -> Floats:
     return operator.reduceat(values, start) if len(start) else np.zeros(0)
 
 
-def _memory(touched: Floats, placement: Placement, parameters: CostParameters, contention: bool) -> Floats:
+def _memory_s_per_byte(touched: Floats, placement: Placement, parameters: CostParameters, contention: bool) -> Floats:
     """Return the time that each rank's memory needs, for each byte of a slot."""
     if placement.memory_bytes_per_s is None or not contention:
         return np.zeros(placement.size)
@@ -337,7 +342,7 @@ def _memory(touched: Floats, placement: Placement, parameters: CostParameters, c
     return of_device[placement.device] / (placement.memory_bytes_per_s * parameters.memory_efficiency)
 
 
-def _starts(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
+def _send_starts_s(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
     """Return the time that a sender spends on each message and on issuing its other messages."""
     outward = wires.kind[way.wire[way.first[:-1]]]
     gap_s = by_kind(parameters.gap_s, outward)
@@ -345,10 +350,12 @@ def _starts(round_: Round, way: Routes, wires: Wires, parameters: CostParameters
     return by_kind(parameters.start_s, outward) + np.maximum(total[round_.src] - gap_s, 0.0)
 
 
-def _longest(latency_s: Floats, way: Routes, wires: Wires) -> dict[str, int]:
+def _longest_hops(latency_s: Floats, way: Routes, wires: Wires) -> dict[str, int]:
+    """Count by kind the wires of the message with the largest latency; {} in a round without messages."""
     if not len(latency_s):
         return {}
     message = int(latency_s.argmax())
+    # Wires of message m: way.wire[way.first[m] : way.first[m + 1]].
     crossed = way.wire[way.first[message] : way.first[message + 1]]
     # A way through a switch or the network is two wires and one hop: the second half has no latency.
     kinds, counts = np.unique(wires.kind[crossed[wires.latency_s[crossed] > 0]], return_counts=True)

@@ -38,7 +38,7 @@ def processors(
     if parameters.cores is None:
         return ProcessorTime(np.zeros(0), np.zeros(0))
     process, size = placement.device, int(placement.device.max(initial=0)) + 1
-    share = _shares(size, int(parameters.cores))
+    share = _core_shares(size, int(parameters.cores))
     src, dst = process[round_.src], process[round_.dst]
     message_s, byte_s = by_kind(parameters.busy_s, kind), by_kind(parameters.busy_s_per_byte, kind)
     sent_s = byte_s * round_.sent
@@ -67,7 +67,7 @@ def _own_s(round_: Round, parameters: CostParameters) -> Floats:
     return parameters.copied_s_per_byte * copied + parameters.reduction_s_per_byte * (round_.added + round_.local_added)
 
 
-def _shares(processes: int, cores: int) -> Floats:
+def _core_shares(processes: int, cores: int) -> Floats:
     """Return (processes, cores) the share of each process's work that each processor does."""
     if processes > cores and processes % cores:  # no rank is bound to a core
         return np.full((processes, cores), 1 / cores)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -35,7 +35,7 @@ class Rows:
         return Rows(src=self.src[order], dst=self.dst[order], count=self.count[order], far=self.far[order])
 
     def key(self) -> bytes:
-        """Return bytes that are equal exactly for equal rows."""
+        """Return bytes that two steps share exactly if all their messages are equal."""
         return b"".join(column.tobytes() for column in (self.src, self.dst, self.count, self.far))
 
 
@@ -60,15 +60,15 @@ class Unit:
         self.size, self.places = size, len(ring)
         self._ring, self._own = np.asarray(ring, np.int64), np.arange(len(ring))
 
-    def none(self) -> Rows:
-        """Return no message."""
-        return self._rows(self._own[:0], self._own[:0])
+    def no_messages(self) -> Rows:
+        """Return rows without any message."""
+        return self._make_rows(self._own[:0], self._own[:0])
 
-    def all(self) -> Rows:
+    def every_pair(self) -> Rows:
         """Return a message from every rank to every other, in one row if they go to the same place of other units."""
         src, dst = (grid.reshape(-1) for grid in np.meshgrid(self._own, self._own))
         others = src != dst
-        near, far = self._rows(src[others], dst[others]), self._rows(src, dst + self.places)
+        near, far = self._make_rows(src[others], dst[others]), self._make_rows(src, dst + self.places)
         elsewhere = self.size // self.places - 1
         if not elsewhere:
             return near
@@ -81,23 +81,24 @@ class Unit:
 
     def ahead(self, distance: int) -> Rows:
         """Return a message from every rank to the rank at a distance; the ranks form a circle."""
-        return self._rows(self._own, self._own + distance)
+        return self._make_rows(self._own, self._own + distance)
 
     def opposite(self, distance: int) -> Rows:
         """Return a message from every rank across one edge of a cube; the ranks are a power of two."""
-        return self._rows(self._own, self._own ^ distance)
+        return self._make_rows(self._own, self._own ^ distance)
 
     def following(self) -> Rows:
         """Return a message from every rank to the next one of the ring."""
-        return self._rows(self._ring, np.append(self._ring[1:], self._ring[0] + self.places))
+        return self._make_rows(self._ring, np.append(self._ring[1:], self._ring[0] + self.places))
 
-    def _rows(self, src: Ints, to: Ints) -> Rows:
+    def _make_rows(self, src: Ints, to: Ints) -> Rows:
+        """Return messages from ranks of this unit; a rank `to` beyond its end belongs to another unit."""
         other, dst = np.divmod(to, self.places)
         far = other % (self.size // self.places) != 0
         return Rows(src=src, dst=dst, count=np.ones(len(src)), far=far).in_order()
 
 
-_Made: TypeAlias = tuple[int, list[Round]]  # slots, rounds
+_SlotsAndRounds: TypeAlias = tuple[int, list[Round]]  # slots, rounds
 
 
 def regular_rounds(collective: str, algorithm: str, size: int, ring: Sequence[int] = (0,)) -> Rounds | None:
@@ -118,17 +119,18 @@ def regular_rounds(collective: str, algorithm: str, size: int, ring: Sequence[in
     return Rounds(size=len(ring), slots=slots, rounds=tuple(rounds))
 
 
-def _round(
+def _make_round(
     unit: Unit, rows: Rows | None = None, sent: float = 0.0, *, passed_on: bool = False, repeat: int = 1, **work: float
 ) -> Round:
-    rows = unit.none() if rows is None else rows
+    """Return a round of a unit's ranks: messages of `sent` slots by `rows`, and the same `work` for each rank."""
+    rows = unit.no_messages() if rows is None else rows
     ends = rows.src, rows.dst, rows.count * float(sent)
     return replace(
-        _alike(unit.places, ends, repeat=repeat, passed_on=passed_on, **work), count=rows.count, far=rows.far
+        _equal_round(unit.places, ends, repeat=repeat, passed_on=passed_on, **work), count=rows.count, far=rows.far
     )
 
 
-def _alike(
+def _equal_round(
     size: int, ends: tuple[Ints, Ints, Floats], *, repeat: int = 1, passed_on: bool = False, **work: float
 ) -> Round:
     """Return a round with the same `work` for all ranks, given by the names of a round's amounts."""
@@ -138,92 +140,99 @@ def _alike(
     return Round(repeat=repeat, passed_on=passed_on, src=src, dst=dst, sent=sent, **amounts)
 
 
-def _mesh(unit: Unit) -> tuple[Round, Round]:
+def _mesh_steps(unit: Unit) -> tuple[Round, Round]:
     """Return a step that reduces and one that spreads. A reduction reads each operand, and writes the sum once."""
-    rows, size = unit.all(), unit.size
-    return _round(unit, rows, 1, added=size - 1, adding=size + 1), _round(unit, rows, 1, moving=size)
+    rows, size = unit.every_pair(), unit.size
+    return _make_round(unit, rows, 1, added=size - 1, adding=size + 1), _make_round(unit, rows, 1, moving=size)
 
 
-def _doubling(unit: Unit) -> tuple[list[Round], list[Round]]:
+def _doubling_steps(unit: Unit) -> tuple[list[Round], list[Round]]:
     """Return the steps of halving, longest first, and the steps of doubling."""
     steps = [(1 << bit, unit.opposite(1 << bit)) for bit in range(unit.size.bit_length() - 1)]
-    halving = [_round(unit, rows, length, added=length, adding=3 * length) for length, rows in reversed(steps)]
-    return halving, [_round(unit, rows, length, moving=2 * length) for length, rows in steps]
+    halving = [_make_round(unit, rows, length, added=length, adding=3 * length) for length, rows in reversed(steps)]
+    return halving, [_make_round(unit, rows, length, moving=2 * length) for length, rows in steps]
 
 
-def _ring(unit: Unit) -> tuple[Round, Round]:
+def _ring_steps(unit: Unit) -> tuple[Round, Round]:
+    """Return the steps of a ring that reduce, and the steps that spread the sums."""
     rows, steps = unit.following(), unit.size - 1
-    back = _round(unit, rows, 1, repeat=steps, added=1, adding=3, passed_on=True)
-    return back, _round(unit, rows, 1, repeat=steps, moving=2)
+    back = _make_round(unit, rows, 1, repeat=steps, added=1, adding=3, passed_on=True)
+    return back, _make_round(unit, rows, 1, repeat=steps, moving=2)
 
 
-def _own(unit: Unit, rounds: Iterable[Round]) -> list[Round]:
+def _copy_own_block(unit: Unit, rounds: Iterable[Round]) -> list[Round]:
     """Return rounds that follow a copy of each rank's own block to its output."""
-    copy = _round(unit, local=2)
+    copy = _make_round(unit, local=2)
     return [copy, *rounds]
 
 
-def _one_shot(unit: Unit) -> _Made:
+def _one_shot_rounds(unit: Unit) -> _SlotsAndRounds:
+    """Return the rounds of an all-reduce in which every rank sends all data to all others, and adds up what arrives."""
     size = unit.size
-    adding = _round(unit, repeat=size - 1, local_added=1, local=3)
-    return 1, [_round(unit, unit.all(), 1, moving=size), adding]
+    adding = _make_round(unit, repeat=size - 1, local_added=1, local=3)
+    return 1, [_make_round(unit, unit.every_pair(), 1, moving=size), adding]
 
 
-def _recursive_doubling(unit: Unit) -> _Made:
+def _recursive_doubling_rounds(unit: Unit) -> _SlotsAndRounds:
+    """Return the rounds of an all-reduce that exchanges all data across each edge of a cube."""
     steps = (unit.opposite(1 << bit) for bit in range(unit.size.bit_length() - 1))
-    return 1, [_round(unit, rows, 1, repeat=times, added=1, adding=3) for rows, times in _runs(steps)]
+    return 1, [_make_round(unit, rows, 1, repeat=times, added=1, adding=3) for rows, times in _join_equal_steps(steps)]
 
 
-def _bruck(unit: Unit) -> _Made:
+def _bruck_rounds(unit: Unit) -> _SlotsAndRounds:
+    """Return the rounds of Bruck's all-to-all: each sends the packed blocks whose distance has a certain bit."""
     distance, bits = np.arange(unit.size), range((unit.size - 1).bit_length())
     amounts = [int((distance >> bit & 1).sum()) for bit in bits]
     packed = [
-        _round(unit, unit.ahead(1 << bit), amount, moving=2 * amount, local=2 * amount)
+        _make_round(unit, unit.ahead(1 << bit), amount, moving=2 * amount, local=2 * amount)
         for bit, amount in zip(bits, amounts, strict=True)
     ]
-    return unit.size, [*packed, _round(unit, local=2 * unit.size)]
+    return unit.size, [*packed, _make_round(unit, local=2 * unit.size)]
 
 
-def _direct(unit: Unit) -> _Made:
-    return unit.size, _own(unit, [_round(unit, unit.all(), 1, moving=2 * (unit.size - 1))])
+def _direct_rounds(unit: Unit) -> _SlotsAndRounds:
+    return unit.size, _copy_own_block(unit, [_make_round(unit, unit.every_pair(), 1, moving=2 * (unit.size - 1))])
 
 
-def _pairwise(unit: Unit) -> _Made:
+def _pairwise_rounds(unit: Unit) -> _SlotsAndRounds:
+    """Return the rounds of an all-to-all that sends one block in each step, to ranks ever further ahead."""
     steps = (unit.ahead(distance) for distance in range(1, unit.size))
-    return unit.size, _own(unit, (_round(unit, rows, 1, repeat=times, moving=2) for rows, times in _runs(steps)))
+    rounds = (_make_round(unit, rows, 1, repeat=times, moving=2) for rows, times in _join_equal_steps(steps))
+    return unit.size, _copy_own_block(unit, rounds)
 
 
-def _runs(steps: Iterable[Rows]) -> Iterator[tuple[Rows, int]]:
+def _join_equal_steps(steps: Iterable[Rows]) -> Iterator[tuple[Rows, int]]:
     """Yield equal steps in a row as one, with their number."""
     for _, run in groupby(steps, key=Rows.key):
         rows, *more = run
         yield rows, 1 + len(more)
 
 
-def _spread(name: str) -> Iterator[tuple[tuple[str, str], Callable[[Unit], _Made]]]:
+def _chunk_collectives(name: str) -> Iterator[tuple[tuple[str, str], Callable[[Unit], _SlotsAndRounds]]]:
     """Yield the three collectives that a pattern gives, in which every rank owns a chunk."""
 
-    def both(unit: Unit) -> tuple[list[Round], list[Round]]:
+    def both_steps(unit: Unit) -> tuple[list[Round], list[Round]]:
+        """Return the steps that reduce, and the steps that spread, each a list."""
         if name == "rdh":
-            return _doubling(unit)
-        back, forth = _mesh(unit) if name == "mesh" else _ring(unit)
+            return _doubling_steps(unit)
+        back, forth = _mesh_steps(unit) if name == "mesh" else _ring_steps(unit)
         return [back], [forth]
 
-    yield ("all_reduce", name), lambda unit: (unit.size, [*both(unit)[0], *both(unit)[1]])
-    yield ("reduce_scatter", name), lambda unit: (unit.size, both(unit)[0])
-    yield ("all_gather", name), lambda unit: (unit.size, _own(unit, both(unit)[1]))
+    yield ("all_reduce", name), lambda unit: (unit.size, [*chain.from_iterable(both_steps(unit))])
+    yield ("reduce_scatter", name), lambda unit: (unit.size, both_steps(unit)[0])
+    yield ("all_gather", name), lambda unit: (unit.size, _copy_own_block(unit, both_steps(unit)[1]))
 
 
 _POWERS = ("rdh", "recursive_doubling")
-_ALGORITHMS: Mapping[tuple[str, str], Callable[[Unit], _Made]] = {
-    **dict(_spread("mesh")),
-    **dict(_spread("rdh")),
-    **dict(_spread("ring")),
-    ("all_reduce", "one_shot"): _one_shot,
-    ("all_reduce", "recursive_doubling"): _recursive_doubling,
-    ("all_to_all", "mesh"): _direct,
-    ("all_to_all", "pairwise"): _pairwise,
-    ("all_to_all", "bruck"): _bruck,
+_ALGORITHMS: Mapping[tuple[str, str], Callable[[Unit], _SlotsAndRounds]] = {
+    **dict(_chunk_collectives("mesh")),
+    **dict(_chunk_collectives("rdh")),
+    **dict(_chunk_collectives("ring")),
+    ("all_reduce", "one_shot"): _one_shot_rounds,
+    ("all_reduce", "recursive_doubling"): _recursive_doubling_rounds,
+    ("all_to_all", "mesh"): _direct_rounds,
+    ("all_to_all", "pairwise"): _pairwise_rounds,
+    ("all_to_all", "bruck"): _bruck_rounds,
 }
 
 
@@ -240,10 +249,10 @@ def ring_rounds(collective: str, orders: Sequence[Sequence[int]]) -> Rounds:
     key, message = np.unique((following * size + path).reshape(-1), return_inverse=True)
     sent = np.bincount(message, minlength=len(key)).astype(np.float64)
     ends = key % size, key // size, sent
-    adding = _alike(size, ends, repeat=size - 1, passed_on=True, added=parts, adding=3 * parts)
-    moving = _alike(size, ends, repeat=size - 1, moving=2 * parts)
+    adding = _equal_round(size, ends, repeat=size - 1, passed_on=True, added=parts, adding=3 * parts)
+    moving = _equal_round(size, ends, repeat=size - 1, moving=2 * parts)
     if collective == "all_gather":
-        first = _alike(size, ends, moving=2 * parts, local=2 * parts)
+        first = _equal_round(size, ends, moving=2 * parts, local=2 * parts)
         rounds = (first, replace(moving, repeat=size - 2)) if size > 2 else (first,)
     else:
         rounds = (adding,) if collective == "reduce_scatter" else (adding, moving)

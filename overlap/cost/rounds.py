@@ -88,10 +88,10 @@ class Rounds:
         """Bytes that the busiest rank sends, over the bytes of the whole vector."""
         sent = np.zeros(self.size)
         for round_ in self.rounds:
-            sent += round_.repeat * _weighed(round_.src, round_.sent, self.size)
+            sent += round_.repeat * _weighted_counts(round_.src, round_.sent, self.size)
         return float(sent.max(initial=0.0)) / self.slots
 
-    def continued(self) -> Rounds:
+    def without_local_work(self) -> Rounds:
         """Return these rounds without the local work at their start: an earlier phase has put the input in place."""
         none = np.zeros(self.size)
         rounds = (replace(round_, local=none, local_added=none, beside=None) for round_ in self.rounds)
@@ -101,17 +101,17 @@ class Rounds:
         """Return these rounds with `rank` copying the whole vector in parallel, and no local work of other ranks."""
         beside = np.zeros(self.size)
         beside[rank] = 2.0 * self.slots
-        rest = self.continued()
+        rest = self.without_local_work()
         return replace(rest, rounds=(replace(rest.rounds[0], beside=beside), *rest.rounds[1:])) if rest.rounds else rest
 
-    def likewise(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
+    def copy_amounts(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
         """Return these rounds with `ranks` working as much as the ranks `like`, for messages that are left out."""
         targets, models = np.asarray(ranks, np.int64), np.asarray(like, np.int64)
         if not len(targets):
             return self
-        return replace(self, rounds=tuple(_likewise(round_, targets, models) for round_ in self.rounds))
+        return replace(self, rounds=tuple(_copy_amounts(round_, targets, models) for round_ in self.rounds))
 
-    def copied(self, groups: Sequence[Sequence[int]], size: int) -> Rounds:
+    def copy_to_groups(self, groups: Sequence[Sequence[int]], size: int) -> Rounds:
         """Return the rounds of several groups at once, each of which runs these rounds.
 
         Args:
@@ -119,19 +119,24 @@ class Rounds:
             size: Ranks of the larger group.
         """
         plays = np.asarray(groups, np.int64)
-        return Rounds(size=size, slots=self.slots, rounds=tuple(_copied(round_, plays, size) for round_ in self.rounds))
+        rounds = tuple(_copy_round(round_, plays, size) for round_ in self.rounds)
+        return Rounds(size=size, slots=self.slots, rounds=rounds)
 
 
-def _likewise(round_: Round, ranks: Ints, like: Ints) -> Round:
+def _copy_amounts(round_: Round, ranks: Ints, like: Ints) -> Round:
+    """Return a round in which `ranks` have the amounts of the ranks `like`."""
+
     def spread(amount: Floats) -> Floats:
         amounts = amount.copy()
         amounts[ranks] = amount[like]
         return amounts
 
-    return replace(round_, **_of_ranks(round_, spread))
+    return replace(round_, **_change_amounts(round_, spread))
 
 
-def _copied(round_: Round, plays: Ints, size: int) -> Round:
+def _copy_round(round_: Round, plays: Ints, size: int) -> Round:
+    """Return a round that several groups run at once: row g of `plays` has the ranks that play the parts of group g."""
+    # Messages of all groups, in the order of their receivers.
     src, dst = plays[:, round_.src].reshape(-1), plays[:, round_.dst].reshape(-1)
     order = np.argsort(dst, kind="stable")
 
@@ -140,15 +145,17 @@ def _copied(round_: Round, plays: Ints, size: int) -> Round:
         amounts[plays] = amount
         return amounts
 
-    def tiled(column: _Column | None) -> _Column | None:
+    def repeat_column(column: _Column | None) -> _Column | None:
         return None if column is None else np.tile(column, len(plays))[order]
 
-    of_messages: dict[str, Any] = {name: tiled(getattr(round_, name)) for name in ("sent", "count", "far", "lane")}
-    return replace(round_, src=src[order], dst=dst[order], **of_messages, **_of_ranks(round_, spread))
+    of_messages: dict[str, Any] = {
+        name: repeat_column(getattr(round_, name)) for name in ("sent", "count", "far", "lane")
+    }
+    return replace(round_, src=src[order], dst=dst[order], **of_messages, **_change_amounts(round_, spread))
 
 
-def _of_ranks(round_: Round, change: Callable[[Floats], Floats]) -> dict[str, Any]:
-    """Return the changed amounts of each rank."""
+def _change_amounts(round_: Round, change: Callable[[Floats], Floats]) -> dict[str, Any]:
+    """Return the amounts of a round, by name, each changed by `change`."""
     amounts = {name: change(getattr(round_, name)) for name in AMOUNTS}
     return amounts if round_.beside is None else {**amounts, "beside": change(round_.beside)}
 
@@ -168,9 +175,9 @@ def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
     Cost: one pass over the table, then work for each different step only.
     """
     amounts: _Amounts = schedule.count if moved is None else moved
-    beside = _beside(schedule)
+    beside = _parallel_copies(schedule)
     bounds = np.searchsorted(schedule.step, np.arange(schedule.steps + 1))
-    first = np.flatnonzero(~_like_the_one_before(schedule, amounts, beside, bounds))
+    first = np.flatnonzero(~_repeats_previous_step(schedule, amounts, beside, bounds))
     repeat = np.diff(np.append(first, schedule.steps))
     per_rank = schedule.size if schedule.collective in _PER_RANK else 1
     runs = zip(first.tolist(), repeat.tolist(), strict=True)
@@ -178,11 +185,11 @@ def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
     return Rounds(
         size=schedule.size,
         slots=schedule.slots_per_block * per_rank,
-        rounds=tuple(_round(schedule, amounts, beside[rows], rows, times) for rows, times in spans),
+        rounds=tuple(_read_round(schedule, amounts, beside[rows], rows, times) for rows, times in spans),
     )
 
 
-def _like_the_one_before(
+def _repeats_previous_step(
     schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], bounds: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
     """Return for each step whether it is the same round as the step before."""
@@ -199,34 +206,36 @@ def _like_the_one_before(
             square = column[rows].reshape(stop - start, -1)
             same &= (square[1:] == square[:-1]).all(axis=1)
         if grouped and same.any():
-            square = _from_zero(schedule.group[rows].reshape(stop - start, -1))
+            square = _renumber_groups(schedule.group[rows].reshape(stop - start, -1))
             same &= (square[1:] == square[:-1]).all(axis=1)
         equal[start + 1 : stop] = same
     return equal
 
 
-def _from_zero(group: NDArray[np.int32]) -> NDArray[np.int32]:
+def _renumber_groups(group: NDArray[np.int32]) -> NDArray[np.int32]:
     """Renumber the groups of each step, (steps, rows), from 0: their numbers differ from step to step."""
     most = np.iinfo(np.int32).max  # also where a step has no rows, as between the slices of a pipeline
     least = np.where(group < 0, most, group).min(axis=1, keepdims=True, initial=most)
     return np.where(group < 0, -1, group - least)
 
 
-def _round(schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], rows: slice, repeat: int) -> Round:
+def _read_round(schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], rows: slice, repeat: int) -> Round:
+    """Read rows of a step as a round that is run `repeat` times: its messages, and the slots that each rank touches."""
     s, size = schedule, schedule.size
     src, dst, count = s.src[rows].astype(np.int64), s.dst[rows].astype(np.int64), moved[rows].astype(np.float64)
     remote, adds, group = src != dst, s.op[rows] == Op.ADD, s.group[rows]
     moves = remote & ~adds
     far_adds = remote & adds
     near_adds = ~remote & adds
-    shared_read = moves & _again(group, s.sslot[rows], moves)
-    shared_sum = far_adds & _again(group, s.dslot[rows], far_adds)
-    local = 3.0 * _sums(dst, count, near_adds, size)
+    shared_read = moves & _repeats_slot(group, s.sslot[rows], moves)
+    shared_sum = far_adds & _repeats_slot(group, s.dslot[rows], far_adds)
+    local = 3.0 * _sum_by_rank(dst, count, near_adds, size)
     if not s.reduces:
-        local += 2.0 * _sums(dst, count, ~remote & ~adds & ~beside, size)
+        local += 2.0 * _sum_by_rank(dst, count, ~remote & ~adds & ~beside, size)
     apart = s.algorithm in _APART
     lane = s.channel[rows].astype(np.int64) if apart else np.zeros(len(src), np.int64)
     lanes = s.channels if apart else 1
+    # All rows from one rank to another, on one lane, are one message.
     key, message = np.unique(((dst * size + src) * lanes + lane)[remote], return_inverse=True)
     ends = key // lanes
     return Round(
@@ -235,17 +244,17 @@ def _round(schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], rows:
         src=ends % size,
         dst=ends // size,
         lane=key % lanes if apart else None,
-        sent=_weighed(message, count[remote], len(key)),
-        added=_sums(dst, count, far_adds, size),
-        local_added=_sums(dst, count, near_adds, size),
-        moving=_sums(src, count, moves & ~shared_read, size) + _sums(dst, count, moves, size),
-        adding=_sums(src, count, far_adds, size) + 2.0 * _sums(dst, count, far_adds & ~shared_sum, size),
+        sent=_weighted_counts(message, count[remote], len(key)),
+        added=_sum_by_rank(dst, count, far_adds, size),
+        local_added=_sum_by_rank(dst, count, near_adds, size),
+        moving=_sum_by_rank(src, count, moves & ~shared_read, size) + _sum_by_rank(dst, count, moves, size),
+        adding=_sum_by_rank(src, count, far_adds, size) + 2.0 * _sum_by_rank(dst, count, far_adds & ~shared_sum, size),
         local=local,
-        beside=2.0 * _sums(dst, count, beside, size) if beside.any() else None,
+        beside=2.0 * _sum_by_rank(dst, count, beside, size) if beside.any() else None,
     )
 
 
-def _beside(s: Schedule) -> NDArray[np.bool_]:
+def _parallel_copies(s: Schedule) -> NDArray[np.bool_]:
     """Return whether each row is a local copy that no message waits for.
 
     Messages wait for the data that they read; a copy of the input is assumed done when a later step reads it.
@@ -265,20 +274,21 @@ def _beside(s: Schedule) -> NDArray[np.bool_]:
     return beside
 
 
-def _again(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _repeats_slot(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return whether each row repeats an earlier row of its group with the same slot."""
     grouped = np.flatnonzero(rows & (group >= 0))
     again = np.zeros(len(group), np.bool_)
     again[grouped] = True
+    # Group and slot, both of 32 bits, in one number; the first row with each number repeats none.
     key = group[grouped].astype(np.int64) << 32 | slot[grouped]
     again[grouped[np.unique(key, return_index=True)[1]]] = False
     return again
 
 
-def _sums(rank: Ints, count: Floats, rows: NDArray[np.bool_], size: int) -> Floats:
-    return _weighed(rank[rows], count[rows], size)
+def _sum_by_rank(rank: Ints, count: Floats, rows: NDArray[np.bool_], size: int) -> Floats:
+    return _weighted_counts(rank[rows], count[rows], size)
 
 
-def _weighed(index: NDArray[np.integer], weight: Floats, size: int) -> Floats:
+def _weighted_counts(index: NDArray[np.integer], weight: Floats, size: int) -> Floats:
     # Without any index, bincount returns integers whatever the weights.
     return np.bincount(index, weight, size).astype(np.float64)

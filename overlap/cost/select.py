@@ -36,7 +36,7 @@ def algorithms() -> list[str]:
 
 
 def check_algorithm(name: str) -> None:
-    """Refuse a name of no algorithm.
+    """Raise an error if no algorithm has that name.
 
     Raises:
         UsageError: With the known names.
@@ -66,7 +66,7 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """An algorithm that was considered."""
+    """An algorithm that was not chosen: its predicted time, or why it does not apply."""
 
     algorithm: str  # name of the algorithm
     detail: str = ""  # its parts; may be empty
@@ -121,11 +121,12 @@ class Plan:
         Raises:
             ScheduleError: If the table does not compute the collective, or there is none, as for the short cut.
         """
-        return _proved(self.option, self.slices)
+        return _prove(self.option, self.slices)
 
 
 @lru_cache(maxsize=64)
-def _proved(option: AlgorithmOption, slices: int) -> Schedule:
+def _prove(option: AlgorithmOption, slices: int) -> Schedule:
+    """Return the table of an option in slices, after its proof."""
     schedule = option.schedule(slices)
     verify(schedule)
     return schedule
@@ -181,11 +182,13 @@ def plan(
     """
     group = ranks if ranks is None or isinstance(ranks, tuple) else tuple(ranks)
     sent = None if pairs is None else tuple(pairs)
-    return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm, exact, plain)
+    return _cached_plan(
+        op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm, exact, plain
+    )
 
 
 @lru_cache(maxsize=4096)
-def _plan(
+def _cached_plan(
     op: str,
     nbytes: int,
     cluster: Cluster,
@@ -199,13 +202,14 @@ def _plan(
     exact: bool,
     plain: bool,
 ) -> Plan:
+    """Price all options of a collective, and return the plan of the cheapest; for the arguments see `plan`."""
     from .candidates import candidates
     from .levels import crossings
     from .option import NARROWED
-    from .parameters import itemsize_of, measured
+    from .parameters import is_measured, itemsize_bytes
 
-    _check(op, nbytes, exact)
-    itemsize_of(dtype)  # raises an error for an unknown dtype
+    _check_request(op, nbytes, exact)
+    itemsize_bytes(dtype)  # raises an error for an unknown dtype
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
     options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact, plain)
     options = [option for option in options if option.tabled or not programs_only]
@@ -214,8 +218,8 @@ def _plan(
         library, options, lacking = _by_library(op, cluster, options)
     if not options:
         raise ScheduleError(f"{op}: {'; '.join(f'{r.algorithm} does not apply: {r.why}' for r in rejected)}")
-    (price, best), *slower = _ranked(options, nbytes)
-    proposed = _priced(lacking, nbytes, below_s=price.total_s)
+    (price, best), *slower = _sort_options(options, nbytes)
+    proposed = _price_options(lacking, nbytes, below_s=price.total_s)
     faster = [entry for entry in proposed if entry[0].total_s < price.total_s]
     narrow = [entry for entry in proposed if entry[1].algorithm == NARROWED][1:]
     breakdown = best.breakdown(nbytes, price.slices)
@@ -229,25 +233,26 @@ def _plan(
         detail=best.detail,
         slices=price.slices,
         predicted_s=price.total_s,
-        extrapolated=not measured(cluster, len(group), op, nbytes, dtype),
+        extrapolated=not is_measured(cluster, len(group), op, nbytes, dtype),
         breakdown=breakdown,
         steps=best.steps,
         bytes_per_rank=round(best.sent_share * nbytes),
         hops=tuple(sorted(best.hops().items())),
-        busiest=_busiest(best, nbytes),
-        alternatives=_alternatives(
+        busiest=_busiest_wire(best, nbytes),
+        alternatives=_list_alternatives(
             sorted([*slower, *(entry for entry in proposed[len(faster) :] if entry not in narrow)], key=_total_s),
             rejected,
         ),
-        reason=_reason(breakdown, slower, nbytes),
+        reason=_choice_reason(breakdown, slower, nbytes),
         library=library,
-        proposals=_alternatives([entry for entry in faster if entry not in narrow], ()),
+        proposals=_list_alternatives([entry for entry in faster if entry not in narrow], ()),
         levels=crossings(cluster, group, best.parts),
         option=best,
     )
 
 
-def _check(op: str, nbytes: int, exact: bool) -> None:
+def _check_request(op: str, nbytes: int, exact: bool) -> None:
+    """Raise `UsageError` for an unknown collective, a size out of range, or an exact order that it does not have."""
     if op not in GENERATORS:
         raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
     if exact and op not in EXACT:
@@ -256,20 +261,20 @@ def _check(op: str, nbytes: int, exact: bool) -> None:
         raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
 
 
-def _ranked(options: list[AlgorithmOption], nbytes: int) -> list[tuple[Price, AlgorithmOption]]:
+def _sort_options(options: list[AlgorithmOption], nbytes: int) -> list[tuple[Price, AlgorithmOption]]:
     """Price options for `nbytes`: first the choice of the size class of `nbytes`, then the others, the fastest first.
 
     Options that narrow a wider collective are left out unless one is chosen: each option of the wider one has its own.
     """
     from .option import NARROWED
 
-    priced = _priced(options, size_class(nbytes))
+    priced = _price_options(options, size_class(nbytes))
     best = priced[0][1]
     if nbytes == size_class(nbytes):
         return [priced[0], *(entry for entry in priced[1:] if entry[1].algorithm != NARROWED)]
     others = [option for option in options if option is not best and option.algorithm != NARROWED]
     price = best.price(nbytes)
-    return [(price, best), *_priced(others, nbytes, below_s=price.total_s)]
+    return [(price, best), *_price_options(others, nbytes, below_s=price.total_s)]
 
 
 def _by_library(
@@ -290,7 +295,7 @@ def _by_library(
     return library.label, has, [option for option in options if option not in has]
 
 
-def _priced(
+def _price_options(
     options: Sequence[AlgorithmOption], nbytes: int, *, below_s: float = inf
 ) -> list[tuple[Price, AlgorithmOption]]:
     """Return options with their prices, the cheapest first; each price is the bound for later options."""
@@ -306,14 +311,16 @@ def _total_s(priced: tuple[Price, AlgorithmOption]) -> float:
     return priced[0].total_s
 
 
-def _reason(winner: CostBreakdown, others: Sequence[tuple[Price, AlgorithmOption]], nbytes: int) -> str:
+def _choice_reason(winner: CostBreakdown, others: Sequence[tuple[Price, AlgorithmOption]], nbytes: int) -> str:
+    """Return why the winner is the fastest, as a sentence that compares it with the next best."""
     if not others:
         return "nothing else applies"
     price, option = others[0]
     return reason(winner, option.breakdown(nbytes, price.slices), option.label)
 
 
-def _busiest(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
+def _busiest_wire(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
+    """Return the wire that is busy longest, and its seconds for `nbytes`; None if no bytes are on wires."""
     busiest = option.busiest_wire()
     if busiest is None:
         return None
@@ -322,9 +329,10 @@ def _busiest(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
     return BusiestWire(kind=kind, name=name, busy_s=s_per_byte * nbytes)
 
 
-def _alternatives(
+def _list_alternatives(
     priced: Sequence[tuple[Price, AlgorithmOption]], rejected: Sequence[Rejected]
 ) -> tuple[Alternative, ...]:
+    """Return priced options as alternatives with their times, then rejected ones with their reasons."""
     slower = (
         Alternative(algorithm=option.algorithm, detail=option.detail, predicted_s=price.total_s)
         for price, option in priced
@@ -341,7 +349,7 @@ NAMES = {
     "memory_s": "copies in memory",
     "reduction_s": "reductions",
 }
-"""Names of the terms of a breakdown."""
+"""Words for the terms of a `CostBreakdown`."""
 
 
 def reason(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
@@ -354,8 +362,8 @@ def reason(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
     """
     won, lost = asdict(winner), asdict(second)
     gains = {term: lost[term] - won[term] for term in won}
-    parts = [f"{format_ns(gain * 1e9)} less for {NAMES[term]}" for term, gain in _largest(gains, 1)]
-    parts += [f"{format_ns(-loss * 1e9)} more for {NAMES[term]}" for term, loss in _largest(gains, -1)]
+    parts = [f"{format_ns(gain * 1e9)} less for {NAMES[term]}" for term, gain in _largest_gain(gains, 1)]
+    parts += [f"{format_ns(-loss * 1e9)} more for {NAMES[term]}" for term, loss in _largest_gain(gains, -1)]
     first_s, second_s = sum(won.values()), sum(lost.values())
     ratio = second_s / first_s - 1 if first_s else 0.0
     compared = f"{ratio:.0%} faster than {name}" if ratio >= _NOTEWORTHY else f"as fast as {name}"
@@ -367,7 +375,7 @@ def reason(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
 _NOTEWORTHY = 0.005
 
 
-def _largest(gains: dict[str, float], sign: int) -> list[tuple[str, float]]:
+def _largest_gain(gains: dict[str, float], sign: int) -> list[tuple[str, float]]:
     """Return the term with the largest gain, or loss, if it is noteworthy."""
     name = max(gains, key=lambda term: sign * gains[term])
     most = max(abs(gain) for gain in gains.values())

@@ -54,7 +54,7 @@ _ADDED: Mapping[str, Callable[[int], float]] = {
 }
 
 
-def _share(figures: Mapping[str, Callable[[int], float]], name: str, ranks: int, otherwise: float) -> float:
+def _bytes_ratio(figures: Mapping[str, Callable[[int], float]], name: str, ranks: int, otherwise: float) -> float:
     return figures[name](ranks) if name in figures else otherwise
 
 
@@ -117,12 +117,17 @@ def _between_processes(request: PlanRequest, overheads: Overheads) -> Formula:
     crowd = max(1.0, p / overheads.cores.value) if overheads.cores else 1.0
 
     def terms(nbytes: float) -> FormulaTerms:
+        """Return the time of meetings, one in each phase, and of reads and writes of memory; crowds slow down both."""
         sliced = name == "all_reduce" and (nbytes > COPIED_BYTES or (p > 2 and nbytes >= SLICED_BYTES))
         phases = 1 if name == "all_reduce" and nbytes <= PAYLOAD_BYTES else 2 + sliced
-        given, taken = _share(_GIVEN, name, p, 1.0) * nbytes, _share(_TAKEN, name, p, 2.0)
-        if sliced:
-            taken = (p + 1) / p + 2 * (p - 1) / p
-        touched = _share(_ADDED, name, p, taken) * nbytes if given > COPIED_BYTES else 2 * given + taken * nbytes
+        given_bytes = _bytes_ratio(_GIVEN, name, p, 1.0) * nbytes
+        taken_ratio = _bytes_ratio(_TAKEN, name, p, 2.0)
+        if sliced:  # a rank reduces its own slice of all inputs, and then copies the other ranks' slices
+            taken_ratio = (p + 1) / p + 2 * (p - 1) / p
+        # Long inputs are read where they are; short ones are copied into shared memory first: a read and a write.
+        touched = 2 * given_bytes + taken_ratio * nbytes
+        if given_bytes > COPIED_BYTES:
+            touched = _bytes_ratio(_ADDED, name, p, taken_ratio) * nbytes
         memory_s = memory.time_s(touched, threads=False) + (memory.handing_s if nbytes > _HANDED_BYTES else 0.0)
         return FormulaTerms(launch_s=crowd * (meeting_s + phases * phase_s), memory_s=crowd * memory_s)
 

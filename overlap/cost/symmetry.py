@@ -35,7 +35,7 @@ class Representatives:
 
 @dataclass(frozen=True, kw_only=True)
 class EqualNodes:
-    """A group of equal nodes."""
+    """Nodes of a group, and the samples of its ranks that represent all in a phase."""
 
     geometry: Geometry  # machine and ranks of the group
     placement: Placement  # where the ranks of the group are
@@ -44,14 +44,14 @@ class EqualNodes:
 
     @classmethod
     def of(cls, geometry: Geometry, placement: Placement, home: int) -> EqualNodes:
-        """Examine a group."""
+        """Return the nodes of a group, and whether one of them can represent all."""
         cluster, ranks = geometry.cluster, geometry.ranks
         places = {tuple(ranks[index] % cluster.ranks_per_node for index in node) for node in geometry.nodes}
         folds = len(places) == 1 and len(geometry.units) > 1 and cluster.machine.network is not None
         return cls(geometry=geometry, placement=placement, home=home, folds=folds)
 
     @cached_property
-    def _ranks(self) -> tuple[int, ...]:
+    def _home_ranks(self) -> tuple[int, ...]:
         """World ranks of the home node."""
         return tuple(self.geometry.ranks[index] for index in self.geometry.nodes[self.home])
 
@@ -71,59 +71,62 @@ class EqualNodes:
         cluster, count = self.geometry.cluster, len(self.ring)
         two = replace(cluster, nodes=2 * cluster.servers, world_size=2 * cluster.ranks_per_unit)
         world = [self.geometry.ranks[index] % cluster.ranks_per_unit for index in self.geometry.units[0]]
-        groups = [range(at, at + len(self._ranks)) for at in range(0, count * len(self._ranks), len(self._ranks))]
+        size = len(self._home_ranks)
+        groups = [range(node * size, (node + 1) * size) for node in range(count)]
         return Representatives(placement=place(two, world), groups=groups)
 
     @cached_property
-    def _bundles(self) -> tuple[tuple[int, ...], ...]:
+    def _adapter_bundles(self) -> tuple[tuple[int, ...], ...]:
         """Local ranks of a node by their adapters; all in one bundle if bundles are not alike."""
         cluster = self.geometry.cluster
         sets: dict[int, list[int]] = {}
-        for number, rank in enumerate(self._ranks):
+        for number, rank in enumerate(self._home_ranks):
             sets.setdefault(cluster.nic_of(rank), []).append(number)
-        whole = len(self._ranks) == cluster.ranks_per_node and cluster.devices_per_node % len(sets) == 0
-        return tuple(tuple(sets[nic]) for nic in sorted(sets)) if whole else (tuple(range(len(self._ranks))),)
+        whole = len(self._home_ranks) == cluster.ranks_per_node and cluster.devices_per_node % len(sets) == 0
+        return tuple(tuple(sets[nic]) for nic in sorted(sets)) if whole else (tuple(range(len(self._home_ranks))),)
 
     @property
-    def _bundle(self) -> tuple[int, ...]:
-        """The bundle that represents the others."""
-        return self._bundles[0]
+    def _first_bundle(self) -> tuple[int, ...]:
+        """Local ranks of the first adapter bundle, which represents the others."""
+        return self._adapter_bundles[0]
 
     @cached_property
-    def _some(self) -> tuple[Placement, dict[int, int]]:
+    def _sampled_ranks(self) -> tuple[Placement, dict[int, int]]:
         """The home node and the first places of all others, and the position of each of the ranks among them."""
         nodes = self.geometry.nodes
         chosen = list(nodes[self.home])
-        chosen += [node[place] for number, node in enumerate(nodes) if number != self.home for place in self._bundle]
+        others = [node for number, node in enumerate(nodes) if number != self.home]
+        chosen += [node[place] for node in others for place in self._first_bundle]
         world = tuple(self.geometry.ranks[index] for index in chosen)
         return place(self.geometry.cluster, world), {index: number for number, index in enumerate(chosen)}
 
-    def inside(self, folded: bool) -> Representatives | None:
+    def inside_sample(self, folded: bool) -> Representatives | None:
         """Return the sample for phases inside nodes: a unit, or the home node among ranks that represent others."""
         if not self.folds:
             return None
         if folded:
             return self.unit
-        placement, size = self._some[0], len(self._ranks)
+        placement, size = self._sampled_ranks[0], len(self._home_ranks)
         others = range(size, placement.size)
-        like = self._bundle * (len(others) // len(self._bundle))
+        like = self._first_bundle * (len(others) // len(self._first_bundle))
         return Representatives(placement=placement, groups=[range(size)], alike=(others, like))
 
-    def root_node(self) -> Representatives | None:
+    def root_sample(self) -> Representatives | None:
         """Return the sample for a phase inside the home node: all of it, among ranks that represent others."""
-        return Representatives(placement=self._some[0], groups=[range(len(self._ranks))]) if self.folds else None
-
-    def between(self) -> Representatives | None:
-        """Return the sample for phases between nodes in which nodes differ."""
         if not self.folds:
             return None
-        placement, number = self._some
-        groups = [[number[node[place]] for node in self.geometry.nodes] for place in self._bundle]
-        others = [
-            place for bundle in self._bundles[1:] for place in bundle
-        ]  # of the home node, the first in the placement
+        return Representatives(placement=self._sampled_ranks[0], groups=[range(len(self._home_ranks))])
+
+    def between_sample(self) -> Representatives | None:
+        """Return the sample for phases between nodes where nodes differ; None if no node represents others."""
+        if not self.folds:
+            return None
+        placement, number = self._sampled_ranks
+        groups = [[number[node[place]] for node in self.geometry.nodes] for place in self._first_bundle]
+        # Places in the home node, which is the first in the placement.
+        others = [place for bundle in self._adapter_bundles[1:] for place in bundle]
         return Representatives(
-            placement=placement, groups=groups, alike=(others, self._bundle * len(self._bundles[1:]))
+            placement=placement, groups=groups, alike=(others, self._first_bundle * len(self._adapter_bundles[1:]))
         )
 
 
@@ -149,7 +152,7 @@ def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes:
     """
     order = np.argsort(np.asarray(ranks, np.int64))
     if len(ranks) > _MOST:
-        return _digest(_moved_to_the_front(cluster, ranks), order)
+        return _digest(_move_to_front(cluster, ranks), order)
     placement = place(cluster, ranks)
     src, dst = np.nonzero(~np.eye(len(ranks), dtype=np.bool_))
     routes = placement.routes(src, dst)
@@ -160,7 +163,7 @@ def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes:
     return _digest(routes.first, wire, kinds, device, node, order)
 
 
-def _moved_to_the_front(cluster: Cluster, ranks: Sequence[int]) -> Ints:
+def _move_to_front(cluster: Cluster, ranks: Sequence[int]) -> Ints:
     """Return the ranks of the same group on the first nodes, and on the first devices if all are alike."""
     unit = lcm(cluster.ranks_per_unit, *(level.ranks for level in fabric_levels(cluster)))
     group = np.asarray(ranks, np.int64) - ranks[0] // unit * unit

@@ -21,8 +21,8 @@ from .measurements import (
     Knee,
     Measurement,
     Training,
-    cluster_of,
-    of_version,
+    at_library_version,
+    measured_cluster,
 )
 from .select import plan
 
@@ -87,12 +87,12 @@ class Accuracy:
 
     @classmethod
     def of(cls, rows: Sequence[ValidationRow]) -> Accuracy:
-        """Take the errors of some rows."""
+        """Return the absolute errors of some rows."""
         return cls(errors=tuple(abs(row.error) for row in rows))
 
     @classmethod
     def together(cls, parts: Iterable[Accuracy]) -> Accuracy:
-        """Join the rows of several."""
+        """Return the errors of several accuracies as one."""
         return cls(errors=tuple(error for part in parts for error in part.errors))
 
     @property
@@ -134,7 +134,7 @@ class Class:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Everything published of some machines, with the model's predictions."""
+    """All published figures of some machines, with the model's predictions."""
 
     collectives: tuple[ValidationRow, ...]  # one for each measured collective
     training: ValidationRow | None  # the training run, where its machine was asked for
@@ -157,8 +157,8 @@ class Validation:
 
     @property
     def classes(self) -> tuple[Class, ...]:
-        """The planner's accuracy by chip and dtype: ratios are not its."""
-        return _classes(self.collectives)
+        """The planner's accuracy by chip, nodes and dtype, of collectives only."""
+        return _accuracy_by_class(self.collectives)
 
     @property
     def as_asked(self) -> bool:
@@ -167,7 +167,7 @@ class Validation:
 
 
 def validate(machine: str | None = None) -> Validation:
-    """Predict every published measurement.
+    """Predict every published measurement, and return rows, crossovers and accuracy.
 
     Args:
         machine: Only rows of this machine, with any number of nodes unless it names one; all by default.
@@ -175,33 +175,34 @@ def validate(machine: str | None = None) -> Validation:
     Raises:
         UsageError: If nothing is published of the machine.
     """
-    known = sorted({_base(row.machine) for row in COLLECTIVES})
-    if machine is not None and _base(machine) not in known:
+    known = sorted({_machine_name(row.machine) for row in COLLECTIVES})
+    if machine is not None and _machine_name(machine) not in known:
         raise UsageError(f"machine: nothing is published of {machine!r}; known are {', '.join(known)}")
     return Validation(
-        collectives=tuple(_collective(row) for row in COLLECTIVES if _asked(row.machine, machine)),
-        training=_training() if _asked(TRAINING.machine, machine) else None,
-        crossovers=tuple(_crossover(knee) for knee in KNEES if _asked(knee.machine, machine)),
+        collectives=tuple(_predict_collective(row) for row in COLLECTIVES if _is_of_machine(row.machine, machine)),
+        training=_predict_training() if _is_of_machine(TRAINING.machine, machine) else None,
+        crossovers=tuple(_predict_crossover(knee) for knee in KNEES if _is_of_machine(knee.machine, machine)),
     )
 
 
-def classes_of(machine: str | None = None, *, place: str | None = None) -> tuple[Class, ...]:
-    """Compare collectives alone, which is a part of the work of `validate`.
+def accuracy_classes(machine: str | None = None, *, place: str | None = None) -> tuple[Class, ...]:
+    """Predict published collectives alone, and return the accuracy by class; a part of `validate`.
 
     Args:
         machine: Only rows of this machine; all by default. Without published rows the result is empty.
         place: Only "one node", or "across nodes"; both by default.
     """
-    rows = [row for row in COLLECTIVES if _asked(row.machine, machine) and place in (None, _place(row))]
-    return _classes([_collective(row) for row in rows])
+    rows = [row for row in COLLECTIVES if _is_of_machine(row.machine, machine) and place in (None, _node_scope(row))]
+    return _accuracy_by_class([_predict_collective(row) for row in rows])
 
 
-def _classes(collectives: Sequence[ValidationRow]) -> tuple[Class, ...]:
+def _accuracy_by_class(collectives: Sequence[ValidationRow]) -> tuple[Class, ...]:
+    """Group rows by chip, nodes and dtype, and return the planner's accuracy on each, with the one asked for."""
     by_class: dict[tuple[str, str, bool], list[ValidationRow]] = {}
     for row in collectives:
         assert isinstance(row.of, Measurement)
-        machine = cluster_of(row.of.machine, strict=False).machine
-        name = f"{machine.chip.name}, {_place(row.of)}"
+        machine = measured_cluster(row.of.machine, strict=False).machine
+        name = f"{machine.chip.name}, {_node_scope(row.of)}"
         by_class.setdefault((name, row.of.dtype, machine.wires.link not in ("nvlink", "xgmi")), []).append(row)
     return tuple(
         Class(
@@ -216,49 +217,53 @@ def _classes(collectives: Sequence[ValidationRow]) -> tuple[Class, ...]:
     )
 
 
-def _place(row: Measurement) -> str:
+def _node_scope(row: Measurement) -> str:
     return "across nodes" if " x" in row.machine else "one node"
 
 
-def _base(machine: str) -> str:
+def _machine_name(machine: str) -> str:
     return machine.split(" x")[0]
 
 
-def _asked(machine: str, only: str | None) -> bool:
-    return only in (None, machine, _base(machine))
+def _is_of_machine(machine: str, only: str | None) -> bool:
+    return only in (None, machine, _machine_name(machine))
 
 
-def _collective(row: Measurement) -> ValidationRow:
-    fitted = [other.nbytes for other in COLLECTIVES if other.fits and _alike(other, row)]
+def _predict_collective(row: Measurement) -> ValidationRow:
+    """Predict a published collective; extrapolated: its size is outside those that figures were fitted to."""
+    fitted = [other.nbytes for other in COLLECTIVES if other.fits and _have_equal_shape(other, row)]
     return ValidationRow(
         of=row,
         measured=row.measured_s,
-        predicted=_collective_s(row),
+        predicted=_predicted_s(row),
         fits=row.fits,
         extrapolated=not fitted or not min(fitted) <= row.nbytes <= max(fitted),
     )
 
 
-def _alike(one: Measurement, other: Measurement) -> bool:
+def _have_equal_shape(one: Measurement, other: Measurement) -> bool:
+    """Return whether two rows differ only in their size and figure."""
+
     def shape(row: Measurement) -> tuple[object, ...]:
         return row.machine, row.ranks, row.group, row.collective, row.dtype, row.peer_direct
 
     return shape(one) == shape(other)
 
 
-def _collective_s(row: Measurement) -> float:
+def _predicted_s(row: Measurement) -> float:
+    """Return the planned time of a row; for a published difference of two sizes, the difference of their times."""
     whole_s = _planned_s(row, row.nbytes)
     return whole_s - _planned_s(row, row.beyond_bytes) if row.beyond_bytes else whole_s
 
 
 def _planned_s(row: Measurement, nbytes: int) -> float:
     """Return the price of the planner's choice, among the library's algorithms if they are known."""
-    group, machine = row.group or None, cluster_of(row.machine, strict=False)
-    machine = of_version(machine, row.version) if row.version else machine
+    group, machine = row.group or None, measured_cluster(row.machine, strict=False)
+    machine = at_library_version(machine, row.version) if row.version else machine
     return plan(row.collective, nbytes, machine, group, dtype=row.dtype, peer_direct=row.peer_direct).predicted_s
 
 
-def _training() -> ValidationRow:
+def _predict_training() -> ValidationRow:
     """Predict the ratio of two throughputs where all that a step takes is its communication.
 
     ZeRO-2 reduces and scatters the gradients and gathers the parameters. This is the ratio without any compute, which
@@ -279,17 +284,18 @@ def _training() -> ValidationRow:
     )
 
 
-def _crossover(knee: Knee) -> Crossover:
+def _predict_crossover(knee: Knee) -> Crossover:
+    """Search for the size at which the cheapest algorithm changes; None if it does not near the published size."""
     machine, ranks = cluster(knee.machine), tuple(range(knee.ranks))
 
-    def chosen(nbytes: int) -> str:
+    def cheapest_algorithm(nbytes: int) -> str:
         return plan(knee.collective, nbytes, machine, ranks).cheapest
 
     below, above = knee.least_bytes >> _OCTAVES, knee.most_bytes << _OCTAVES
     while above > below * _CLOSE:
         middle = round(sqrt(below * above))
-        below, above = (middle, above) if _before(chosen(middle), knee) else (below, middle)
-    changes = (chosen(below), chosen(above)) == (knee.below, knee.above)
+        below, above = (middle, above) if _wins_before(cheapest_algorithm(middle), knee) else (below, middle)
+    changes = (cheapest_algorithm(below), cheapest_algorithm(above)) == (knee.below, knee.above)
     return Crossover(knee=knee, predicted_bytes=above if changes else None)
 
 
@@ -297,5 +303,6 @@ def _crossover(knee: Knee) -> Crossover:
 _BY_SIZE = ("one_shot", "mesh", "rdh", "kangaring")
 
 
-def _before(algorithm: str, knee: Knee) -> bool:
+def _wins_before(algorithm: str, knee: Knee) -> bool:
+    """Return whether an algorithm belongs to sizes below a knee, by the order `_BY_SIZE`."""
     return algorithm in _BY_SIZE[: _BY_SIZE.index(knee.above)]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cost.parameters import itemsize_of
+from ..cost.parameters import itemsize_bytes
 from .device import Device
 from .layout import Layout
 from .model import Model
@@ -71,7 +71,7 @@ class Amounts:
     @property
     def itemsize(self) -> int:
         """Bytes of a number of weights, activations and gradients."""
-        return itemsize_of(self.layout.storage_dtype)
+        return itemsize_bytes(self.layout.storage_dtype)
 
     @property
     def tokens(self) -> int:
@@ -309,7 +309,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     Raises:
         UsageError: If there is none.
     """
-    itemsize_of(name)  # refuses what is no dtype
+    itemsize_bytes(name)  # refuses what is no dtype
     try:
         return np.dtype(name)
     except TypeError:

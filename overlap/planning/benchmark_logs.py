@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..collectives.generators import GENERATORS
-from ..cost.parameters import itemsize_of
+from ..cost.parameters import itemsize_bytes
 from ..errors import UsageError
 from ..units import format_bytes
 
@@ -145,7 +145,7 @@ class _LogContext:
         text = str(name).lower()
         dtype = _DTYPES.get(text, text)
         try:
-            itemsize_of(dtype)
+            itemsize_bytes(dtype)
         except UsageError:
             raise UsageError(f"{where}: expected a dtype such as float or bfloat16, found {str(name)!r}") from None
         return dtype
@@ -162,10 +162,10 @@ class _LogContext:
 
     def check_count(self, line: int, row: LogRow, count: str, dtype: str) -> None:
         """Refuse a number of elements that does not make up the bytes, of all ranks or of one."""
-        nbytes = self.parse_number(count, line, "elements") * itemsize_of(row.dtype)
+        nbytes = self.parse_number(count, line, "elements") * itemsize_bytes(row.dtype)
         if row.nbytes not in (nbytes, nbytes * (row.ranks or 1)) and row.nbytes % nbytes:
             raise self.row_error(
-                line, f"{row.nbytes // itemsize_of(row.dtype)} elements of {dtype} in {row.nbytes} B", count
+                line, f"{row.nbytes // itemsize_bytes(row.dtype)} elements of {dtype} in {row.nbytes} B", count
             )
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..cost.parameters import itemsize_of
+from ..cost.parameters import itemsize_bytes
 from .amounts import Amounts
 from .layout import Layout
 from .model import Model
@@ -111,7 +111,7 @@ def _backward_bytes(amounts: Amounts, layer: int, recomputed: frozenset[str] = f
     Operations that are computed again save no result of their own: half of the products' results are saved then.
     """
     model, layout, tokens = amounts.model, amounts.layout, amounts.tokens
-    itemsize, factor_bytes = amounts.itemsize, itemsize_of(layout.dtype)
+    itemsize, factor_bytes = amounts.itemsize, itemsize_bytes(layout.dtype)
     if model.has_experts(layer):
         copies = float(model.top_k)
         width = (copies + model.shared_experts) * model.expert_width

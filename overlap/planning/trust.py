@@ -8,8 +8,8 @@ from functools import cache
 
 from topology import Cluster
 
-from ..cost.parameters import measured
-from ..cost.validation import Accuracy, Class, classes_of
+from ..cost.parameters import is_measured
+from ..cost.validation import Accuracy, Class, accuracy_classes
 from .layout import Layout
 from .parts import MESSAGE, StepOperation, StepParts
 from .validation import StepBand, class_band
@@ -34,14 +34,14 @@ def operation_band(cluster: Cluster, operation: StepOperation) -> Band:
     )
     size, inside = operation.nbytes, False
     if operation.op != MESSAGE:
-        inside = measured(cluster, len(operation.ranks), operation.op, size, operation.dtype)
+        inside = is_measured(cluster, len(operation.ranks), operation.op, size, operation.dtype)
     return _join_classes(classes, inside)
 
 
 @cache
 def _nearest_classes(machine: str, name: str, dtype: str) -> list[Class]:
     """Return the classes of a name and dtype; where none is known, of any dtype, then of any chip, then all."""
-    known = [each for each in classes_of(machine) if each.name == name and each.unseen.rows]
+    known = [each for each in accuracy_classes(machine) if each.name == name and each.unseen.rows]
     if known:
         return [each for each in known if each.dtype == dtype] or known
     return _classes_at_place(name.split(", ")[1]) or _classes_at_place(None)
@@ -50,7 +50,7 @@ def _nearest_classes(machine: str, name: str, dtype: str) -> list[Class]:
 @cache
 def _classes_at_place(place: str | None) -> list[Class]:
     """Return the classes with left-out rows: "one node", "across nodes", or both for None."""
-    return [each for each in classes_of(place=place) if each.unseen.rows]
+    return [each for each in accuracy_classes(place=place) if each.unseen.rows]
 
 
 def _join_classes(classes: Sequence[Class], inside: bool) -> Band:

@@ -9,7 +9,7 @@ import pytest
 
 import overlap
 from overlap import UsageError, trace_files
-from overlap.cli.options import add_settings, flag_of, given
+from overlap.cli.options import add_settings, given_settings, option_flag
 from overlap.config import RunConfig, resolve_config, setting_environment, unknown_variables
 from overlap.processes.place import member_variables
 from overlap.settings import option
@@ -280,7 +280,7 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
     parser = argparse.ArgumentParser()
     add_settings(parser, More)
     assert "--colour-depth N" in parser.format_help()
-    told = given(parser.parse_args(["--colour_depth", "8"]), More)
+    told = given_settings(parser.parse_args(["--colour_depth", "8"]), More)
     assert (told.colour_depth, told.sources) == (8, {"colour_depth": "--colour-depth"})
     assert told.variables() == {"OVERLAP_COLOUR_DEPTH": "8"}
     assert More.from_environment({"OVERLAP_COLOUR_DEPTH": "24"}).over(told).colour_depth == 24
@@ -297,7 +297,7 @@ def test_the_help_lists_every_option_and_every_variable(overlap):
     out = overlap("run", "--help-all")[1]
     for name, one in RunConfig.options().items():
         if one.read is not None and not one.hidden:
-            assert f" {flag_of(name, one)}" in out
+            assert f" {option_flag(name, one)}" in out
             assert one.variable is (f"OVERLAP_{name.upper()}" in out)
 
 

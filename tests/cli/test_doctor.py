@@ -98,8 +98,8 @@ def test_a_clock_that_needs_a_system_call_is_slow():
 
 
 def test_a_mailbox_that_is_not_compiled_is_told_with_what_it_needs():
-    assert machine.mail(True).state == "good"
-    slow = machine.mail(False)
+    assert machine.engine_finding(True).state == "good"
+    slow = machine.engine_finding(False)
     assert (slow.state, "C compiler" in slow.fix) == ("slow", True)
 
 
@@ -148,7 +148,7 @@ def test_the_software_of_this_process_is_good():
 
 def test_a_record_that_goes_while_it_is_looked_at_is_none(tmp_path, monkeypatch):
     (tmp_path / "a.flight").touch()
-    monkeypatch.setattr(network, "_runs", lambda path: path.unlink())
+    monkeypatch.setattr(network, "_is_process_alive", lambda path: path.unlink())
     [finding] = network.records(tmp_path)
     assert finding.text == "none of failed runs"
 

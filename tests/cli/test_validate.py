@@ -54,7 +54,7 @@ def test_peer_direct_is_one_table_of_two_settings(overlap):
 def test_crossovers_on_the_page_and_as_json(overlap, monkeypatch):
     """`tests/cost/test_validation` searches for them, which takes seconds."""
     monkeypatch.setattr(
-        validation, "_crossover", lambda knee: validation.Crossover(knee=knee, predicted_bytes=knee.most_bytes)
+        validation, "_predict_crossover", lambda knee: validation.Crossover(knee=knee, predicted_bytes=knee.most_bytes)
     )
     code, out, _ = overlap("calibrate", "--published", "--machine", "trn2.48xlarge")
     assert code == 0
@@ -80,7 +80,7 @@ def test_crossovers_on_the_page_and_as_json(overlap, monkeypatch):
 def test_a_crossover_that_is_elsewhere_is_told(overlap, monkeypatch):
     elsewhere = [None, 1]
     monkeypatch.setattr(
-        validation, "_crossover",
+        validation, "_predict_crossover",
         lambda knee: validation.Crossover(knee=knee, predicted_bytes=elsewhere.pop() if elsewhere else knee.most_bytes),
     )  # fmt: skip
     out = overlap("calibrate", "--published", "--machine", "trn2.48xlarge")[1]

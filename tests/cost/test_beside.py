@@ -7,7 +7,7 @@ from overlap.collectives import generate
 from overlap.collectives.program import StepKind, project_all
 from overlap.collectives.schedule import Buffer
 from overlap.cost import cost, on, rounds
-from overlap.cost.forced import forced
+from overlap.cost.forced import faster_collectives
 from overlap.cost.phase import PricedPhase
 from overlap.cost.select import plan
 
@@ -118,7 +118,7 @@ def test_a_broadcast_is_not_above_an_all_reduce_unless_the_library_has_nothing_b
     """NCCL broadcasts through a chain of all ranks; the switch sums small vectors of 72 ranks faster."""
     machine = topology.cluster(name)
     broadcast, all_reduce = (plan(op, nbytes, machine) for op in ("broadcast", "all_reduce"))
-    instead = forced(broadcast, machine)
+    instead = faster_collectives(broadcast, machine)
     assert (instead is not None) == (name == "u-p6e-gb200x72" and nbytes == 1 << 20)
     if instead is None:
         assert broadcast.predicted_s <= all_reduce.predicted_s

@@ -15,8 +15,8 @@ from overlap.cost.composed import two_level_options
 from overlap.cost.flat import PlanRequest, flat_options
 from overlap.cost.geometry import Geometry
 from overlap.cost.library import library_options
-from overlap.cost.measurements import COLLECTIVES, cluster_of, of_version
-from overlap.cost.parameters import itemsize_of, measured
+from overlap.cost.measurements import COLLECTIVES, at_library_version, measured_cluster
+from overlap.cost.parameters import is_measured, itemsize_bytes
 from overlap.cost.select import plan
 from overlap.errors import UsageError
 
@@ -40,8 +40,8 @@ def scaled(figures):
 
 def priced_s(row, change=None):
     """Return the best time of what the machine's library has, with one figure of the model changed."""
-    machine = cluster_of(row.machine)
-    machine = of_version(machine, row.version) if row.version else machine
+    machine = measured_cluster(row.machine)
+    machine = at_library_version(machine, row.version) if row.version else machine
     ranks = row.group or tuple(range(row.ranks))
     spans = len({machine.place(rank).node for rank in ranks}) > 1
     known = parameters(machine, peer_direct=row.peer_direct, networked=spans)
@@ -178,15 +178,15 @@ def test_floors():
 
 def test_what_was_measured_and_what_is_extrapolated():
     machine = topology.cluster("trn2.48xlarge")
-    assert measured(machine, 64, "all_gather", 1 << 25, "float32")
-    assert not measured(machine, 64, "all_gather", 1 << 25, "float16")
-    assert not measured(machine, 64, "all_reduce", 1 << 25, "float32")
-    assert not measured(machine, 64, "all_gather", 1 << 10, "float32")
-    assert not measured(machine, 32, "all_gather", 1 << 25, "float32")
-    assert not measured(topology.cluster("trn2.48xlarge x4"), 64, "all_gather", 1 << 25, "float32")
-    assert not measured(topology.cluster("trn2.48xlarge", lnc=1), 64, "all_gather", 1 << 25, "float32")
-    assert measured(machine, 64, "reduce_scatter", 1 << 31, "float32")
-    assert not measured(machine, 64, "reduce_scatter", (1 << 31) + 1, "float32")
+    assert is_measured(machine, 64, "all_gather", 1 << 25, "float32")
+    assert not is_measured(machine, 64, "all_gather", 1 << 25, "float16")
+    assert not is_measured(machine, 64, "all_reduce", 1 << 25, "float32")
+    assert not is_measured(machine, 64, "all_gather", 1 << 10, "float32")
+    assert not is_measured(machine, 32, "all_gather", 1 << 25, "float32")
+    assert not is_measured(topology.cluster("trn2.48xlarge x4"), 64, "all_gather", 1 << 25, "float32")
+    assert not is_measured(topology.cluster("trn2.48xlarge", lnc=1), 64, "all_gather", 1 << 25, "float32")
+    assert is_measured(machine, 64, "reduce_scatter", 1 << 31, "float32")
+    assert not is_measured(machine, 64, "reduce_scatter", (1 << 31) + 1, "float32")
 
 
 def test_reductions_are_priced_by_the_byte():
@@ -203,7 +203,7 @@ def test_a_logical_core_has_the_reducers_of_its_physical_ones():
 
 
 def test_dtypes():
-    assert [itemsize_of(name) for name in ("uint8", "float8_e4m3", "bfloat16", "float64", "complex64")] == [
+    assert [itemsize_bytes(name) for name in ("uint8", "float8_e4m3", "bfloat16", "float64", "complex64")] == [
         1,
         1,
         2,
@@ -211,4 +211,4 @@ def test_dtypes():
         8,
     ]
     with pytest.raises(UsageError, match="dtype: 'float99' is unknown"):
-        itemsize_of("float99")
+        itemsize_bytes("float99")

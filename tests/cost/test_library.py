@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import topology
-from overlap.cost.forced import forced
+from overlap.cost.forced import faster_collectives
 from overlap.cost.select import plan
 from overlap.errors import ScheduleError
 from tests.properties import one_in
@@ -152,7 +152,7 @@ def test_what_gives_less_takes_no_longer_unless_the_library_says_so(name, op, bl
     wide_s = sum(each.predicted_s for each in wide)
     if narrow.predicted_s > wide_s * (1 + 1e-9):
         assume(op != "broadcast" or narrow.library)  # ours is no part of an all-reduce
-        instead = forced(narrow, machine)
+        instead = faster_collectives(narrow, machine)
         assert instead is not None
         assert (instead.predicted_s, instead.collectives) == (wide_s, INSTEAD[op])
 

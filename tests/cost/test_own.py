@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from overlap.cost.fitting import Sample
-from overlap.cost.own import fit_own, machine_of
+from overlap.cost.own import fit_own, set_figures
 from overlap.cost.select import DIRECT, plan
 from topology import Cluster, cluster
 
@@ -36,7 +36,7 @@ def samples(machine, *, ranks, processes, only):
 
 
 def test_figures_of_a_process_are_found_again():
-    machine = machine_of(cluster("local").machine, INSIDE, {}, 2)
+    machine = set_figures(cluster("local").machine, INSIDE, {}, 2)
     told = [each for ranks in (2, 4) for each in samples(machine, ranks=ranks, processes=1, only=DIRECT)]
     found = fit_own(told, cores=2)
     for name in ("meeting_s", "memory_bytes_per_s", "handing_s", "cached_bytes"):
@@ -48,7 +48,7 @@ def test_figures_of_a_process_are_found_again():
 
 @pytest.mark.slow
 def test_one_row_that_was_spoilt_draws_no_figure():
-    machine = machine_of(cluster("local").machine, INSIDE, {}, 2)
+    machine = set_figures(cluster("local").machine, INSIDE, {}, 2)
     told = [each for ranks in (2, 4) for each in samples(machine, ranks=ranks, processes=1, only=DIRECT)]
     told[3] = replace(told[3], time_s=10 * told[3].time_s)
     found = fit_own(told, cores=2)
@@ -57,7 +57,7 @@ def test_one_row_that_was_spoilt_draws_no_figure():
 
 @pytest.mark.slow
 def test_figures_of_processes_that_share_memory_are_found_again():
-    machine = machine_of(cluster("local").machine, INSIDE, SHARING, 2)
+    machine = set_figures(cluster("local").machine, INSIDE, SHARING, 2)
     worlds = ((2, 1), (4, 1), (2, 2))
     told = [each for ranks, count in worlds for each in samples(machine, ranks=ranks, processes=count, only=DIRECT)]
     found = fit_own(told, cores=2, shared_memory=True)
@@ -77,7 +77,7 @@ def test_figures_of_processes_that_share_memory_are_found_again():
     ],
 )
 def test_in_a_process_caches_are_near_and_threads_have_to_be_told(operation, nbytes, expected_s):
-    machine = machine_of(cluster("local").machine, INSIDE, {}, 2)
+    machine = set_figures(cluster("local").machine, INSIDE, {}, 2)
     found = plan(operation, nbytes, Cluster.of(machine, ranks=2), algorithm=DIRECT)
     assert found.predicted_s == pytest.approx(expected_s)
 
@@ -96,7 +96,7 @@ def test_in_a_process_caches_are_near_and_threads_have_to_be_told(operation, nby
     ],
 )
 def test_between_processes_each_rank_reads_what_it_needs(operation, nbytes, phases, touched):
-    machine = machine_of(cluster("local").machine, INSIDE, SHARING, 2)
+    machine = set_figures(cluster("local").machine, INSIDE, SHARING, 2)
     found = plan(operation, nbytes, Cluster.of(machine, nodes=2, ranks=2), algorithm=DIRECT)
     near = min(touched * nbytes, 1.5e6)
     threads_s = 200e-6 if nbytes > 1 << 20 else 0
@@ -115,7 +115,7 @@ def test_what_processes_take_is_predicted_within_the_aim():
         "busy_bytes_per_s": 3e9,
         "reducer_bytes_per_s": 8e9,
     }
-    machine = machine_of(cluster("local").machine, INSIDE, between, 2)
+    machine = set_figures(cluster("local").machine, INSIDE, between, 2)
     told = [each for ranks in (2, 4) for each in samples(machine, ranks=ranks, processes=1, only=DIRECT)]
     told += samples(machine, ranks=2, processes=2, only=None)
     found = fit_own(told, cores=2)

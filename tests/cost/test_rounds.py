@@ -121,7 +121,7 @@ def test_what_slots_are_counted_on():
 
 
 def test_copies_of_a_group():
-    inside = rounds(generate("all_gather", "ring", 2)).copied([(0, 3), (2, 1)], 4)
+    inside = rounds(generate("all_gather", "ring", 2)).copy_to_groups([(0, 3), (2, 1)], 4)
     (each,) = inside.rounds
     assert sorted(zip(each.src.tolist(), each.dst.tolist(), strict=True)) == [(0, 3), (1, 2), (2, 1), (3, 0)]
     assert each.dst.tolist() == sorted(each.dst.tolist())

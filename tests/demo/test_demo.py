@@ -19,11 +19,11 @@ from overlap.cli.demo.report import (
     StepTimes,
     drawings,
     gain,
+    gain_verdict,
     introduction,
-    judged,
-    measured,
     progress,
     spread_ns,
+    step_times,
     summary,
     verdict,
 )
@@ -247,7 +247,7 @@ def test_the_median_step_is_measured_by_its_longest_rank():
             recorder.append(("comm", "comm", "all_reduce", start_ns + 5, start_ns + 20, None))
     timeline = Timeline.collect(recorders, world_size=2)
     longest = {"ideal_wall_ns": 45, "compute_ns": 10, "comm_ns": 15, "overlapped_ns": 5}
-    assert measured(timeline, [2]) == [StepTimes(index=2, wall_ns=50, **longest)]
+    assert step_times(timeline, [2]) == [StepTimes(index=2, wall_ns=50, **longest)]
     assert gain(replace(comparison(), timeline=timeline, steps=2)).without.index == 1
     # Those with overlap are steps 2 and 3, of which the first warms up.
     assert gain(replace(comparison(), timeline=timeline, steps=2)).overlapped.wall_ns == 30
@@ -347,7 +347,7 @@ def test_both_pictures_fold_ranks_and_begin_with_the_one_that_is_waited_for():
     of = gain(found)
     shown = [line.plain for line in drawings(found, of, width=80, ascii=True, color=False)]
     assert "\n".join(shown) == DRAWN
-    assert judged(found, of, width=80) == JUDGED
+    assert gain_verdict(found, of, width=80) == JUDGED
 
 
 def test_one_other_bit_on_one_rank_shows():

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from overlap.cli.processes import listener_of
+from overlap.cli.processes import open_listener
 from overlap.processes.sockets import ListenError
 from tests.interpreters import Python
 
@@ -144,7 +144,7 @@ def test_a_port_whose_holder_leaves_in_time_is_taken(autojump_clock):
     async def main():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leave)
-            (await listener_of(endpoint, 5.0)).close()
+            (await open_listener(endpoint, 5.0)).close()
         return trio.current_time()
 
     assert 4 <= trio.run(main, clock=autojump_clock) < 5
@@ -153,7 +153,7 @@ def test_a_port_whose_holder_leaves_in_time_is_taken(autojump_clock):
 def test_a_port_whose_holder_stays_is_told(autojump_clock):
     async def main():
         with pytest.raises(ListenError, match="something else in this process listens there"):
-            await listener_of(endpoint, 5.0)
+            await open_listener(endpoint, 5.0)
         return trio.current_time()
 
     with socket.create_server(("127.0.0.1", 0)) as holder:

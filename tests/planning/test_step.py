@@ -13,7 +13,7 @@ import pytest
 
 import overlap
 from overlap.cli.model.page import page
-from overlap.cost.validation import classes_of
+from overlap.cost.validation import accuracy_classes
 from overlap.parallel.schedules import FAMILIES
 from overlap.planning import Layout, Model, estimate, load, train
 from overlap.planning.amounts import Amounts
@@ -255,7 +255,7 @@ def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     assert 0 < bands["dp"].typical < bands["dp"].worst
     far = StepOperation(dimension="dp", op="all_reduce", nbytes=1 << 20, dtype="float64", ranks=tuple(range(128)))
     joined = operation_band(cluster("trn2.48xlarge x2"), far)  # no row of this chip: all across nodes
-    errors = [error for each in classes_of(place="across nodes") for error in each.unseen.errors]
+    errors = [error for each in accuracy_classes(place="across nodes") for error in each.unseen.errors]
     assert (joined.rows, joined.typical, joined.worst) == (len(errors), median(errors), max(errors))
 
 

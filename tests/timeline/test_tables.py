@@ -9,7 +9,7 @@ from hypothesis import given
 
 from overlap.cli.timeline import fill, main
 from overlap.cli.timeline.tables import (
-    compared,
+    comparison_sentence,
     comparison_table,
     critical_path_table,
     operations_table,
@@ -193,9 +193,9 @@ def test_two_runs_are_compared():
         "idle                  1.8      0.0        +1.8     n/a",
         "bytes moved for       8.5      0.0        +8.5     n/a",
     ]
-    assert compared(one, other) == "+11.0 us (+55.0%) against 20.0 us, mostly on the wire: +8.5 us"
-    assert compared(other, one) == "-11.0 us (-35.5%) against 31.0 us, mostly on the wire: -8.5 us"
-    assert compared(one, one) == "both take 31.0 us"
+    assert comparison_sentence(one, other) == "+11.0 us (+55.0%) against 20.0 us, mostly on the wire: +8.5 us"
+    assert comparison_sentence(other, one) == "-11.0 us (-35.5%) against 31.0 us, mostly on the wire: -8.5 us"
+    assert comparison_sentence(one, one) == "both take 31.0 us"
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,21 @@ from ...collectives.reduce import OPS
 from ...errors import UsageError
 from ...settings import Option
 from ...units import count, switch
-from ..options import add_options, shared
+from ..options import add_options, shared_option
 from ..parser import Renamed
 
 OPTIONS = {
-    "ranks": shared("ranks", "several: 2,4; default: 2, or 1 for each process", read=str),
+    "ranks": shared_option("ranks", "several: 2,4; default: 2, or 1 for each process", read=str),
     "in_place": Option(read=switch, help="put results into the memory of the inputs"),
-    "algorithm": shared("algorithm"),
-    "processes": shared("processes", "default: 1", read=count, also=(), old=("--nnodes",)),
+    "algorithm": shared_option("algorithm"),
+    "processes": shared_option("processes", "default: 1", read=count, also=(), old=("--nnodes",)),
     "tcp": Option(read=switch, help="join the processes by TCP, not by Unix sockets"),
-    "rails": shared("rails"),
-    "peer_direct": shared("peer_direct"),
-    "checksums": shared("checksums"),
-    "transport": shared("transport"),
-    "json": shared("json"),
-    "json_file": shared("json_file"),
+    "rails": shared_option("rails"),
+    "peer_direct": shared_option("peer_direct"),
+    "checksums": shared_option("checksums"),
+    "transport": shared_option("transport"),
+    "json": shared_option("json"),
+    "json_file": shared_option("json_file"),
 }
 """Options that other commands have, too, and those of the ranks."""
 
@@ -72,7 +72,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="samples before; default 5")
     add("-d", "--datatype", default="float32", metavar="TYPE", help="such as float32 (or float), int8, bfloat16")
     add("-o", "--op", default="sum", metavar="OP", help=f"{', '.join(OPS)}; default sum")
-    add("-r", "--root", type=int, default=0, metavar="RANK", help=shared("root").help)
+    add("-r", "--root", type=int, default=0, metavar="RANK", help=shared_option("root").help)
     check = add("-c", "--verify", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop")
     add("--check", action=Renamed, now=check)
     add_options(parser, OPTIONS)

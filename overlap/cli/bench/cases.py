@@ -31,7 +31,7 @@ class Case:
 
     @property
     def size_bytes(self) -> int:
-        """The larger of input and result."""
+        """Bytes of the input or of the result of one rank, whichever has more: the size in the table."""
         return self.count * self.operation.blocks(self.ranks) * self.dtype.itemsize
 
     @property
@@ -40,13 +40,14 @@ class Case:
         return self.dtype.itemsize * sum(map(self._elements, range(self.ranks)))
 
     @property
-    def _result(self) -> int:
+    def _result_elements(self) -> int:
+        """Return the number of elements in the result of one rank."""
         return self.count * (self.ranks if self.operation.kind.traits.gathers else 1)
 
     def _elements(self, rank: int) -> int:
-        """Return how many elements a rank holds in buffers of its own."""
+        """Return the number of elements in the input and the result of a rank; in place they share one buffer."""
         source = self.count * (self.ranks if self.operation.kind.traits.scatters else 1)
-        result = self._result if self.receives(rank) else 0
+        result = self._result_elements if self.receives(rank) else 0
         return max(source, result) if self.in_place else source + result
 
     def issue(self, rank: Rank, x: Array, out: Array | None) -> tuple[Future[object], ...]:
@@ -56,12 +57,12 @@ class Case:
     def buffers(self, rank: int) -> tuple[Array, Array | None]:
         """Return the filled input of `rank`, and the array for its result if it gets one of its own."""
         kind = self.operation.kind
-        source = tiled(pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1))
+        source = repeat_pattern(pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1))
         if not self.receives(rank):
             return source, None
         if self.in_place and not kind.traits.gathers:
             return source, source
-        result: Array = np.zeros(self._result, self.dtype)
+        result: Array = np.zeros(self._result_elements, self.dtype)
         if not self.in_place:
             return source, result
         own = result[rank * self.count : (rank + 1) * self.count]
@@ -80,15 +81,15 @@ class Case:
         kind, count = self.operation.kind, self.count
         first = rank * count if kind.traits.scatters else 0
         if kind.traits.reduces:
-            return tiled(reduction(self.ranks, self.op, self.dtype), first, count)
+            return repeat_pattern(reduction(self.ranks, self.op, self.dtype), first, count)
         if kind.traits.gathers:
-            return np.concatenate([self._sent(src, first) for src in range(self.ranks)])
+            return np.concatenate([self._input_slice(src, first) for src in range(self.ranks)])
         if kind.traits.rooted:
-            return self._sent(self.root, first)
-        return self._sent((rank - 1) % self.ranks, first)
+            return self._input_slice(self.root, first)
+        return self._input_slice((rank - 1) % self.ranks, first)
 
-    def _sent(self, src: int, first: int) -> Array:
-        return tiled(pattern(src, self.dtype), first, self.count)
+    def _input_slice(self, src: int, first: int) -> Array:
+        return repeat_pattern(pattern(src, self.dtype), first, self.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,7 @@ def reduction(ranks: int, op: str, dtype: np.dtype[np.generic]) -> Array:
     return total.astype(dtype)
 
 
-def tiled(repeated: Array, first: int, count: int) -> Array:
+def repeat_pattern(repeated: Array, first: int, count: int) -> Array:
     """Return elements `first` to `first + count` of an endlessly repeated pattern."""
     return np.resize(np.roll(repeated, -(first % PERIOD)), count)
 

@@ -65,7 +65,7 @@ class ProcessLayout:
         """Return the layout in words."""
         if self.processes == 1:
             return "ranks in one process"
-        return f"ranks in {self.processes} processes of this host ({self._cluster}) joined by {self._wires()}"
+        return f"ranks in {self.processes} processes of this host ({self._cluster}) joined by {self._describe_wires()}"
 
     @property
     def _cluster(self) -> str:
@@ -78,7 +78,8 @@ class ProcessLayout:
         plain = not self.tcp and self.rails in (None, "1") and self.peer_direct and self.checksums is None
         return self.transport == "shared_memory" or (self.transport == "auto" and plain)
 
-    def _wires(self) -> str:
+    def _describe_wires(self) -> str:
+        """Return the transport between processes in words, with its options: `TCP over 4 connections`."""
         if self.transport == "mpi":
             return "MPI"
         if self.shares_memory:
@@ -103,7 +104,7 @@ class Result:
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """Size divided by time."""
+        """Algorithm bandwidth: size of the case divided by its median time."""
         return self.times.bytes_per_s(self.case.size_bytes)
 
     @property
@@ -132,7 +133,7 @@ def measure_cases(
     options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
     assignment = Assignment(cases=cases, sampling=sampling, check=check)
     for case, row in zip(cases, read_json_lines([start(options, [MEMBER, assignment.to_json()])]), strict=True):
-        yield summarised(case, sampling, row["told"], check=check)
+        yield summarize(case, sampling, row["told"], check=check)
 
 
 def measure(
@@ -145,15 +146,15 @@ def measure(
 ) -> Result:
     """Measure one case in a world of its own, in this process."""
     with setting_environment(RunConfig()):  # the settings of a launcher would change the result
-        told = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
-    assert told is not None, "rank 0 gathers the samples"
-    return summarised(case, sampling, told, check=check)
+        samples = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
+    assert samples is not None, "rank 0 gathers the samples"
+    return summarize(case, sampling, samples, check=check)
 
 
-def summarised(case: Case, sampling: Sampling, told: RankSamples, *, check: bool) -> Result:
-    """Summarise the samples that rank 0 has gathered."""
-    times = slowest([samples for _, *samples in told], batch=sampling.batch(case.size_bytes))
-    return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in told) if check else None)
+def summarize(case: Case, sampling: Sampling, by_rank: RankSamples, *, check: bool) -> Result:
+    """Summarise the samples of all ranks into a row; without `check`, the number of wrong elements is None."""
+    times = slowest([samples for _, *samples in by_rank], batch=sampling.batch(case.size_bytes))
+    return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in by_rank) if check else None)
 
 
 async def on_rank(
@@ -171,8 +172,8 @@ async def on_rank(
                 await future
         samples.append(clock_ns() - begun_ns)
     wrong = await _count_wrong(rank, case) if check else 0
-    told = await rank.gather(np.array([wrong, *samples[sampling.warmup :]], np.int64))
-    return None if told is None else [[int(number) for number in one] for one in told.reshape(case.ranks, -1)]
+    by_rank = await rank.gather(np.array([wrong, *samples[sampling.warmup :]], np.int64))
+    return None if by_rank is None else [[int(number) for number in one] for one in by_rank.reshape(case.ranks, -1)]
 
 
 async def _count_wrong(rank: Rank, case: Case) -> int:
@@ -192,10 +193,11 @@ def main(text: str) -> None:
 
 
 async def _measure_all(rank: Rank, assignment: Assignment) -> None:
+    """Measure every case in turn; rank 0 prints one line of JSON with the samples of all ranks for each."""
     for case in assignment.cases:
-        told = await on_rank(rank, case, assignment.sampling, assignment.check)
-        if told is not None:
-            print(json.dumps({"told": told}), flush=True)
+        by_rank = await on_rank(rank, case, assignment.sampling, assignment.check)
+        if by_rank is not None:
+            print(json.dumps({"told": by_rank}), flush=True)
 
 
 if __name__ == "__main__":

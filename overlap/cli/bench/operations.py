@@ -30,11 +30,11 @@ class BenchOperation:
 
     @property
     def name(self) -> str:
-        """The long name."""
+        """Long name of the operation, as in the table: all_reduce."""
         return self.names[0]
 
     def blocks(self, ranks: int) -> int:
-        """Return how many blocks the larger of input and result holds."""
+        """Return the number of blocks in the input or the result of a rank, whichever has more."""
         return ranks if self.kind.traits.scatters or self.kind.traits.gathers else 1
 
 
@@ -43,6 +43,7 @@ def _ring(ranks: int) -> list[tuple[int, int]]:
 
 
 def _send_recv(rank: Rank, x: Array, out: Array | None, op: str, root: int) -> tuple[Future[object], ...]:
+    """Send to the next rank of a circle, and receive from the previous one."""
     assert out is not None
     ahead, behind = (rank.rank + 1) % rank.world_size, (rank.rank - 1) % rank.world_size
     return rank.send(x, ahead), rank.recv(out, behind)

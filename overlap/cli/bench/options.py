@@ -32,7 +32,7 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
     op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
     if args.in_place and not operation.in_place:
         raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads; leave it out")
-    sizes = _sizes(args) if operation.name != "barrier" else [0]
+    sizes = _sizes_bytes(args) if operation.name != "barrier" else [0]
     return [
         [
             Case(
@@ -41,7 +41,7 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
                 count=_count(size, operation, ranks, dtype.itemsize),
                 dtype=dtype,
                 op=op,
-                root=_root(args.root, ranks),
+                root=_check_root(args.root, ranks),
                 in_place=bool(args.in_place),
             )
             for size in sizes
@@ -64,7 +64,7 @@ def sampling(args: argparse.Namespace) -> Sampling:
 
 
 def layout(args: argparse.Namespace) -> ProcessLayout:
-    """Return where the ranks of the worlds are.
+    """Return the processes of the worlds that the options ask for, and the transport between them.
 
     Raises:
         UsageError: If an option concerns several processes, and there is only this one.
@@ -97,7 +97,7 @@ def check_memory(worlds: Sequence[Sequence[Case]], there_bytes: int) -> None:
 
 
 def world_sizes(text: str, *, fewest: int = 1, processes: int | None = None) -> list[int]:
-    """Read a list such as `2,4`.
+    """Return the sizes of worlds from a list such as `2,4`.
 
     Raises:
         UsageError: If the text is no such list, a world is too small, or its ranks cannot be divided.
@@ -112,29 +112,31 @@ def world_sizes(text: str, *, fewest: int = 1, processes: int | None = None) -> 
 
 
 def _ranks(args: argparse.Namespace) -> str:
-    """Return `--ranks`; by default one rank in each process, and at least two."""
+    """Return the text of `--ranks`; by default one rank in each process, and at least two."""
     return args.ranks or str(max(2, args.processes or 1))
 
 
 def _check_one_process(args: argparse.Namespace) -> None:
+    """Raise `UsageError` if an option about the transport between processes is given, as there is only one process."""
     for name in ("tcp", "rails", "peer_direct", "checksums", "transport"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: concerns what joins processes; give --processes 2 too")
 
 
-def _sizes(args: argparse.Namespace) -> list[int]:
-    low, high = _ends(args)
+def _sizes_bytes(args: argparse.Namespace) -> list[int]:
+    """Return the sizes of `--minbytes` to `--maxbytes`; raise `UsageError` for an empty range or too many sizes."""
+    low, high = _size_range(args)
     if low < 1 or high < low:
         raise UsageError(f"--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got {low} and {high}")
     if not args.stepfactor > 1:
         raise UsageError("--stepfactor: sizes must grow; give a factor above 1")
-    sizes = list(_steps(low, high, args.stepfactor))
+    sizes = list(_growing_sizes(low, high, args.stepfactor))
     if len(sizes) == _MOST_ROWS:
         raise UsageError(f"--stepfactor: {_MOST_ROWS} sizes or more; take a larger one")
     return sizes
 
 
-def _ends(args: argparse.Namespace) -> tuple[int, int]:
+def _size_range(args: argparse.Namespace) -> tuple[int, int]:
     """Return the smallest and the largest size; the smallest one alone is the only size."""
     low = DEFAULT_MIN_BYTES if args.minbytes is None else parse_bytes(args.minbytes, argument="--minbytes")
     if args.maxbytes is not None:
@@ -142,7 +144,8 @@ def _ends(args: argparse.Namespace) -> tuple[int, int]:
     return (low, DEFAULT_MAX_BYTES) if args.minbytes is None else (low, low)
 
 
-def _steps(low: int, high: int, factor: float) -> Iterator[int]:
+def _growing_sizes(low: int, high: int, factor: float) -> Iterator[int]:
+    """Yield sizes from `low` to `high`, each `factor` times the previous one and at least 1 larger."""
     size = low
     for _ in range(_MOST_ROWS):
         if size > high:
@@ -156,7 +159,8 @@ def _count(size: int, operation: BenchOperation, ranks: int, itemsize: int) -> i
     return max(1, size // (itemsize * operation.blocks(ranks))) if size else 0
 
 
-def _root(root: int, ranks: int) -> int:
+def _check_root(root: int, ranks: int) -> int:
+    """Return the root if it is one of `ranks` ranks; raise `UsageError` if not."""
     if not 0 <= root < ranks:
         raise UsageError(f"--root: expected a rank from 0 to {ranks - 1}, got {root}")
     return root

@@ -37,7 +37,7 @@ def measure(args: argparse.Namespace) -> int:
             rows.append(result)
             print_line(row(result))
     print_line(summary(rows))
-    return finish(args, how, {"layout": asdict(where), "rows": described(rows)}, rows)
+    return finish(args, how, {"layout": asdict(where), "rows": describe_rows(rows)}, rows)
 
 
 def printer(args: argparse.Namespace) -> Callable[[str], None]:
@@ -77,13 +77,13 @@ def title(case: Case, sampling: Sampling, layout: ProcessLayout) -> str:
     place = "in place" if case.in_place else "out of place"
     factor = case.operation.kind.traits.busbw_factor
     text = (
-        f"{_what(case)}, {place}, {layout.describe()}\n{sampling.describe()}\n"
+        f"{_operation_text(case)}, {place}, {layout.describe()}\n{sampling.describe()}\n"
         f"GB is 10^9 bytes; busbw = algbw * {factor} with n ranks"
     )
     return remark(text)
 
 
-def _what(case: Case) -> str:
+def _operation_text(case: Case) -> str:
     """Return the operation, type, operator and root of all rows."""
     traits = case.operation.kind.traits
     parts = [case.operation.name]
@@ -96,19 +96,19 @@ def _what(case: Case) -> str:
 def header() -> str:
     """Return the two lines of column names and units."""
     names, units, _ = zip(*_COLUMNS, strict=True)
-    return "\n".join("#" + _aligned(line)[1:].rstrip() for line in (names, units))
+    return "\n".join("#" + _align_columns(line)[1:].rstrip() for line in (names, units))
 
 
 def row(measured: Result) -> str:
-    """Return one line of the table."""
+    """Return the line of the table for a measured case."""
     case, times = measured.case, measured.times
-    return _aligned(
+    return _align_columns(
         [
             str(case.size_bytes),
             str(case.count),
             str(case.ranks),
             *(number(value_ns / 1e3) for value_ns in (times.median_ns, times.p10_ns, times.p90_ns)),
-            *_bandwidths(measured),
+            *_bandwidth_cells(measured),
             "N/A" if measured.wrong is None else str(measured.wrong),
         ]
     )
@@ -127,13 +127,14 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value < 99.995 else f"{value:.1f}" if value < 9999.95 else f"{value:.0f}"
 
 
-def _bandwidths(measured: Result) -> tuple[str, str]:
+def _bandwidth_cells(measured: Result) -> tuple[str, str]:
+    """Return algbw and busbw in GB/s; dashes for a barrier, which carries no data."""
     if measured.case.operation.kind is Collective.BARRIER:
         return "-", "-"
     return f"{measured.algbw_bytes_per_s / 1e9:.3f}", f"{measured.busbw_bytes_per_s / 1e9:.3f}"
 
 
-def _aligned(values: Sequence[str]) -> str:
+def _align_columns(values: Sequence[str]) -> str:
     return "".join(f" {value:>{width}}" for value, (*_, width) in zip(values, _COLUMNS, strict=True))
 
 
@@ -159,7 +160,7 @@ def document(sampling: Sampling, parts: Mapping[str, object]) -> dict[str, objec
     }
 
 
-def described(rows: Sequence[Result]) -> list[dict[str, object]]:
+def describe_rows(rows: Sequence[Result]) -> list[dict[str, object]]:
     """Return rows for JSON: times in nanoseconds for one operation, bandwidths in bytes per second."""
     return [
         {

@@ -30,7 +30,7 @@ class Sampling:
 
     @property
     def few(self) -> int:
-        """Number of samples of an operation that takes a good part of a second."""
+        """Reduced number of samples, for operations that take a good part of a second."""
         return min(self.iters, 5)
 
     def batch(self, size_bytes: int) -> int:
@@ -56,7 +56,7 @@ class Times:
 
     @classmethod
     def of(cls, samples_ns: Sequence[float] | NDArray[np.float64]) -> Times:
-        """Summarise samples; percentiles are interpolated between neighbours."""
+        """Summarise samples in nanoseconds; percentiles are interpolated between neighbours."""
         p10, median, p90 = (float(value) for value in np.percentile(samples_ns, (10, 50, 90)))
         return cls(median_ns=median, p10_ns=p10, p90_ns=p90)
 

@@ -15,7 +15,7 @@ from ...planning import products
 from ...planning.calibrate import calibrate
 from ...settings import Option
 from ...units import switch
-from ..options import add_options, shared
+from ..options import add_options, shared_option
 from .here import BETWEEN, calibrate_here
 from .page import deliver_machine, page
 from .published import show_published
@@ -51,12 +51,12 @@ examples:
 
 
 OPTIONS = {
-    "cluster": shared("cluster", "of the log"),
+    "cluster": shared_option("cluster", "of the log"),
     "products": Option(read=str, metavar="FILE", help="matrix products that were timed, instead of a log"),
     "collective": Option(read=str, metavar="NAME", help="collective of a log that does not say it", old=("--op",)),
-    "ranks": shared("ranks", "default: those of the log, or all"),
+    "ranks": shared_option("ranks", "default: those of the log, or all"),
     "name": Option(read=str, metavar="NAME", help="name of the new machine; default: that of the file"),
-    "output": shared("output", "the machine file; default: print it"),
+    "output": shared_option("output", "the machine file; default: print it"),
 }
 PUBLISHED_OPTIONS = {
     "machine": Option(read=str, metavar="NAME", help="only this one, such as trn2.48xlarge; default: all"),
@@ -67,7 +67,7 @@ PUBLISHED_OPTIONS = {
         old=("--check",),
     ),
     "record": Option(read=switch, help="write the errors of left-out steps, for bands"),
-    "json": shared("json"),
+    "json": shared_option("json"),
 }
 
 

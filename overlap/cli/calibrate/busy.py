@@ -26,9 +26,9 @@ class Busyness:
 
     def look(self) -> None:
         """Sleep for half a second, and count the busy cores; nothing where the system has no such counters."""
-        before = self._counters()
+        before = self._read_counters()
         time.sleep(_REST_S)
-        after = self._counters()
+        after = self._read_counters()
         if before is None or after is None or sum(after) <= sum(before):
             return
         passed = [late - early for late, early in zip(after, before, strict=True)]
@@ -44,7 +44,8 @@ class Busyness:
         """Factor by which a program that needs all processors may take longer: it has only the rest of them."""
         return self._cores / max(self._cores - self.cores, 1 / self._cores)
 
-    def _counters(self) -> list[int] | None:
+    def _read_counters(self) -> list[int] | None:
+        """Return the ticks that all processors spent in each state since the start; None without such counters."""
         try:
             first = self._stat.read_text().split("\n", 1)[0]
         except OSError:

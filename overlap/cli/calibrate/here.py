@@ -61,24 +61,25 @@ def calibrate_here(args: argparse.Namespace) -> int:
     shared = between == "shared_memory"
     busyness = Busyness(os.cpu_count() or cores)
     busyness.look()
-    samples = list(_samples(_worlds(BETWEEN[between])))
+    samples = list(_samples(_measured_worlds(BETWEEN[between])))
     busyness.look()
-    found = fit_own(samples, cores=cores, shared_memory=shared)
-    print("\n".join([*_page(found, between), *busy_lines(found, busyness)]))
-    text = own_machine_file(args.name or "here", found, between=between, cores=cores)
+    fit = fit_own(samples, cores=cores, shared_memory=shared)
+    print("\n".join([*_page_lines(fit, between), *busy_lines(fit, busyness)]))
+    text = own_machine_file(args.name or "here", fit, between=between, cores=cores)
     return deliver_machine(text, args.output, collective_bytes="1M")
 
 
-def _worlds(transport: str) -> list[_World]:
+def _measured_worlds(transport: str) -> list[_World]:
+    """Return the worlds to measure: two and four ranks in this process, and two processes over `transport`."""
     own, apart = ProcessLayout(), ProcessLayout(processes=2, transport=transport)
     return [_World(ranks=2, layout=own), _World(ranks=4, layout=own), _World(ranks=2, layout=apart)]
 
 
-def busy_lines(found: OwnFit, busyness: Busyness) -> list[str]:
+def busy_lines(fit: OwnFit, busyness: Busyness) -> list[str]:
     """Return the wider band of predictions that were fitted beside other programs; nothing where it was quiet."""
     if busyness.cores <= QUIET:
         return []
-    _, middle, worst = found.errors(left_out=True)
+    _, middle, worst = fit.errors(left_out=True)
     wider = [f"{(1 + error) * busyness.factor - 1:.0%}" for error in (middle, worst)]
     return wrapped(
         f"BUSY: other programs used {busyness.cores:.1f} processors meanwhile, so that times may be "
@@ -96,7 +97,7 @@ def _samples(worlds: Sequence[_World]) -> Iterator[Sample]:
             processes = f"{world.layout.processes} process{'es' if world.layout.processes > 1 else ''}"
             notify(f"measuring {world.ranks} ranks in {processes}, round {number + 1} of {_ROUNDS}")
             for name in _OPERATIONS:
-                for nbytes, time_s in _round(name, world):
+                for nbytes, time_s in _measure_sizes(name, world):
                     case = world, name, nbytes
                     least[case] = min(time_s, least.get(case, time_s))
     for (world, name, nbytes), time_s in least.items():
@@ -104,7 +105,8 @@ def _samples(worlds: Sequence[_World]) -> Iterator[Sample]:
         yield Sample(collective=name, nbytes=nbytes, ranks=ranks, processes=nodes, time_s=time_s)
 
 
-def _round(name: str, world: _World) -> Iterator[tuple[int, float]]:
+def _measure_sizes(name: str, world: _World) -> Iterator[tuple[int, float]]:
+    """Measure an operation once in a world: yield each size in bytes, and its 10th percentile in seconds."""
     operation, dtype = find(name), np.dtype(np.float32)
     counts = [size // operation.blocks(world.ranks) // dtype.itemsize for size in _SIZES]
     cases = [Case(operation=operation, ranks=world.ranks, count=count, dtype=dtype) for count in counts]
@@ -115,14 +117,17 @@ def _round(name: str, world: _World) -> Iterator[tuple[int, float]]:
         raise UsageError(f"--here: {world.layout.describe()}: {error}") from None
 
 
-def _page(fit: OwnFit, between: str) -> list[str]:
-    def about(sample: Sample) -> tuple[str, ...]:
+def _page_lines(fit: OwnFit, between: str) -> list[str]:
+    """Return the page: measured and predicted times of each row, errors, and how many rows are within the aim."""
+
+    def describe_sample(sample: Sample) -> tuple[str, ...]:
+        """Return the cells that say what was measured: collective, ranks, transport, size."""
         joined = "memory" if sample.processes == 1 else between
         return sample.collective, str(len(sample.ranks)), joined, format_bytes(sample.nbytes)
 
     within = sum(abs(row.error) <= AIM for row in fit.rows)
     return [
-        *rows_table(("collective", "ranks", "joined by", "size"), fit, about),
+        *rows_table(("collective", "ranks", "joined by", "size"), fit, describe_sample),
         "",
         *accuracy_lines(fit),
         f"within {AIM:.0%}: {within} of {len(fit.rows)} rows; measure while nothing else runs",

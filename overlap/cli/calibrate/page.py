@@ -30,12 +30,12 @@ def deliver_machine(text: str, path: str | None, *, collective_bytes: str | None
     return 0
 
 
-def rows_table(heads: Sequence[str], found: FittedRows, about: Callable[[Sample], Sequence[str]]) -> list[str]:
+def rows_table(heads: Sequence[str], fit: FittedRows, about: Callable[[Sample], Sequence[str]]) -> list[str]:
     """Return the table of all rows: a few cells about each, its times, its error, and whether it was left out."""
     rows = [
         (*about(row.sample), format_s(row.sample.time_s), format_s(row.predicted_s), f"{row.error:+.1%}",
          "left out" if row.left_out else "")
-        for row in found.rows
+        for row in fit.rows
     ]  # fmt: skip
     return columns(
         (*heads, "measured", "predicted", "error", ""),
@@ -44,9 +44,9 @@ def rows_table(heads: Sequence[str], found: FittedRows, about: Callable[[Sample]
     )
 
 
-def accuracy_lines(found: FittedRows) -> list[str]:
+def accuracy_lines(fit: FittedRows) -> list[str]:
     """Return the errors of fitted rows, and of rows that were left out."""
-    fitted, left = (found.errors(left_out=out) for out in (False, True))
+    fitted, left = (fit.errors(left_out=out) for out in (False, True))
     return [
         f"rows fitted: {fitted[0]}, median error {fitted[1]:.1%}, worst {fitted[2]:.1%}",
         f"rows left out: {left[0]}, median error {left[1]:.1%}, worst {left[2]:.1%}"
@@ -55,7 +55,7 @@ def accuracy_lines(found: FittedRows) -> list[str]:
 
 
 def page(calibration: Calibration) -> list[str]:
-    """Return the lines of the page."""
+    """Return the page of a calibration: its rows, the fitted figures, and their accuracy."""
     fit, cluster = calibration.fit, calibration.cluster
     lines = rows_table(("collective", "size"), fit, lambda sample: (sample.collective, format_bytes(sample.nbytes)))
     lines += [f"dropped: {why}" for log in calibration.logs for why in log.dropped]
@@ -63,7 +63,7 @@ def page(calibration: Calibration) -> list[str]:
     return [
         *lines,
         "",
-        f"on {cluster.name}: {_launch(fit.launches)}, {shares}",
+        f"on {cluster.name}: {_launch_text(fit.launches)}, {shares}",
         *accuracy_lines(fit),
         "Other sizes, ranks and collectives than these are extrapolated.",
         *([_CROSSING] if all(crosses(row.sample, cluster) for row in fit.rows) else []),
@@ -73,9 +73,10 @@ def page(calibration: Calibration) -> list[str]:
 _CROSSING = "All rows cross nodes: nothing was measured of groups inside one."
 
 
-def _launch(launches: Launches) -> str:
+def _launch_text(launches: Launches) -> str:
+    """Return the time to launch a collective in words: inside a node, and the extra time between nodes, where known."""
     inside_s, between_s = launches.inside_s, launches.between_s
-    told = [] if inside_s is None else [format_s(inside_s)]
+    times = [] if inside_s is None else [format_s(inside_s)]
     if between_s is not None:
-        told.append(f"{format_s(between_s)} {'more ' if told else ''}between nodes")
-    return f"launch {', '.join(told)}"
+        times.append(f"{format_s(between_s)} {'more ' if times else ''}between nodes")
+    return f"launch {', '.join(times)}"

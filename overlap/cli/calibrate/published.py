@@ -34,30 +34,31 @@ def show_published(args: argparse.Namespace) -> int:
     if args.published == "steps":
         return show_steps(args)
     validation = validate(args.machine)
-    print_result(args, lambda: describe(validation), lambda: _page(validation), version=SCHEMA_VERSION)
+    print_result(args, lambda: describe(validation), lambda: _page_lines(validation), version=SCHEMA_VERSION)
     return 1 if args.enforce and not validation.as_asked else 0
 
 
 def describe(validation: Validation) -> dict[str, object]:
     """Return a validation for JSON: seconds, bytes, errors as shares."""
     return {
-        "rows": [_described(row) for row in validation.rows],
+        "rows": [_json_row(row) for row in validation.rows],
         "crossovers": [
             asdict(row.knee) | {"predicted_bytes": row.predicted_bytes, "inside": row.inside}
             for row in validation.crossovers
         ],
         "given": [asdict(row) for row in GIVEN],
         "classes": [
-            asdict(row) | {"unseen": _as_json(row.unseen), "all": _as_json(row.all), "as_asked": row.as_asked}
+            asdict(row) | {"unseen": _json_errors(row.unseen), "all": _json_errors(row.all), "as_asked": row.as_asked}
             for row in validation.classes
         ],
-        "unseen": _as_json(validation.unseen),
-        "all": _as_json(validation.all),
+        "unseen": _json_errors(validation.unseen),
+        "all": _json_errors(validation.all),
         "as_asked": validation.as_asked,
     }
 
 
-def _described(row: ValidationRow) -> dict[str, object]:
+def _json_row(row: ValidationRow) -> dict[str, object]:
+    """Return a row for JSON: its measurement, the prediction, the error, and whether figures were fitted to it."""
     quantity = "ratio" if row.of is TRAINING else "s"
     return asdict(row.of) | {
         "fits": row.fits,
@@ -70,25 +71,28 @@ def _described(row: ValidationRow) -> dict[str, object]:
     }
 
 
-def _page(validation: Validation) -> list[str]:
+def _page_lines(validation: Validation) -> list[str]:
+    """Return the page: tables of collectives, of host copies and of crossovers, then the accuracy by class."""
     lines: list[str] = []
-    for _, rows in groupby(validation.collectives, key=_title):
-        lines += [*_group(list(rows)), ""]
-    both = {_of(row).machine for row in validation.collectives if not _of(row).peer_direct}
-    if direct := [row for row in validation.collectives if _of(row).machine in both]:
-        lines += [*_peer_direct(direct, validation.training), ""]
+    for _, rows in groupby(validation.collectives, key=_group_title):
+        lines += [*_group_lines(list(rows)), ""]
+    both = {_measurement(row).machine for row in validation.collectives if not _measurement(row).peer_direct}
+    if direct := [row for row in validation.collectives if _measurement(row).machine in both]:
+        lines += [*_peer_direct_lines(direct, validation.training), ""]
     if validation.crossovers:
-        lines += [*_crossovers(validation.crossovers), ""]
-    return [*lines, *_summary(validation)]
+        lines += [*_crossover_lines(validation.crossovers), ""]
+    return [*lines, *_summary_lines(validation)]
 
 
-def _of(row: ValidationRow) -> Measurement:
+def _measurement(row: ValidationRow) -> Measurement:
+    """Return the measured collective of a row, which is not a training."""
     assert isinstance(row.of, Measurement)
     return row.of
 
 
-def _title(row: ValidationRow) -> str:
-    measured = _of(row)
+def _group_title(row: ValidationRow) -> str:
+    """Return the title of a table, which all its rows share: operation, type, ranks, machine and source."""
+    measured = _measurement(row)
     how = "" if measured.peer_direct else ", host copies"
     how += f" ({format_ranks(measured.group)})" if measured.group else ""
     how += f", time beyond that of {format_bytes(measured.beyond_bytes)}" if measured.beyond_bytes else ""
@@ -97,29 +101,32 @@ def _title(row: ValidationRow) -> str:
     return f"{operation}{how}{published} ({measured.source})"
 
 
-def _group(rows: Sequence[ValidationRow]) -> list[str]:
+def _group_lines(rows: Sequence[ValidationRow]) -> list[str]:
     heads = ("size", "measured", "predicted", "error", "")
-    return [*wrapped(_title(rows[0]), rest="  "), *_table(heads, map(_row, rows), words=[4])]
+    return [*wrapped(_group_title(rows[0]), rest="  "), *_indented_table(heads, map(_row_cells, rows), words=[4])]
 
 
-def _row(row: ValidationRow) -> list[str]:
-    size = format_bytes(_of(row).nbytes)
+def _row_cells(row: ValidationRow) -> list[str]:
+    """Return the cells of one collective: size, times, error, and whether a figure was fitted to it."""
+    size = format_bytes(_measurement(row).nbytes)
     used = f"fits {row.fits}" if row.fits else "predicted" + (", extrapolated" if row.extrapolated else "")
     return [size, format_s(row.measured), format_s(row.predicted), f"{row.error:+.1%}", used]
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequence[int]) -> list[str]:
+def _indented_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequence[int]) -> list[str]:
     return [f"  {line}" for line in columns(heads, list(rows), words=words)]
 
 
-def _peer_direct(rows: Sequence[ValidationRow], training: ValidationRow | None) -> list[str]:
+def _peer_direct_lines(rows: Sequence[ValidationRow], training: ValidationRow | None) -> list[str]:
     """Return the table of the document: the cost of the host's copies, from one model with two settings."""
-    lines = [f"Peer Direct on {_of(rows[0]).machine}, one model with two settings, in {_of(rows[0]).unit}"]
+    first = _measurement(rows[0])
+    lines = [f"Peer Direct on {first.machine}, one model with two settings, in {first.unit}"]
     pairs = []
-    for collective, pair in groupby(rows, key=lambda row: _of(row).collective):
-        figures = [figure for row in pair for figure in (_of(row).figure, _of(row).as_published(row.predicted))]
+    for collective, pair in groupby(rows, key=lambda row: _measurement(row).collective):
+        measured_predicted = ((_measurement(row), row.predicted) for row in pair)
+        figures = [figure for row, value in measured_predicted for figure in (row.figure, row.as_published(value))]
         pairs.append([collective, *(f"{figure:,.0f}" for figure in figures)])
-    lines += _table(("", "host copies", "predicted", "Peer Direct", "predicted"), pairs, words=[0])
+    lines += _indented_table(("", "host copies", "predicted", "Peer Direct", "predicted"), pairs, words=[0])
     if training:
         lines += wrapped(
             f"training throughput with Peer Direct over without: {training.measured:.2f} measured, "
@@ -132,51 +139,61 @@ def _peer_direct(rows: Sequence[ValidationRow], training: ValidationRow | None) 
     return lines
 
 
-def _crossovers(crossovers: Sequence[Crossover]) -> list[str]:
+def _crossover_lines(crossovers: Sequence[Crossover]) -> list[str]:
+    """Return the sizes at which the predicted algorithm changes, one paragraph for each pair of algorithms."""
     lines = ["where one algorithm takes over from another"]
-    for title, alike in groupby(crossovers, key=_change):
-        found = ", ".join(f"{each.knee.collective} {_found(each)}" for each in alike)
+    for title, alike in groupby(crossovers, key=_change_text):
+        found = ", ".join(f"{each.knee.collective} {_crossover_size(each)}" for each in alike)
         lines += [*wrapped(title, first="  ", rest="    "), f"    {found}"]
     return lines
 
 
-def _change(crossover: Crossover) -> str:
+def _change_text(crossover: Crossover) -> str:
     knee = crossover.knee
     return f"{knee.below} to {knee.above} on {knee.ranks} ranks of {knee.machine} ({knee.seen})"
 
 
-def _found(crossover: Crossover) -> str:
+def _crossover_size(crossover: Crossover) -> str:
+    """Return the predicted size of a crossover in words, marked if it is outside the published range."""
     if crossover.predicted_bytes is None:
         return "nowhere near"
     return format_bytes(crossover.predicted_bytes) + ("" if crossover.inside else " (OUTSIDE)")
 
 
-def _summary(validation: Validation) -> list[str]:
+def _summary_lines(validation: Validation) -> list[str]:
+    """Return the accuracy by class, the share of right crossovers, and the figures that are not predicted."""
     crossovers = validation.crossovers
     inside = sum(crossover.inside for crossover in crossovers)
     lines = [
         *([f"{inside} of {len(crossovers)} crossovers where they were seen"] if crossovers else []),
         "taken as published, not predicted: " + ", ".join(f"{each.name} {each.figure}" for each in GIVEN),
     ]
-    return [*_classes(validation), "", *(part for line in lines for part in wrapped(line, rest="  "))]
+    return [*_accuracy_table(validation), "", *(part for line in lines for part in wrapped(line, rest="  "))]
 
 
-def _classes(validation: Validation) -> list[str]:
+def _accuracy_table(validation: Validation) -> list[str]:
     """Return the planner's accuracy by class of rows, without and with the rows that figures were fitted to."""
-    everything = ["all", "", *_figures(validation.unseen), *_figures(Accuracy.of(validation.collectives)), ""]
+    everything = ["all", "", *_error_cells(validation.unseen), *_error_cells(Accuracy.of(validation.collectives)), ""]
     heads = ("class", "dtype", "not fitted to", "median", "worst", "all rows", "median", "worst", "asked")
-    rows = [*map(_class, validation.classes), everything]
-    return ["the planner, by class of rows", *_table(heads, rows, words=[0, 1, 8])]
+    rows = [*map(_accuracy_row, validation.classes), everything]
+    return ["the planner, by class of rows", *_indented_table(heads, rows, words=[0, 1, 8])]
 
 
-def _class(of: Class) -> list[str]:
+def _accuracy_row(of: Class) -> list[str]:
+    """Return the cells of a class of rows: its errors without and with fitted rows, and whether the aim is met."""
     asked = f"{of.asked.median:.0%}, {of.asked.worst:.0%}: {'met' if of.as_asked else 'MISSED'}"
-    return [of.name, of.dtype, *_figures(of.unseen), *_figures(of.all), asked if of.unseen.rows else "all fitted"]
+    return [
+        of.name,
+        of.dtype,
+        *_error_cells(of.unseen),
+        *_error_cells(of.all),
+        asked if of.unseen.rows else "all fitted",
+    ]
 
 
-def _as_json(of: Accuracy) -> dict[str, float]:
+def _json_errors(of: Accuracy) -> dict[str, float]:
     return {"rows": of.rows, "median": of.median, "worst": of.worst}
 
 
-def _figures(of: Accuracy) -> list[str]:
+def _error_cells(of: Accuracy) -> list[str]:
     return [str(of.rows), f"{of.median:.1%}", f"{of.worst:.1%}"] if of.rows else ["0", "", ""]

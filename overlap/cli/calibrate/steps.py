@@ -25,13 +25,14 @@ def show_steps(args: argparse.Namespace) -> int:
     judged = compare_steps(rows)
     if args.record:
         print(f"wrote {record(judged).name}")
-    print_result(args, lambda: {"steps": [_described(row) for row in judged]}, lambda: _page(judged))
+    print_result(args, lambda: {"steps": [_json_step(row) for row in judged]}, lambda: _page_lines(judged))
     return 0
 
 
-def _page(judged: Sequence[StepComparison]) -> Iterator[str]:
+def _page_lines(judged: Sequence[StepComparison]) -> Iterator[str]:
+    """Yield the page: a table of steps, their notes, and a table of errors by class."""
     heads = ("published step", "class", "measured", "predicted", "error", "left out", "fits")
-    yield from columns(heads, [_row(row) for row in judged], width=120, words=[0, 1])
+    yield from columns(heads, [_step_cells(row) for row in judged], width=120, words=[0, 1])
     yield ""
     for row in judged:
         if row.published.noted:
@@ -42,12 +43,15 @@ def _page(judged: Sequence[StepComparison]) -> Iterator[str]:
         for of in dict.fromkeys(row.published.step_class for row in judged)
     }
     totals = ("class", "rows", "median", "worst", "left out: median", "worst")
-    yield from columns(totals, [_figures(*one) for one in (*classes.items(), ("all", judged))], width=120, words=[0])
+    yield from columns(
+        totals, [_class_cells(*one) for one in (*classes.items(), ("all", judged))], width=120, words=[0]
+    )
     yield ""
     yield from wrapped("left out: each step predicted with the share `sustained` fitted to all others.", rest="  ")
 
 
-def _row(row: StepComparison) -> tuple[str, ...]:
+def _step_cells(row: StepComparison) -> tuple[str, ...]:
+    """Return the cells of a training step: its times, its errors, and whether it fits into memory."""
     fits = {True: "yes", False: "NO", None: "unknown"}[row.fits]
     measured, predicted = format_s(row.published.measured_s), format_s(row.predicted_s)
     return (
@@ -61,12 +65,14 @@ def _row(row: StepComparison) -> tuple[str, ...]:
     )
 
 
-def _figures(of: str, rows: Sequence[StepComparison]) -> tuple[str, ...]:
+def _class_cells(of: str, rows: Sequence[StepComparison]) -> tuple[str, ...]:
+    """Return the cells of a class of steps: number of rows, and median and worst errors, seen and left out."""
     errors = [abs(row.error) for row in rows], [abs(row.unseen) for row in rows]
     return of, str(len(rows)), *(f"{figure(sizes):.1%}" for sizes in errors for figure in (median, max))
 
 
-def _described(row: StepComparison) -> dict[str, object]:
+def _json_step(row: StepComparison) -> dict[str, object]:
+    """Return a step for JSON: seconds, and errors as shares of the measured time."""
     return {
         "id": row.published.id,
         "source": row.published.source,

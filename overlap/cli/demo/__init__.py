@@ -19,9 +19,9 @@ from ...timeline import Timeline
 from ...timeline.files.tracefile import write_trace
 from ...units import integer, parse_bytes
 from ..console import Console
-from ..options import add_options, check_width, shared
+from ..options import add_options, check_width, shared_option
 from ..output import output_path
-from .report import drawings, gain, introduction, judged, progress, summary
+from .report import drawings, gain, gain_verdict, introduction, progress, summary
 from .training import Task, compare, fitting_bandwidth
 
 __all__ = ["fill", "main"]
@@ -49,13 +49,13 @@ The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, 
 
 
 OPTIONS = {
-    "ranks": shared("ranks", "default: 8"),
+    "ranks": shared_option("ranks", "default: 8"),
     "steps": Option(read=integer, metavar="N", help="training steps of each model; default: 20"),
     "bandwidth": Option(read=str, metavar="SIZE", help="bytes per second of a link; default: fits this machine"),
-    "width": shared("width"),
-    "ascii": shared("ascii"),
-    "survive": shared("survive", "kill one of two processes, and show how a spare takes its place", off=None),
-    "trace": shared("trace"),
+    "width": shared_option("width"),
+    "ascii": shared_option("ascii"),
+    "survive": shared_option("survive", "kill one of two processes, and show how a spare takes its place", off=None),
+    "trace": shared_option("trace"),
 }
 
 
@@ -87,16 +87,17 @@ def main(args: argparse.Namespace) -> int:
     with progress(console, steps=2 * task.steps, ascii=ascii) as advance:
         comparison = compare(task, advance)
     gained = gain(comparison)
-    _write(comparison.timeline, args.trace, console)
+    _write_trace(comparison.timeline, args.trace, console)
     console.print()
     for line in drawings(comparison, gained, width=console.width, ascii=ascii, color=color):
         console.print(line)
     console.print(summary(comparison, gained), soft_wrap=True)
-    console.print(judged(comparison, gained, width=console.width), soft_wrap=True)
+    console.print(gain_verdict(comparison, gained, width=console.width), soft_wrap=True)
     return 0 if comparison.identical else 1
 
 
-def _write(timeline: Timeline, path: str | None, console: Console) -> None:
+def _write_trace(timeline: Timeline, path: str | None, console: Console) -> None:
+    """Write the trace if a path is given, and print how to draw it."""
     if path:
         write_trace(timeline, path)
         console.print(f"\nwrote {path}; `overlap timeline {path}` draws it", soft_wrap=True)

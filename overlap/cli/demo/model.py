@@ -130,10 +130,10 @@ class Classifier:
 def cross_entropy(scores: Floats, labels: Labels) -> tuple[Floats, float]:
     """Return the gradient of the scores, and the loss: the mean cross-entropy, in nats."""
     rows = np.arange(len(labels))
-    said = scores - scores.max(axis=1, keepdims=True)
-    said -= np.log(np.exp(said).sum(axis=1, keepdims=True))
-    loss = float(-said[rows, labels].mean())
-    gradient = np.exp(said)
+    log_probabilities = scores - scores.max(axis=1, keepdims=True)
+    log_probabilities -= np.log(np.exp(log_probabilities).sum(axis=1, keepdims=True))
+    loss = float(-log_probabilities[rows, labels].mean())
+    gradient = np.exp(log_probabilities)
     gradient[rows, labels] -= 1
     gradient /= len(labels)
     return gradient, loss

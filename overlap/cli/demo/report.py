@@ -87,15 +87,15 @@ class Gain:
 
 
 def gain(comparison: DemoComparison) -> Gain:
-    """Measure a comparison; the first step of each training warms up, if there are others."""
+    """Return the gain of a comparison; the first step of each training does not count, if there are others."""
     counted = range(min(1, comparison.steps - 1), comparison.steps)
-    kinds = [measured(comparison.timeline, (first + step for step in counted)) for first in (0, comparison.steps)]
+    kinds = [step_times(comparison.timeline, (first + step for step in counted)) for first in (0, comparison.steps)]
     without, overlapped = (sorted(steps, key=lambda one: one.wall_ns)[(len(steps) - 1) // 2] for steps in kinds)
     return Gain(without=without, overlapped=overlapped, counted=len(counted), spread_ns=max(map(spread_ns, kinds)))
 
 
-def measured(timeline: Timeline, steps: Iterable[int]) -> list[StepTimes]:
-    """Return the times of some steps."""
+def step_times(timeline: Timeline, steps: Iterable[int]) -> list[StepTimes]:
+    """Return the times of the steps of a timeline; each figure is the largest of any rank."""
     names = ("wall_ns", "compute_ns", "comm_ns", "overlapped_ns")
     rows = {step: breakdowns(timeline, step=step) for step in steps}
     return [
@@ -179,8 +179,8 @@ def drawings(comparison: DemoComparison, gain: Gain, *, width: int, ascii: bool,
         above = lines[: lines.index([])]  # below the blank line is a table of figures, which `summary` gives
         last = max(at for at, line in enumerate(above) if _is_lane(line))
         below = above[last + 1 :] if number == len(views) else []
-        told = f"{title}: {ranks} ranks; most waited for first, alike in one row"  # as `timeline` folds rows
-        yield Text(told, style="bold" if color else "", no_wrap=True, overflow="crop")
+        heading = f"{title}: {ranks} ranks; most waited for first, alike in one row"  # as `timeline` folds rows
+        yield Text(heading, style="bold" if color else "", no_wrap=True, overflow="crop")
         for line in [*filter(_is_lane, above), *below]:
             yield Text.assemble(*line, no_wrap=True, overflow="crop")
 
@@ -189,15 +189,15 @@ def _is_lane(line: list[tuple[str, str]]) -> bool:
     return line[-1][0] in ("│", "|")
 
 
-def judged(found: DemoComparison, of: Gain, *, width: int) -> str:
-    """Return the verdict on the median step with overlap."""
-    return verdict(TimelineView(found.timeline, step=of.overlapped.index), width=width)
+def gain_verdict(comparison: DemoComparison, of: Gain, *, width: int) -> str:
+    """Return the verdict on the step `of.overlapped`, the median one with overlap, in lines of that width."""
+    return verdict(TimelineView(comparison.timeline, step=of.overlapped.index), width=width)
 
 
 def verdict(view: TimelineView, *, width: int) -> str:
     """Return a verdict in lines of that width, at most four of 80 columns; places are told without their folders."""
-    told = _FOLDERS.sub("", view.verdict.text(named=1))
-    return "\n".join(wrapped(f"with overlap, {told}", width))
+    sentence = _FOLDERS.sub("", view.verdict.text(named=1))
+    return "\n".join(wrapped(f"with overlap, {sentence}", width))
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def verdict(view: TimelineView, *, width: int) -> str:
 
 @contextmanager
 def progress(console: Console, *, steps: int, ascii: bool) -> Iterator[Callable[[float], None]]:
-    """Give a function that counts a step and shows its loss: a bar on a terminal, else plain lines.
+    """Yield a function that counts a step and shows its loss: a bar on a terminal, else plain lines.
 
     Only that function draws, between steps, so that drawing takes no time from the measured steps.
     """
@@ -213,7 +213,8 @@ def progress(console: Console, *, steps: int, ascii: bool) -> Iterator[Callable[
     terminal = console.is_terminal and not console.is_dumb_terminal
     done = 0
 
-    def advance(loss: float) -> None:
+    def show_step(loss: float) -> None:
+        """Count one more step and show its loss; on plain consoles only `LOGGED` of all steps get a line."""
         nonlocal done
         done += 1
         text = f"step {done} of {steps}, loss {loss:.3f}"
@@ -225,4 +226,4 @@ def progress(console: Console, *, steps: int, ascii: bool) -> Iterator[Callable[
             console.print(text, soft_wrap=True)
 
     with Live(console=console, auto_refresh=False, transient=True) if terminal else nullcontext() as live:
-        yield advance
+        yield show_step

@@ -19,7 +19,7 @@ from ...timeline.files.tracefile import read_trace
 from ...units import format_ns
 from ..console import Console
 from ..processes import boot
-from .survivor import replayed
+from .survivor import replay_digest
 
 _VICTIM, _SURVIVOR, _SPARE = 0, 1, 2
 _KILL_AT = 20  # step after whose end the victim is killed
@@ -61,7 +61,7 @@ def demonstrate(console: Console, *, steps: int, width: int, ascii: bool) -> boo
         f"training on 2 processes for {steps} steps, with a spare; the first one is killed after step {_KILL_AT}"
     )
     with tempfile.TemporaryDirectory() as folder:
-        story, code, errors = _run(console, steps, folder)
+        story, code, errors = _run_job(console, steps, folder)
         if code != 0 or not story.first_ns:
             raise OverlapError(f"demo: the job ended with code {code}: {headline(errors.splitlines())}")
         timeline = read_trace(Path(folder, f"process-{_SURVIVOR}.json"))
@@ -70,14 +70,15 @@ def demonstrate(console: Console, *, steps: int, width: int, ascii: bool) -> boo
     pause, (members, step) = format_ns(story.first_ns - story.killed_ns), story.history[1]
     names = " and ".join(map(str, members))
     console.print(f"\nfrom the kill to the end of the next step: {pause}; processes {names} went on after step {step}")
-    same = story.digests == dict.fromkeys(members, replayed(story.history, steps))
+    same = story.digests == dict.fromkeys(members, replay_digest(story.history, steps))
     console.print(
         f"weights of both are {'equal to' if same else 'NOT EQUAL TO'} those of a run with the same history of members"
     )
     return same
 
 
-def _run(console: Console, steps: int, folder: str) -> tuple[_Story, int, str]:
+def _run_job(console: Console, steps: int, folder: str) -> tuple[_Story, int, str]:
+    """Run the job and kill its victim; return its story, its exit code, and its stderr."""
     command = [sys.executable, "-c", boot(), "run", "--survive", "--processes", "2", "--spares", "1"]
     command += ["--log-dir", folder, "-m", "overlap.cli.demo.survivor", str(steps), folder]
     story, logs = _Story(), [Path(folder, f"process-{member}.log") for member in (_VICTIM, _SURVIVOR, _SPARE)]
@@ -89,7 +90,7 @@ def _run(console: Console, steps: int, folder: str) -> tuple[_Story, int, str]:
             while not over:
                 over = job.poll() is not None
                 for member, log in enumerate(logs):
-                    read[member] += _read(story, member, log, read[member], console)
+                    read[member] += _read_log(story, member, log, read[member], console)
                 time.sleep(0.002)
         finally:
             job.terminate()
@@ -98,7 +99,7 @@ def _run(console: Console, steps: int, folder: str) -> tuple[_Story, int, str]:
         return story, job.returncode, errors.read()
 
 
-def _read(story: _Story, member: int, log: Path, start: int, console: Console) -> int:
+def _read_log(story: _Story, member: int, log: Path, start: int, console: Console) -> int:
     """Take new whole lines of a log, and kill the victim when it is time; return how many bytes they have."""
     if not log.exists():
         return 0

@@ -48,7 +48,7 @@ async def train(rank: Rank, steps: int, show: Show, pace_s: float) -> str:
     while model.steps < steps:
         with rank.step(model.steps):
             chosen = (BATCH * (model.steps * rank.world_size + rank.rank) + np.arange(BATCH)) % len(images)
-            gradient = partial(_backward, images[chosen], labels[chosen], pace_s)
+            gradient = partial(_softmax_gradient, images[chosen], labels[chosen], pace_s)
             model.reduce("w", rank.compute(gradient, model["w"], name="backward"))
             await model.step()
             await model["w"]
@@ -57,7 +57,8 @@ async def train(rank: Rank, steps: int, show: Show, pace_s: float) -> str:
     return hashlib.sha256(weights["w"].tobytes()).hexdigest()
 
 
-def _backward(images: Floats, labels: Labels, pace_s: float, weights: Floats) -> Floats:
+def _softmax_gradient(images: Floats, labels: Labels, pace_s: float, weights: Floats) -> Floats:
+    """Return the gradient of the mean cross-entropy for the weights, shape (64, 10), after a pause of `pace_s`."""
     time.sleep(pace_s)
     scores = images @ weights
     likely = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -67,11 +68,12 @@ def _backward(images: Floats, labels: Labels, pace_s: float, weights: Floats) ->
     return gradient
 
 
-def replayed(history: Sequence[tuple[Sequence[int], int]], steps: int) -> str:
-    """Return the digest of a run in one process with that history: members of each world, and the step before it."""
+def replay_digest(history: Sequence[tuple[Sequence[int], int]], steps: int) -> str:
+    """Return the digest of a run in this process with a given history: members of each world, and its first step."""
     memory = {member: Epoch(survives=True) for members, _ in history for member in members}
 
-    async def again(rank: Rank, members: Sequence[int], joined: Sequence[int], begin: int, end: int) -> str:
+    async def train_epoch(rank: Rank, members: Sequence[int], joined: Sequence[int], begin: int, end: int) -> str:
+        """Train the steps of one world from `begin` to `end`, with the memory of its members; return the digest."""
         rank.epoch = memory[members[rank.rank]]
         rank.epoch.step, rank.epoch.joined = begin, tuple(joined)
         if rank.epoch.survivor is not None:
@@ -83,24 +85,25 @@ def replayed(history: Sequence[tuple[Sequence[int], int]], steps: int) -> str:
     before = history[0][0]
     for (members, begin), end in zip(history, ends, strict=True):
         joined = [rank for rank, member in enumerate(members) if member not in before]
-        digests = run(again, members, joined, begin, end, ranks=len(members))
+        digests = run(train_epoch, members, joined, begin, end, ranks=len(members))
         before = members
     return digests[0]
 
 
 def main(steps: int, folder: str) -> None:
-    """Train as one process."""
+    """Train as one process of the job up to `steps` steps, print the digest, and write the trace to `folder`."""
     member = int(os.environ["OVERLAP_NODE_RANK"])
     seen: list[Timeline] = []
 
-    async def begin(rank: Rank) -> str:
+    async def train_when_ready(rank: Rank) -> str:
+        """Train as soon as a spare waits, or without one after `_READY_S`; return the digest of the weights."""
         with trio.move_on_after(_READY_S):  # without a spare it goes on alone, and the story tells that
             while not _has_spare():  # noqa: ASYNC110  another process makes it true
                 await trio.sleep(0.01)
         return await train(rank, steps, _print, _STEP_S)
 
     with overriding(watcher=seen.append):
-        digests = run(begin)
+        digests = run(train_when_ready)
     _print({"digest": digests[0]})
     columns = [replace(each.columns, rank=np.full_like(each.columns.rank, member)) for each in seen]
     timeline = Timeline.of_columns(SpanColumns.concatenate(columns), world_size=seen[0].world_size)

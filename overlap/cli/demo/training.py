@@ -43,7 +43,7 @@ Progress: TypeAlias = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A training: its ranks, their links, and the model."""
+    """A training to demonstrate: its ranks, the speed of their links, the model and the steps."""
 
     ranks: int  # Data-parallel ranks, at least 2
     steps: int  # How many steps each model takes
@@ -56,13 +56,13 @@ class Task:
         return sum(map(parameter_count, self.widths))
 
     def speed(self, src: int, dst: int) -> LinkSpeed:
-        """Return the speed from a rank to a rank."""
+        """Return the speed of the link between two ranks, which is the same for all pairs."""
         return LinkSpeed(latency_s=LATENCY_S, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoComparison:
-    """The results of both trainings."""
+    """Results of the trainings without and with overlap."""
 
     digests: list[tuple[str, str]]  # For each rank, SHA-256 of all weights, trained without and with overlap
     right: int  # Test images that the model trained with overlap knows
@@ -76,10 +76,10 @@ class DemoComparison:
         return len({digest for pair in self.digests for digest in pair}) == 1
 
 
-def _issued(
+def _issue_forward(
     rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels
 ) -> tuple[Future[object], Iterator[tuple[str, Future[object]]]]:
-    """Issue the forward pass; return the loss, and backward: gradients by name, each issued when it is asked for."""
+    """Issue the forward pass; return the loss, and an iterator that issues the backward pass gradient by gradient."""
     x: object = images
     seen: dict[str, Future[object]] = {}
     for name, block in net.blocks.items():
@@ -88,6 +88,7 @@ def _issued(
     loss_and_grad = rank.compute(cross_entropy, x, labels, name="loss")
 
     def backward() -> Iterator[tuple[str, Future[object]]]:
+        """Issue the blocks' backward passes from the last to the first, one for each gradient that is taken."""
         grad = loss_and_grad[0]
         for name, block in reversed(net.blocks.items()):
             back = rank.compute(block.backward, model[name], seen.pop(name), grad, name="backward")
@@ -99,7 +100,7 @@ def _issued(
 
 async def step_without(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
     """Take one step in which communication starts when the backward pass is over, all buckets at once."""
-    loss, backward = _issued(rank, net, model, images, labels)
+    loss, backward = _issue_forward(rank, net, model, images, labels)
     gradients = dict(backward)
     for name in gradients:
         await gradients[name]
@@ -112,7 +113,7 @@ async def step_without(rank: Rank, net: Classifier, model: DataParallel, images:
 
 async def step_with(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
     """Take one step in which each bucket starts to travel when it exists, under the rest of the backward pass."""
-    loss, backward = _issued(rank, net, model, images, labels)
+    loss, backward = _issue_forward(rank, net, model, images, labels)
     for name, gradient in backward:
         model.reduce(name, gradient)
     model.step()
@@ -143,19 +144,21 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
 
 
 def compare(task: Task, progress: Progress) -> DemoComparison:
-    """Train both ways on the ranks of this process."""
+    """Train both models on the ranks of this process, and return the results of both."""
     learnt, test = digits().split()
     images, recorders = windows(learnt.images), []
 
     async def main(rank: Rank) -> tuple[list[tuple[str, str]], int] | None:
+        """Train on one rank; return on rank 0 every rank's two digests, and the number of images classified right."""
         recorders.append(rank.recorder)
         without, overlapped = await train(rank, task, images, learnt.labels, progress)
         digests = bytes.fromhex(without.digest() + overlapped.digest())
-        told = await rank.gather(np.frombuffer(digests, np.uint8)[None])
-        if told is None:
+        digests_by_rank = await rank.gather(np.frombuffer(digests, np.uint8)[None])
+        if digests_by_rank is None:
             return None
         right = (overlapped.logits(windows(test.images)).argmax(axis=1) == test.labels).sum()
-        return [(a.tobytes().hex(), b.tobytes().hex()) for a, b in told.reshape(rank.world_size, 2, -1)], int(right)
+        pairs = digests_by_rank.reshape(rank.world_size, 2, -1)
+        return [(first.tobytes().hex(), second.tobytes().hex()) for first, second in pairs], int(right)
 
     paced = task.bandwidth_bytes_per_s < math.inf
     outcome, *_ = run(

@@ -12,7 +12,7 @@ from itertools import chain
 
 from ...units import wrapped
 from ..console import Console
-from ..options import add_options, shared
+from ..options import add_options, shared_option
 from ..output import print_result
 from . import machine, network, software
 from .finding import CheckResult, State
@@ -38,7 +38,7 @@ _LABEL = 26
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    add_options(parser, {"json": shared("json")})
+    add_options(parser, {"json": shared_option("json")})
 
 
 def main(args: argparse.Namespace) -> int:

@@ -36,10 +36,10 @@ _GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_
 def findings() -> Iterator[CheckResult]:
     """Yield the findings about the machine; takes about a tenth of a second."""
     yield cores(len(_own_cores()), os.cpu_count() or 1, os.getloadavg()[0], _quota())
-    yield from _memory()
-    yield _bandwidth()
-    yield from _between_processes()
-    yield from _clock()
+    yield from _memory_finding()
+    yield _bandwidth_finding()
+    yield from _shared_memory_findings()
+    yield from _clock_finding()
     yield from limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
@@ -74,16 +74,19 @@ def cores(usable: int, all_of_machine: int, load: float, quota: float | None) ->
     return CheckResult(subject="cores", state="good", text=text)
 
 
-def _memory() -> Iterator[CheckResult]:
+def _memory_finding() -> Iterator[CheckResult]:
+    """Yield the finding about free memory, a note if little is free; nothing where /proc/meminfo cannot be read."""
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        told = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
-        free, total = told.get("MemAvailable", 0), told.get("MemTotal", 0)
+        # Lines such as "MemTotal:  1024 kB", in units of 1024 bytes.
+        sizes_bytes = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
+        free, total = sizes_bytes.get("MemAvailable", 0), sizes_bytes.get("MemTotal", 0)
         text = f"{format_bytes(free)} of {format_bytes(total)} are available"
         yield CheckResult(subject="memory", state="note" if free < _LEAST_MEMORY else "good", text=text)
 
 
-def _bandwidth() -> CheckResult:
+def _bandwidth_finding() -> CheckResult:
+    """Copy an array a few times, and return the finding about the fastest copy: bytes per second of one core."""
     source = np.ones(_COPIED_BYTES, np.uint8)
     target = np.empty_like(source)
     times: list[float] = []
@@ -96,7 +99,8 @@ def _bandwidth() -> CheckResult:
     return CheckResult(subject="memory bandwidth", state="good" if rate >= _SLOWEST_COPY else "slow", text=text)
 
 
-def _between_processes() -> Iterator[CheckResult]:
+def _shared_memory_findings() -> Iterator[CheckResult]:
+    """Yield findings about shared memory, its C engine, and whether a process may read another's memory."""
     subject = "shared memory"
     try:
         Segment.make(1 << 20).close_descriptor()
@@ -105,8 +109,8 @@ def _between_processes() -> Iterator[CheckResult]:
         yield CheckResult(subject=subject, state="slow", text=text)
         return
     yield CheckResult(subject=subject, state="good", text="sealed memory without a name (memfd)")
-    yield mail(BUILT)
-    scope = _yama()
+    yield engine_finding(BUILT)
+    scope = _yama_scope()
     if scope > 1:
         fix = "sysctl kernel.yama.ptrace_scope=1"
         text = f"Yama ({scope}) forbids processes to read each other's memory; large inputs are copied once more"
@@ -119,8 +123,8 @@ def _between_processes() -> Iterator[CheckResult]:
         yield CheckResult(subject="single copy", state="good", text=text)
 
 
-def mail(built: bool) -> CheckResult:
-    """Return the finding about the engine of this host."""
+def engine_finding(built: bool) -> CheckResult:
+    """Return the finding about the C engine for shared memory, which is slow if it is not `built`."""
     if built:
         text = "is compiled: it carries messages and collectives between processes of this host"
         return CheckResult(subject="host engine", state="good", text=text)
@@ -129,7 +133,8 @@ def mail(built: bool) -> CheckResult:
     return CheckResult(subject="host engine", state="slow", text=text, fix=fix)
 
 
-def _yama() -> int:
+def _yama_scope() -> int:
+    """Return the kernel's rule for reading other processes' memory: 0 all of the user, 1 only children, above less."""
     with suppress(OSError, ValueError):
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
     return 0
@@ -148,7 +153,8 @@ def _reads_a_child() -> bool:
     return True
 
 
-def _clock() -> Iterator[CheckResult]:
+def _clock_finding() -> Iterator[CheckResult]:
+    """Yield the finding about the system's clock source; nothing where it cannot be read."""
     resolution = get_clock_info("perf_counter").resolution
     with suppress(OSError):
         folder = Path("/sys/devices/system/clocksource/clocksource0")

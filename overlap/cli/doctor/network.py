@@ -21,16 +21,17 @@ _SLOW_NAME_S = 0.5
 
 def findings() -> Iterator[CheckResult]:
     """Yield the findings about sockets, names, rails, settings and records."""
-    yield from _sockets()
-    yield _name()
+    yield from _socket_finding()
+    yield _host_name_finding()
     yield rails([name for _, name in socket.if_nameindex() if name != "lo"], Path("/sys/class/net"))
-    yield from _congestion()
+    yield from _congestion_finding()
     yield from (CheckResult(subject="setting", state="note", text=text) for text in unknown_variables())
     folder = os.environ.get("OVERLAP_FLIGHT_DIR")
     yield from records(Path(folder) if folder else default_folder())
 
 
-def _sockets() -> Iterator[CheckResult]:
+def _socket_finding() -> Iterator[CheckResult]:
+    """Yield the finding about TCP on the loopback address and Unix sockets, each tried once."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=2).close()
@@ -48,16 +49,17 @@ def _sockets() -> Iterator[CheckResult]:
         yield CheckResult(subject="sockets", state="good", text="TCP and Unix sockets work")
 
 
-def _name() -> CheckResult:
+def _host_name_finding() -> CheckResult:
+    """Resolve this host's name, and return the finding: a note if that fails, slow above `_SLOW_NAME_S`."""
     name, begin = socket.gethostname(), perf_counter()
     fix = f"add `127.0.1.1 {name}` to /etc/hosts"
     try:
-        found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)[0][4][0]
+        address = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)[0][4][0]
     except OSError as error:
         text = f"{name!r} cannot be resolved ({error.strerror or error}); name other machines by address"
         return CheckResult(subject="host name", state="note", text=text, fix=fix)
     took = perf_counter() - begin
-    text = f"{name} is {found}"
+    text = f"{name} is {address}"
     if took > _SLOW_NAME_S:
         return CheckResult(subject="host name", state="slow", text=f"{text}; to resolve it took {took:.1f} s", fix=fix)
     return CheckResult(subject="host name", state="good", text=text)
@@ -70,7 +72,7 @@ def rails(interfaces: Sequence[str], folder: Path) -> CheckResult:
         interfaces: Their names, without the loopback interface.
         folder: Where the system describes them.
     """
-    links = [f"{name}{_speed(folder / name)}" for name in interfaces if _state(folder / name) != "down"]
+    links = [f"{name}{_speed_text(folder / name)}" for name in interfaces if _link_state(folder / name) != "down"]
     if not links:
         return CheckResult(
             subject="rails", state="note", text="no interface but loopback: other machines are out of reach"
@@ -79,24 +81,27 @@ def rails(interfaces: Sequence[str], folder: Path) -> CheckResult:
     return CheckResult(subject="rails", state="good", text=", ".join(links) + more)
 
 
-def _state(interface: Path) -> str:
+def _link_state(interface: Path) -> str:
+    """Return the state of an interface, such as `up` or `down`; "" if the system does not know it."""
     with suppress(OSError):
         return (interface / "operstate").read_text(encoding="ascii").strip()
     return ""
 
 
-def _speed(interface: Path) -> str:
+def _speed_text(interface: Path) -> str:
+    """Return the speed of an interface, such as ` (100 Gbit/s)`; "" if the system does not know it."""
     with suppress(OSError, ValueError):
         speed = int((interface / "speed").read_text(encoding="ascii"))
         return f" ({speed / 1000:g} Gbit/s)" if speed > 0 else ""
     return ""
 
 
-def _congestion() -> Iterator[CheckResult]:
+def _congestion_finding() -> Iterator[CheckResult]:
+    """Yield the finding about TCP congestion control, a note without bbr; nothing where it cannot be read."""
     with suppress(OSError):
-        found = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text(encoding="ascii").split()
-        text = f"TCP may use {', '.join(found)}"
-        if "bbr" not in found:
+        algorithms = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text(encoding="ascii").split()
+        text = f"TCP may use {', '.join(algorithms)}"
+        if "bbr" not in algorithms:
             text = f"{text}; where packets are lost, bbr would be faster"
             yield CheckResult(subject="congestion", state="note", text=text, fix="modprobe tcp_bbr")
         else:
@@ -111,7 +116,7 @@ def records(folder: Path) -> Iterator[CheckResult]:
     """
     sizes = list[int]()
     for path in folder.glob(f"*{ENDING}"):
-        if not _runs(path):
+        if not _is_process_alive(path):
             with suppress(FileNotFoundError):  # of a run that has just ended well
                 sizes.append(path.stat().st_size)
     if sizes:
@@ -122,7 +127,8 @@ def records(folder: Path) -> Iterator[CheckResult]:
         yield CheckResult(subject="flight records", state="good", text="none of failed runs")
 
 
-def _runs(path: Path) -> bool:
+def _is_process_alive(path: Path) -> bool:
+    """Return whether the process of a flight record still runs; False if the file cannot be read."""
     try:
         flight = read_flight(path)
     except UsageError:

@@ -36,11 +36,12 @@ def findings(installed: Callable[[str], str] = version) -> Iterator[CheckResult]
     yield CheckResult(subject="overlap", state="good", text=f"{own_version()} in {Path(__file__).parents[3]}")
     text = f"{sys.version.split()[0]} ({sys.implementation.name}), {sys.executable}"
     yield CheckResult(subject="python", state="good", text=text)  # an older one cannot read this file
-    yield from _packages(_requirements(), installed)
+    yield from _packages(_own_requirements(), installed)
     yield from shadowing(sys.path)
 
 
-def _requirements() -> Sequence[str]:
+def _own_requirements() -> Sequence[str]:
+    """Return the requirements of this package; none in a checkout that is not installed."""
     try:
         return requires("overlap") or []
     except PackageNotFoundError:  # a checkout that is not installed
@@ -50,7 +51,7 @@ def _requirements() -> Sequence[str]:
 def _packages(requirements: Sequence[str], installed: Callable[[str], str]) -> Iterator[CheckResult]:
     """Yield a finding for all packages that are always needed, and one for each package of an extra."""
     good: list[str] = []
-    for name, least, extra in map(_read, requirements):
+    for name, least, extra in map(_read_requirement, requirements):
         if extra is not None and (extra not in _EXTRAS or name == "overlap"):
             continue
         fix = install_command(extra) if extra else f'pip install "{name}>={least}"'
@@ -69,12 +70,12 @@ def _packages(requirements: Sequence[str], installed: Callable[[str], str]) -> I
         yield CheckResult(subject="packages", state="good", text=", ".join(good))
 
 
-def _read(requirement: str) -> tuple[str, str, str | None]:
+def _read_requirement(requirement: str) -> tuple[str, str, str | None]:
     """Return the name of a requirement, its lowest version, and its extra."""
-    found = _REQUIREMENT.match(requirement)
-    assert found is not None, requirement
-    least, extra = _BOUND.search(found[3] or ""), _EXTRA.search(found[4] or "")
-    return found[1], least[1] if least else "", extra[1] if extra else None
+    match = _REQUIREMENT.match(requirement)
+    assert match is not None, requirement
+    least, extra = _BOUND.search(match[3] or ""), _EXTRA.search(match[4] or "")
+    return match[1], least[1] if least else "", extra[1] if extra else None
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -23,11 +23,11 @@ from ...planning.search import FREE, Candidate, SearchResult, candidates, search
 from ...settings import Option
 from ...timeline.recording import DEFAULT_CAPACITY
 from ...units import count, integer, number, parse_bytes, switch
-from ..options import add_options, check_width, shared, values
+from ..options import add_options, check_width, shared_option, values
 from ..output import output_path, print_result
 from ..parser import HelpAll, Parser
-from ..simulate.setting import PARAMETERS, checked, revised
-from .page import described, page, search_page
+from ..simulate.setting import PARAMETERS, check_setting, revise_config
+from .page import describe, page, search_page
 
 EFFICIENCY = 0.5
 """Share of the peak that computes reach by default, as in good implementations of large models."""
@@ -67,7 +67,7 @@ _LAYOUT = {
         read=count, metavar="N", help="samples of a step; default: 8 microbatches for each stage"
     ),
     "micro_batch": Option(read=count, metavar="N", help="samples that pass the pipeline together"),
-    "chunks": shared("chunks"),
+    "chunks": shared_option("chunks"),
     "schedule": Option(read=str, metavar="NAME", help=f"of the pipeline: {', '.join(FAMILIES)}"),
     "zero": Option(read=integer, metavar="N", help="0 to 3; 3 is FSDP; default: 1"),
     "checkpointing": Option(
@@ -130,7 +130,7 @@ def fill(parser: Parser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--help-all", action=HelpAll)
     parser.add_argument("model", nargs="?", metavar="NAME", help="model; without one, figures of your own say all")
-    add_options(parser, {name: shared(name) for name in ("trace", "json", "json_file", "width")})
+    add_options(parser, {name: shared_option(name) for name in ("trace", "json", "json_file", "width")})
     add_options(parser, _ANSWER, usual=("search",))
     add_options(
         parser.add_argument_group("the cluster and what is assumed of it"), _ASSUMED, usual=("cluster", "nodes")
@@ -150,13 +150,13 @@ def main(args: argparse.Namespace) -> int:
     check_width(args.width)
     args.json_file, args.trace = output_path(args.json_file, option="--json-file"), output_path(args.trace)
     setting = values(args, _ASSUMED)
-    cluster, virtual, algorithm = _where(setting)
+    cluster, virtual, algorithm = _simulated_machine(setting)
     # Shares of the peak that the user sets replace the measured rates of the device.
     has_own_rates = {"efficiency", "memory_efficiency"} & set(setting)
     device = None if has_own_rates else Device.of(cluster)
     model = load(args.model, values(args, _FIGURES))
-    names = _names(args)
-    layout = _layout(args, cluster, virtual.dtype, names)
+    names = _searched_names(args)
+    layout = _read_layout(args, cluster, virtual.dtype, names)
     if args.within is not None and (args.search is None or not args.within > 0):
         raise UsageError(f"--within: expected a positive number, and --search next to it, got {args.within!r}")
     _check_size(model, layout, cluster, searched=bool(names))
@@ -183,21 +183,21 @@ def main(args: argparse.Namespace) -> int:
         width = Console(width=args.width).width
         return [*(search_page(*searched, width=width) if searched else []), *page(step, wall_s, width)]
 
-    is_written = print_result(args, lambda: described(step, searched), lines)
+    is_written = print_result(args, lambda: describe(step, searched), lines)
     return EXIT_INTERRUPTED if interrupted else 0 if is_written else EXIT_FAILED
 
 
-def _where(setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
+def _simulated_machine(setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
     """Return the cluster, the assumptions, and the only algorithm, if there is one."""
     if "cluster" not in setting:
         raise UsageError('--cluster: expected a cluster, such as "trn2.48xlarge x16"')
-    request = revised(checked({"efficiency": EFFICIENCY, **setting}), RunConfig())
+    request = revise_config(check_setting({"efficiency": EFFICIENCY, **setting}), RunConfig())
     assert isinstance(request.cluster, Cluster)
     assert request.virtual is not None
     return request.cluster, request.virtual, request.algorithm
 
 
-def _names(args: argparse.Namespace) -> list[str]:
+def _searched_names(args: argparse.Namespace) -> list[str]:
     """Return the names to search for, with `dp` unless it is given: it gets the ranks that the others leave."""
     if args.search is None:
         return []
@@ -207,7 +207,8 @@ def _names(args: argparse.Namespace) -> list[str]:
     return names if args.dp is not None or "dp" in names else [*names, "dp"]
 
 
-def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
+def _read_layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
+    """Return the layout that the options ask for: `dp` and the global batch are chosen where they are not given."""
     options = values(args, _LAYOUT)
     if twice := [name for name in names if name in options]:
         raise UsageError(f"--search: {twice[0]} is given, and cannot be searched for too")
@@ -228,7 +229,7 @@ def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[
 
 
 def _check_size(model: Model, layout: Layout, cluster: Cluster, *, searched: bool) -> None:
-    """Refuse a step with more computes on a rank than are recorded, before anything of it is built."""
+    """Raise an error for a step with more computes on a rank than can be recorded, before it is built."""
     shared, batches = (cluster.world_size, 1) if searched else (layout.pp, min(layout.microbatches, 2 * layout.pp + 1))
     if layout.chunks > 1 and not searched:  # those are all simulated, see `estimate`
         batches = layout.microbatches
@@ -254,6 +255,7 @@ def _search(
     """Search for the best layout, and return whether Ctrl-C came before the end."""
 
     def print_candidate(number: int, candidate: Candidate) -> None:
+        """Print the next layout and the best one so far, if stderr is a terminal."""
         best = f"; best so far {result.best.step_s * 1e3:.1f} ms: {result.best.layout}" if result.best else ""
         if sys.stderr.isatty():
             write_stderr(f"{number + 1}: {candidate.layout}, at least {candidate.bound_s * 1e3:.1f} ms{best}\n")
@@ -286,6 +288,7 @@ def _search(
 
 
 def _is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is Ctrl-C, or a group that contains one."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_interrupt, error.exceptions))
     return isinstance(error, KeyboardInterrupt)

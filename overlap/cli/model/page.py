@@ -17,19 +17,20 @@ _LISTED = 8  # rows of each table
 
 
 def page(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
-    """Yield the lines of a page."""
-    yield from _head(step, width)
+    """Yield the page of a predicted step, which took `wall_s` seconds to simulate."""
+    yield from _head_lines(step, width)
     yield ""
-    yield from _dimensions(step, width)
+    yield from _dimension_table(step, width)
     yield ""
-    yield from _operations(step, width)
+    yield from _operation_table(step, width)
     yield ""
-    yield from _path(step, width)
+    yield from _critical_path_table(step, width)
     yield ""
-    yield from _verdict(step, wall_s, width)
+    yield from _verdict_lines(step, wall_s, width)
 
 
-def _head(step: Estimate, width: int) -> Iterator[str]:
+def _head_lines(step: Estimate, width: int) -> Iterator[str]:
+    """Yield the lines about the model, its layout, the assumptions, and the memory of the fullest rank."""
     model, layout, virtual = step.model, step.layout, step.virtual
     active = f", {_number(model.active_parameters)} active" if model.experts else ""
     ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)}"
@@ -37,7 +38,7 @@ def _head(step: Estimate, width: int) -> Iterator[str]:
         f"{model.name} ({_number(model.parameters)} parameters{active}) on {step.cluster.name}, {ranks}, virtual time"
     )
     yield from wrapped(title, width)
-    yield from _field("layout", _laid_out(layout, model.sequence), width)
+    yield from _field("layout", _layout_text(layout, model.sequence), width)
     sway = f"computes reach {virtual.efficiency:.4g} of the {layout.dtype} peak"
     if step.device is not None:
         sway = f"products, attention and memory as measured of {step.cluster.machine.chip.name}"
@@ -53,17 +54,19 @@ def _head(step: Estimate, width: int) -> Iterator[str]:
     )
 
 
-def _laid_out(layout: Layout, sequence: int) -> str:
+def _layout_text(layout: Layout, sequence: int) -> str:
+    """Return a layout in words: its degrees, pipeline, batch, ZeRO, checkpointing and buckets."""
     zero = f"ZeRO-{layout.zero}" if layout.zero else "every rank updates all weights"
     zero += f" within each of {layout.replicate} groups" if layout.replicate > 1 else ""
     zero += ", gathering under the next step" if layout.overlap_gather else ""
     pipeline = f"{layout.schedule}, " if layout.pp > 1 else ""
     batch = f"{layout.microbatches} microbatches of {layout.micro_batch} x {sequence} tokens"
-    again, buckets = f"checkpointing {layout.checkpointing}", f"buckets of {format_bytes(layout.bucket_bytes)}"
-    return f"{layout}, axes {layout.order}; {pipeline}{batch}; {zero}; {again}; {buckets}"
+    checkpointing, buckets = f"checkpointing {layout.checkpointing}", f"buckets of {format_bytes(layout.bucket_bytes)}"
+    return f"{layout}, axes {layout.order}; {pipeline}{batch}; {zero}; {checkpointing}; {buckets}"
 
 
-def _dimensions(one: Estimate, width: int) -> list[str]:
+def _dimension_table(one: Estimate, width: int) -> list[str]:
+    """Return the table of a step: compute, exposed communication by parallel dimension, idle time, and their sum."""
     parts = one.parts
 
     def row(name: str, ns: float, wire: str = "", waiting: str = "", busy: str = "") -> tuple[str, ...]:
@@ -71,14 +74,14 @@ def _dimensions(one: Estimate, width: int) -> list[str]:
 
     rows = [row("compute", parts.compute_ns)]
     for dimension, amount in parts.by_dimension().items():
-        told = _ms(amount.wire_ns), _ms(amount.waiting_ns), _ms(amount.busy_ns)
-        rows.append(row(f"exposed {dimension}", amount.exposed_ns, *told))
+        times = _ms(amount.wire_ns), _ms(amount.waiting_ns), _ms(amount.busy_ns)
+        rows.append(row(f"exposed {dimension}", amount.exposed_ns, *times))
     rows += [row("idle", parts.idle_ns), row("step", parts.step_ns)]
     heads = ("mean over ranks", "ms", "share", "on wires", "waiting", "moving")
     return columns(heads, rows, width=width, words=[0])
 
 
-def _operations(one: Estimate, width: int) -> list[str]:
+def _operation_table(one: Estimate, width: int) -> list[str]:
     """Return the table of operations of all stages, the most exposed first."""
     merged: dict[tuple[str, str, int, int, Band], Amount] = {}
     for operation, amount in one.parts.operations.items():
@@ -97,23 +100,29 @@ def _operations(one: Estimate, width: int) -> list[str]:
     if len(ordered) > _LISTED:
         lines.append(f"and {len(ordered) - _LISTED} more, {_ms(sum(a.exposed_ns for _, a in ordered[_LISTED:]))} ms")
     bands = sorted({(key[4].rows, key[4].source) for key in merged})
-    told = "; ".join(f"{rows} rows of {of}" for rows, of in bands)
-    note = f"error: median and worst on published rows that nothing was fitted to ({told}); ~ of other shapes than this"
+    counts = "; ".join(f"{rows} rows of {of}" for rows, of in bands)
+    note = (
+        f"error: median and worst on published rows that nothing was fitted to ({counts}); ~ of other shapes than this"
+    )
     return [*lines, *wrapped(note, width)]
 
 
-def _path(one: Estimate, width: int) -> list[str]:
+def _critical_path_table(one: Estimate, width: int) -> list[str]:
+    """Return the table of the parts of the critical path, the longest first, with their shares of its time."""
     path = sorted(one.parts.path.items(), key=lambda each: (-each[1], each[0]))
     total_ns = sum(ns for _, ns in path) or 1.0
-    rows = [(_done(doing, name), _ms(ns), f"{ns / total_ns:.1%}") for (doing, name), ns in path[:_LISTED] if ns]
+    rows = [
+        (_activity_text(doing, name), _ms(ns), f"{ns / total_ns:.1%}") for (doing, name), ns in path[:_LISTED] if ns
+    ]
     return columns(("on the critical path", "ms", "share"), rows, width=width, words=[0])
 
 
-def _done(doing: str, name: str) -> str:
+def _activity_text(doing: str, name: str) -> str:
     return {"compute": f"compute {name}", "wire": name, "waiting": f"waiting in {name}"}.get(doing, "program")
 
 
-def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
+def _verdict_lines(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
+    """Yield the simulated part, the throughput, and the last sentence: the step, its likely error, and its shares."""
     layout, parts = step.layout, step.parts
     few = (
         f"{step.simulated} of {layout.microbatches} microbatches"
@@ -123,8 +132,8 @@ def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     few += ", the insides of layers once" if step.folded else ""
     if step.virtual.interference.off and parts.overlapped_ns:
         longer = SLOWER * parts.overlapped_ns / parts.step_ns
-        told = f"0 to {longer:.1%} longer if computes and communication slow each other down by up to {SLOWER:.0%}"
-        yield from _field("interference", f"{told}, while they overlap: {_ms(parts.overlapped_ns)} ms", width)
+        slowdown = f"0 to {longer:.1%} longer if computes and communication slow each other down by up to {SLOWER:.0%}"
+        yield from _field("interference", f"{slowdown}, while they overlap: {_ms(parts.overlapped_ns)} ms", width)
     yield from _field("simulated", f"{few}, in {wall_s:.1f} s", width)
     rate = f"{step.samples_per_s:.4g} samples/s, {step.tokens_per_s:,.0f} tokens/s"
     used = f", model flops utilisation {step.utilisation:.1%}" if step.utilisation is not None else ""
@@ -132,7 +141,7 @@ def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     band = step_band(step.cluster, layout, parts)
     exposed = sum(amount.exposed_ns for amount in parts.operations.values())
     most = max(parts.by_dimension().items(), key=lambda each: each[1].exposed_ns, default=None)
-    mostly = f", mostly {_reason(most)}" if most is not None and exposed else ""
+    mostly = f", mostly {_exposure_text(most)}" if most is not None and exposed else ""
     fits = " DOES NOT FIT: the fullest rank needs more memory than there is." if step.fits is False else ""
     yield from wrapped(
         f"step {format_ns(parts.step_ns)} (+-{band.typical:.0%} typical, +-{band.covering:.0%} in {COVERED:.0%} of "
@@ -143,7 +152,8 @@ def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     )
 
 
-def _reason(most: tuple[str, Amount]) -> str:
+def _exposure_text(most: tuple[str, Amount]) -> str:
+    """Return where exposed communication mostly comes from: wires, waiting for ranks, or the pipeline's bubble."""
     dimension, amount = most
     if amount.waiting_ns < amount.wire_ns:
         return f"{dimension} on wires"
@@ -164,7 +174,7 @@ def search_page(names: Sequence[str], result: SearchResult, *, width: int) -> It
     best_s = ordered[0][1]
     shown = list(dict.fromkeys((*_DEGREES, *names)))
     rows = [
-        (_ms(s * 1e9), f"{s / best_s - 1:+.1%}", *(_value(layout, name) for name in shown))
+        (_ms(s * 1e9), f"{s / best_s - 1:+.1%}", *(_value_text(layout, name) for name in shown))
         for layout, s in ordered[:_LISTED]
     ]
     heads = [{"bucket_bytes": "bucket"}.get(name, name) for name in shown]
@@ -175,7 +185,7 @@ def search_page(names: Sequence[str], result: SearchResult, *, width: int) -> It
 _DEGREES = ("tp", "pp", "dp")
 
 
-def _value(layout: Layout, name: str) -> str:
+def _value_text(layout: Layout, name: str) -> str:
     value = getattr(layout, name)
     return format_bytes(value) if name == "bucket_bytes" else str(value)
 
@@ -195,7 +205,7 @@ def _field(name: str, text: str, width: int) -> list[str]:
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def described(step: Estimate, searched: tuple[list[str], SearchResult] | None) -> dict[str, object]:
+def describe(step: Estimate, searched: tuple[list[str], SearchResult] | None) -> dict[str, object]:
     """Return the step for JSON: integers of nanoseconds, bytes, shares from 0 to 1."""
     parts = step.parts
     band = step_band(step.cluster, step.layout, parts)
@@ -214,7 +224,7 @@ def described(step: Estimate, searched: tuple[list[str], SearchResult] | None) -
             name: {"wire_ns": round(a.wire_ns), "waiting_ns": round(a.waiting_ns), "moving_ns": round(a.busy_ns)}
             for name, a in parts.by_dimension().items()
         },
-        "operations": _described_operations(step),
+        "operations": _describe_operations(step),
         "critical_path": [
             {"doing": doing, "name": name, "ns": round(ns)}
             for (doing, name), ns in sorted(parts.path.items(), key=lambda each: -each[1])
@@ -227,11 +237,12 @@ def described(step: Estimate, searched: tuple[list[str], SearchResult] | None) -
         "simulated_microbatches": step.simulated,
         "folded": step.folded,
         "device": None if step.device is None else asdict(step.device),
-        "search": None if searched is None else _searched(*searched),
+        "search": None if searched is None else _describe_search(*searched),
     }
 
 
-def _described_operations(step: Estimate) -> list[dict[str, object]]:
+def _describe_operations(step: Estimate) -> list[dict[str, object]]:
+    """Return the operations of all stages for JSON, with the sums of their times and their likely errors."""
     return [
         {
             "dimension": operation.dimension,
@@ -249,7 +260,8 @@ def _described_operations(step: Estimate) -> list[dict[str, object]]:
     ]
 
 
-def _searched(names: list[str], result: SearchResult) -> dict[str, object]:
+def _describe_search(names: list[str], result: SearchResult) -> dict[str, object]:
+    """Return a search for JSON: simulated layouts with their steps in nanoseconds, and counts of others by reason."""
     return {
         "names": names,
         "tried": result.tried,

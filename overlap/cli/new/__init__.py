@@ -51,25 +51,25 @@ def main(args: argparse.Namespace) -> int:
     if os.path.lexists(folder):
         raise UsageError(f"NAME: {folder} exists already; choose another name")
     try:
-        _make(folder, "torch" if args.torch else "numpy")
+        _make_project(folder, "torch" if args.torch else "numpy")
     except OSError as error:
         raise UsageError(f"NAME: {folder} cannot be made: {error.strerror}") from None
-    print(f"{folder}: {', '.join(sorted(str(path) for path, _ in _contents('numpy', folder.name)))}")
+    print(f"{folder}: {', '.join(sorted(str(path) for path, _ in _project_files('numpy', folder.name)))}")
     print(f"next: cd {folder}; " + ("torchrun --nproc-per-node 2 train.py" if args.torch else "python train.py"))
     return 0
 
 
-def _make(folder: Path, kind: str) -> None:
-    """Write all files beside the folder, and give them its name in one step."""
+def _make_project(folder: Path, kind: str) -> None:
+    """Write all files into a temporary folder, and rename that to `folder` in one step."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         made = Path(scratch, folder.name)
-        for path, text in _contents(kind, folder.name):
+        for path, text in _project_files(kind, folder.name):
             (made / path).parent.mkdir(parents=True, exist_ok=True)
             (made / path).write_text(text, encoding="utf-8")
         made.rename(folder)
 
 
-def _contents(kind: str, name: str) -> Iterator[tuple[Path, str]]:
+def _project_files(kind: str, name: str) -> Iterator[tuple[Path, str]]:
     """Yield the paths and the texts of a project's files.
 
     Args:

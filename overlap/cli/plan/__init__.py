@@ -15,7 +15,7 @@ from topology import names
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
 from ...parallel.schedules import FAMILIES
-from ..options import add_options, flag_of, shared, values
+from ..options import add_options, option_flag, shared_option, values
 from . import collective, machine, schedule
 
 _DESCRIPTION = """\
@@ -51,9 +51,9 @@ schedules: {", ".join(FAMILIES)}
 """
 
 _SHARED = {
-    "ranks": shared("ranks", "of MACHINE, default: all; of SCHEDULE, default: 4", read=str),
-    "group": shared("group", "of OP, default: all ranks; of MACHINE, a group to judge", old=("--check",)),
-    "json": shared("json"),
+    "ranks": shared_option("ranks", "of MACHINE, default: all; of SCHEDULE, default: 4", read=str),
+    "group": shared_option("group", "of OP, default: all ranks; of MACHINE, a group to judge", old=("--check",)),
+    "json": shared_option("json"),
 }
 
 _SUBJECTS = {"collective": collective, "machine": machine, "schedule": schedule}
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     for other, values_of_kind in options_of_kinds.items():
         if other != kind and values_of_kind:
             name = next(iter(values_of_kind))
-            flag = flag_of(name, _SUBJECTS[other].OPTIONS[name])
+            flag = option_flag(name, _SUBJECTS[other].OPTIONS[name])
             raise UsageError(f"{flag}: only of a {other}; {args.subject} is a {kind}")
     if kind == "schedule" and args.group is not None:
         raise UsageError(f"--group: only of a collective or a machine; {args.subject} is a schedule")

@@ -8,24 +8,24 @@ from typing import Any
 
 from topology import Cluster, cluster, format_ranks, parse_ranks
 
-from ...cost.forced import forced
+from ...cost.forced import faster_collectives
 from ...cost.levels import Crossing
-from ...cost.parameters import itemsize_of, known_sizes
+from ...cost.parameters import itemsize_bytes, known_sizes
 from ...cost.select import NAMES, Alternative, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
 from ...units import format_bytes, format_s, index, parse_bytes, switch, wrapped
-from ..options import shared
+from ..options import shared_option
 from ..output import as_json, field
 
 OPTIONS = {
     "bytes": Option(
         read=str, metavar="SIZE", help="the larger one of a rank's input and output, such as 32MiB; always needed"
     ),
-    "cluster": shared("cluster", "or a .toml file; always needed"),
-    "dtype": shared("dtype", "default: float32"),
-    "root": shared("root"),
-    "peer_direct": shared("peer_direct", "by network adapters; matters on dl1"),
+    "cluster": shared_option("cluster", "or a .toml file; always needed"),
+    "dtype": shared_option("dtype", "default: float32"),
+    "root": shared_option("root"),
+    "peer_direct": shared_option("peer_direct", "by network adapters; matters on dl1"),
     "exact": Option(read=switch, help="only algorithms that reduce every element in the order of ranks: exact=True"),
     "top": Option(read=index, metavar="N", help="alternatives to print; default: 8"),
 }  # fmt: skip
@@ -47,7 +47,7 @@ def show(op: str, options: Mapping[str, Any]) -> int:
     if ranks is not None and len(ranks) < 2:
         raise UsageError(f"--group: {options['group']!r} is one rank, which sends nothing; name a group, such as 0-7")
     dtype, machine = options.get("dtype", "float32"), _machine(options["cluster"], ranks)
-    nbytes, element_bytes = parse_bytes(options["bytes"], argument="--bytes"), itemsize_of(dtype)
+    nbytes, element_bytes = parse_bytes(options["bytes"], argument="--bytes"), itemsize_bytes(dtype)
     if nbytes % element_bytes:
         raise UsageError(f"--bytes: {nbytes} bytes are not whole elements of {dtype}, of {element_bytes} bytes")
     asked = {name: options[name] for name in ("root", "peer_direct", "exact") if name in options}
@@ -55,9 +55,9 @@ def show(op: str, options: Mapping[str, Any]) -> int:
     if options.get("json"):
         print(as_json(describe(chosen)), end="")
         return 0
-    print(
-        "\n".join([*_summary(machine, chosen), *_advice(machine, chosen), "", *_others(chosen, options.get("top", 8))])
-    )
+    alternatives = _alternative_lines(chosen, options.get("top", 8))
+    lines = [*_summary_lines(machine, chosen), *_advice_lines(machine, chosen), "", *alternatives]
+    print("\n".join(lines))
     return 0
 
 
@@ -90,20 +90,21 @@ def describe(chosen: Plan) -> dict[str, object]:
         "busiest_link": asdict(chosen.busiest) if chosen.busiest else None,
         "reason": chosen.reason,
         "library": chosen.library,
-        "proposals": list(map(_described, chosen.proposals)),
+        "proposals": list(map(_describe_option, chosen.proposals)),
         "levels": [asdict(option) | {"bytes": option.share * chosen.nbytes} for option in chosen.levels],
-        "alternatives": [_described(option) for option in chosen.alternatives if option.predicted_s is not None],
+        "alternatives": [_describe_option(option) for option in chosen.alternatives if option.predicted_s is not None],
         "not_applicable": [
             {"algorithm": option.algorithm, "why": option.why_not} for option in chosen.alternatives if option.why_not
         ],
     }
 
 
-def _described(option: Alternative) -> dict[str, object]:
+def _describe_option(option: Alternative) -> dict[str, object]:
     return {"algorithm": option.algorithm, "detail": option.detail, "predicted_s": option.predicted_s}
 
 
-def _advice(machine: Cluster, chosen: Plan) -> list[str]:
+def _advice_lines(machine: Cluster, chosen: Plan) -> list[str]:
+    """Return the rules of the machine that advise against the group of ranks, each with its severity."""
     return [
         line
         for each in machine.judge(chosen.ranks)
@@ -111,7 +112,8 @@ def _advice(machine: Cluster, chosen: Plan) -> list[str]:
     ]
 
 
-def _summary(machine: Cluster, chosen: Plan) -> list[str]:
+def _summary_lines(machine: Cluster, chosen: Plan) -> list[str]:
+    """Return the chosen algorithm as lines: its predicted time, the reason, and where time and bytes go."""
     sliced = f", in {chosen.slices} slices" if chosen.slices > 1 else ""
     spent = [f"{format_s(value)} {NAMES[term]}" for term, value in asdict(chosen.breakdown).items() if value > 0]
     hops = ", ".join(f"{count} {kind}" for kind, count in chosen.hops) or "none"
@@ -123,24 +125,28 @@ def _summary(machine: Cluster, chosen: Plan) -> list[str]:
             rest="  ",
         ),
         "",
-        f"  {_name(chosen.algorithm, chosen.detail)}{sliced}",
-        *_field("predicted", format_s(chosen.predicted_s) + _extrapolated(machine, chosen)),
+        f"  {_algorithm_text(chosen.algorithm, chosen.detail)}{sliced}",
+        *_field("predicted", format_s(chosen.predicted_s) + _extrapolation_text(machine, chosen)),
         *(_field("library", f"{chosen.library} carries it out") if chosen.library else []),
-        *_forced(machine, chosen),
+        *_forced_lines(machine, chosen),
         *_field("why", chosen.reason),
         *_field("time goes to", ", ".join(spent) or "nothing"),
         *_field("steps", str(chosen.steps)),
         *_field("bytes", f"{format_bytes(chosen.bytes_per_rank)} sent by the busiest rank"),
         *_field("hops", f"{hops}, on the longest way of every step"),
-        *(line for each in chosen.levels for line in _field(f"out of a {each.level}", _crossed(each, chosen.nbytes))),
+        *(
+            line
+            for each in chosen.levels
+            for line in _field(f"out of a {each.level}", _crossing_text(each, chosen.nbytes))
+        ),
         *_field(
             "busiest link", f"{busiest.kind} {busiest.name}, {format_s(busiest.busy_s)} of bytes" if busiest else "none"
         ),
     ]
 
 
-def _extrapolated(machine: Cluster, chosen: Plan) -> str:
-    """Return beside the price whether anything of that shape was measured, and of which sizes."""
+def _extrapolation_text(machine: Cluster, chosen: Plan) -> str:
+    """Return " (extrapolated)", with the measured sizes of the shape if there are any; "" inside their range."""
     if not chosen.extrapolated:
         return ""
     known = known_sizes(machine, len(chosen.ranks), chosen.op, chosen.dtype)
@@ -150,47 +156,50 @@ def _extrapolated(machine: Cluster, chosen: Plan) -> str:
     return f" (extrapolated: measured {f'from {least} to {most}' if least != most else f'at {least} only'})"
 
 
-def _forced(machine: Cluster, chosen: Plan) -> list[str]:
-    found = forced(chosen, machine)
-    if found is None:
+def _forced_lines(machine: Cluster, chosen: Plan) -> list[str]:
+    """Return a line about stronger collectives that the library would finish earlier; nothing if there are none."""
+    faster = faster_collectives(chosen, machine)
+    if faster is None:
         return []
-    instead, verb = " and ".join(found.collectives), "take" if len(found.collectives) > 1 else "takes"
-    told = f"{found.library} has nothing faster for it: {instead} {verb} {format_s(found.predicted_s)}"
-    return _field("forced", told)
+    instead, verb = " and ".join(faster.collectives), "take" if len(faster.collectives) > 1 else "takes"
+    sentence = f"{faster.library} has nothing faster for it: {instead} {verb} {format_s(faster.predicted_s)}"
+    return _field("forced", sentence)
 
 
 def _field(name: str, text: str) -> list[str]:
     return field(name, text, label=14)
 
 
-def _crossed(crossing: Crossing, nbytes: int) -> str:
+def _crossing_text(crossing: Crossing, nbytes: int) -> str:
+    """Return the bytes that leave the blocks of a level in words: of the busiest block, of all, and their time."""
     amount, all_of = format_bytes(round(crossing.busiest * nbytes)), format_bytes(round(crossing.share * nbytes))
     return f"{amount} of the busiest, {all_of} of all, {format_s(crossing.s_per_byte * nbytes)} on the way out"
 
 
-def _others(chosen: Plan, limit: int) -> Iterator[str]:
+def _alternative_lines(chosen: Plan, limit: int) -> Iterator[str]:
     """Yield slower algorithms, algorithms that do not apply, and faster ones of this package alone."""
     priced = [option for option in chosen.alternatives if option.predicted_s is not None]
     yield "alternatives:" if chosen.alternatives else "no alternatives"
-    yield from _listed(chosen, priced, limit, "slower ones")
+    yield from _list_options(chosen, priced, limit, "slower ones")
     for option in chosen.alternatives:
         if option.why_not:
             yield from wrapped(f"{option.algorithm} does not apply: {option.why_not}", first="  ", rest="    ")
     if chosen.proposals:  # this package could run them; they are no promise to users of the library
         yield ""
         yield f"proposals, which {chosen.library} lacks:"
-        yield from _listed(chosen, chosen.proposals, limit, "more")
+        yield from _list_options(chosen, chosen.proposals, limit, "more")
 
 
-def _listed(chosen: Plan, options: Sequence[Alternative], limit: int, rest: str) -> Iterator[str]:
+def _list_options(chosen: Plan, options: Sequence[Alternative], limit: int, rest: str) -> Iterator[str]:
+    """Yield a line for each of the first `limit` options: its time, how much longer it takes, its name."""
     for option in options[:limit]:
         assert option.predicted_s is not None
         more = f"{option.predicted_s / chosen.predicted_s - 1:+.0%}" if chosen.predicted_s else ""
         head = f"  {format_s(option.predicted_s):>8}  {more:>7}  "
-        yield from wrapped(_name(option.algorithm, option.detail), first=head, rest=" " * 21)
+        yield from wrapped(_algorithm_text(option.algorithm, option.detail), first=head, rest=" " * 21)
     if len(options) > limit:
         yield f"  and {len(options) - limit} {rest} (--top {len(options)})"
 
 
-def _name(algorithm: str, detail: str) -> str:
+def _algorithm_text(algorithm: str, detail: str) -> str:
     return f"{algorithm} ({detail})" if detail else algorithm

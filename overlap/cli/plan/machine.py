@@ -15,7 +15,7 @@ from topology.picture import draw, paragraph
 from ...errors import UsageError
 from ...settings import Option
 from ...units import count
-from ..options import shared
+from ..options import shared_option
 from ..output import as_json
 
 ILLEGAL_EXIT = 2
@@ -25,10 +25,10 @@ _LISTED_GROUPS = 4
 _LEAST_WIDTH = 60
 
 OPTIONS = {
-    "nodes": shared("nodes"),
-    "lnc": shared("lnc"),
+    "nodes": shared_option("nodes"),
+    "lnc": shared_option("lnc"),
     "edition": Option(read=count, metavar="YEAR", help="judge by the rules of that year; default: the newest"),
-    "ascii": shared("ascii"),
+    "ascii": shared_option("ascii"),
 }
 
 
@@ -40,9 +40,9 @@ def show(name: str, options: Mapping[str, Any]) -> int:
         TopologyError: If the machine is unknown, numbers do not fit it, or (without `--json`) a group is illegal.
     """
     size = {key: options[key] for key in ("nodes", "lnc", "edition") if key in options}
-    machine = cluster(name, ranks=_ranks(options), **size)
+    machine = cluster(name, ranks=_read_ranks(options), **size)
     if "group" in options:
-        return _check(machine, parse_ranks(options["group"]), json=bool(options.get("json")))
+        return _check_group(machine, parse_ranks(options["group"]), json=bool(options.get("json")))
     if options.get("json"):
         print(as_json(describe(machine)), end="")
         return 0
@@ -50,18 +50,21 @@ def show(name: str, options: Mapping[str, Any]) -> int:
     blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
     plain = bool(options.get("ascii")) or not blocks
     width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
-    print("\n\n".join([draw(machine, ascii=plain, width=width), _groups(machine, width), _rings(machine, width)]))
+    drawing = draw(machine, ascii=plain, width=width)
+    print("\n\n".join([drawing, _groups_text(machine, width), _rings_text(machine, width)]))
     return 0
 
 
-def _ranks(options: Mapping[str, Any]) -> int | None:
+def _read_ranks(options: Mapping[str, Any]) -> int | None:
+    """Return the number that `--ranks` gives, None without it; raise `UsageError` if it is no number."""
     try:
         return count(options["ranks"]) if "ranks" in options else None
     except UsageError as error:
         raise UsageError(f"--ranks: {error}") from None
 
 
-def _check(machine: Cluster, ranks: tuple[int, ...], *, json: bool) -> int:
+def _check_group(machine: Cluster, ranks: tuple[int, ...], *, json: bool) -> int:
+    """Print whether the group is legal on the machine, with warnings, and return the exit code."""
     if json:
         verdict = judgement(machine, ranks)
         print(as_json(verdict), end="")
@@ -107,10 +110,12 @@ def describe(machine: Cluster) -> dict[str, object]:
         "lnc": machine.lnc,
         "world_size": machine.world_size,
         "ranks_per_node": machine.ranks_per_node,
-        "devices": [_device(machine, device) for device in range(machine.devices_per_node)],
+        "devices": [_describe_device(machine, device) for device in range(machine.devices_per_node)],
         "links": [asdict(spec) for spec in machine.machine.links],
         "rules": [asdict(rule) for rule in machine.rules],
-        "legal_groups": {str(size): [list(group) for group in groups] for size, groups in _legal(machine).items()},
+        "legal_groups": {
+            str(size): [list(group) for group in groups] for size, groups in _legal_groups(machine).items()
+        },
         "rings": [list(ring) for ring in machine.rings()],
         "bisection_bytes_per_s": machine.bisection_bytes_per_s(),
         "nic_share_bytes_per_s": machine.nic_share_bytes_per_s(),
@@ -118,7 +123,8 @@ def describe(machine: Cluster) -> dict[str, object]:
     }
 
 
-def _device(machine: Cluster, device: int) -> dict[str, object]:
+def _describe_device(machine: Cluster, device: int) -> dict[str, object]:
+    """Return a device of a node for JSON: its ranks, the devices wired to it, its NUMA node and PCIe switch."""
     first, numa, pcie = device * machine.ranks_per_device, machine.machine.numa, machine.machine.pcie
     return {
         "device": device,
@@ -129,7 +135,7 @@ def _device(machine: Cluster, device: int) -> dict[str, object]:
     }
 
 
-def _legal(machine: Cluster) -> dict[int, tuple[tuple[int, ...], ...]]:
+def _legal_groups(machine: Cluster) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Return the legal groups on one node by size; none where no rule restricts them."""
     if not machine.restricted:
         return {}
@@ -137,21 +143,23 @@ def _legal(machine: Cluster) -> dict[int, tuple[tuple[int, ...], ...]]:
     return {size: groups for size in sizes if (groups := machine.legal_groups(size))}
 
 
-def _groups(machine: Cluster, width: int) -> str:
+def _groups_text(machine: Cluster, width: int) -> str:
+    """Return lines about the legal groups by size, and the rules that restrict them."""
     if not machine.restricted:
         return "legal groups: any"
     lines = ["legal groups on one node" + ("; across nodes the same on each:" if machine.nodes > 1 else ":")]
-    for size, groups in _legal(machine).items():
+    for size, groups in _legal_groups(machine).items():
         more = f" | ... {len(groups)} in all" if len(groups) > _LISTED_GROUPS else ""
         listed = f"{' | '.join(map(format_ranks, groups[:_LISTED_GROUPS]))}{more}"
         lines += paragraph(listed, width, first=f"  {size:>3} ranks: ", rest=" " * 13)
     for rule in machine.rules:
-        said = f"rule {rule.id} ({rule.severity}): {rule.text} [{rule.source}]"
-        lines += paragraph(said, width, first="  ", rest="    ")
+        sentence = f"rule {rule.id} ({rule.severity}): {rule.text} [{rule.source}]"
+        lines += paragraph(sentence, width, first="  ", rest="    ")
     return "\n".join(lines)
 
 
-def _rings(machine: Cluster, width: int) -> str:
+def _rings_text(machine: Cluster, width: int) -> str:
+    """Return lines about the disjoint rings of devices in a node, and their number through all servers."""
     inside = machine.rings(range(machine.ranks_per_node))
     lines = ["disjoint rings of devices in a node, each usable both ways:" if inside else "no ring of wires in a node"]
     for ring in inside:

@@ -10,14 +10,14 @@ from ...errors import UsageError
 from ...parallel.schedules import FAMILIES, Durations, PipelineSchedule, make
 from ...settings import Option
 from ...units import index
-from ..options import shared
+from ..options import shared_option
 from ..output import as_json
 
 _WIDTH = 80
 
 OPTIONS = {
     "microbatches": Option(read=index, metavar="N", help="of a batch; default: 8"),
-    "chunks": shared("chunks"),
+    "chunks": shared_option("chunks"),
 }
 
 
@@ -28,12 +28,12 @@ def show(name: str, options: Mapping[str, Any]) -> int:
         UsageError: If there is no such schedule or file, or a number is impossible.
         ScheduleError: If the file holds no schedule.
     """
-    schedule = _schedule(name, options)
+    schedule = _find_schedule(name, options)
     if options.get("json"):
         print(as_json(describe(schedule)), end="")
     else:
-        print("\n".join([*_summary(schedule), "", *schedule.grid(width=_WIDTH)]))
-        print("\n".join(["", *_comparison(schedule, options.get("chunks"))]))
+        print("\n".join([*_summary_lines(schedule), "", *schedule.grid(width=_WIDTH)]))
+        print("\n".join(["", *_comparison_table(schedule, options.get("chunks"))]))
     return 0
 
 
@@ -49,12 +49,13 @@ def describe(schedule: PipelineSchedule) -> dict[str, object]:
         "starts": [[timing.starts[action] for action in row] for row in schedule.rows],
         "makespan": timing.makespan,
         "bubble": list(timing.bubble),
-        "bubble_by_formula": _formula(schedule),
+        "bubble_by_formula": _formula_idle_time(schedule),
         "peak_live": list(schedule.peak_live),
     }
 
 
-def _schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
+def _find_schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
+    """Return the published schedule of that name, or the one in that file; raise `UsageError` if it is unreadable."""
     path = Path(name)
     if name.lower() in FAMILIES or not (path.suffix or path.exists()):
         try:
@@ -68,14 +69,15 @@ def _schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
         raise UsageError(f"SUBJECT: {name} cannot be read: {error}") from error
 
 
-def _formula(schedule: PipelineSchedule) -> int | None:
+def _formula_idle_time(schedule: PipelineSchedule) -> int | None:
     """Return the idle time by the published formula; None without one."""
     family = FAMILIES.get(schedule.name)
     return family.bubble(schedule.ranks, schedule.microbatches, Durations()) if family else None
 
 
-def _summary(schedule: PipelineSchedule) -> list[str]:
-    timing, formula = schedule.timing(), _formula(schedule)
+def _summary_lines(schedule: PipelineSchedule) -> list[str]:
+    """Return the lines below the grid: the size of the schedule, its idle time, and the activations held at once."""
+    timing, formula = schedule.timing(), _formula_idle_time(schedule)
     least, most = min(timing.bubble), max(timing.bubble)
     idle = f"{least}" if least == most else f"{least} to {most}"
     share = most / timing.makespan if timing.makespan else 0.0
@@ -90,7 +92,7 @@ def _summary(schedule: PipelineSchedule) -> list[str]:
     ]
 
 
-def _comparison(schedule: PipelineSchedule, chunks: int | None) -> list[str]:
+def _comparison_table(schedule: PipelineSchedule, chunks: int | None) -> list[str]:
     """Return a table of all published schedules for this number of ranks and microbatches, and one model."""
     per_rank = schedule.stages // schedule.ranks
     # If a rank's part is cut into pieces, a unit of time is smaller by that factor.

@@ -16,16 +16,16 @@ from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
 from ...notice import notify
 from ...settings import Option
 from ...units import wrapped
-from ..options import add_options, check_width, shared, values
+from ..options import add_options, check_width, shared_option, values
 from ..output import output_path, print_result
 from ..pace import pace
 from ..parser import HelpAll, Parser
-from ..program import Program, add_program, named, report_late_options, report_traces
+from ..program import Program, add_program, named_program, report_late_options, report_traces
 from .goodput import add_goodput, measured_goodput
-from .page import assumptions, described, drawing, page
-from .setting import PARAMETERS, checked
-from .simulation import SAMPLES, Simulation, pulse_of, simulate
-from .sweep import Point, SweepRow, axes, best, json_rows, points, sweep, table
+from .page import assumptions, describe, drawing, page
+from .setting import PARAMETERS, check_setting
+from .simulation import SAMPLES, Simulation, progress_pulse, simulate
+from .sweep import Point, SweepRow, axes, best, json_rows, points, sweep, sweep_table
 
 _DESCRIPTION = """\
 Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
@@ -56,7 +56,7 @@ throughput, or else the shortest step.
 
 OPTIONS = {
     "sweep": Option(read=str, metavar="NAME=V,V,...", repeated=True, help="once for each of these values"),
-    **{name: shared(name) for name in ("trace", "json", "json_file", "width", "ascii")},
+    **{name: shared_option(name) for name in ("trace", "json", "json_file", "width", "ascii")},
 }
 """Options that are no settings of a simulation."""
 
@@ -72,7 +72,7 @@ def fill(parser: Parser) -> None:
 
 
 def add_simulation(parser: Parser) -> None:
-    """Add the options of a simulation, whatever its program."""
+    """Add the options of a simulation of any program: a script, or a recorded run."""
     parser.add_argument("--help-all", action=HelpAll, more=_MORE)
     add_options(parser, OPTIONS)
     group = parser.add_argument_group("the cluster and what is assumed of it; each NAME can also be swept")
@@ -87,22 +87,25 @@ def main(args: argparse.Namespace) -> int:
         TopologyError: If there is no such cluster, or it is too small.
     """
     if args.mtbf is not None:
-        return _goodput(args)
-    return simulated(args, partial(_program, args))
+        return _print_goodput(args)
+    return simulate_command(args, partial(_user_program, args))
 
 
-def _goodput(args: argparse.Namespace) -> int:
+def _print_goodput(args: argparse.Namespace) -> int:
+    """Measure the goodput of a job with losses, print it, and return the exit code."""
     if args.sweep or args.trace is not None:
         raise UsageError("--mtbf: leave out --sweep and --trace: the program runs several times, with losses")
     check_width(args.width)
     args.json_file = output_path(args.json_file, option="--json-file")
-    setting, program = checked(values(args, PARAMETERS)), _program(args, ())
+    setting, program = check_setting(values(args, PARAMETERS)), _user_program(args, ())
     with redirect_stdout(sys.stderr):
         measured = measured_goodput(program, setting, args)
-    return 0 if print_result(args, measured.described, measured.page) else EXIT_FAILED
+    return 0 if print_result(args, measured.describe, measured.page) else EXIT_FAILED
 
 
-def simulated(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], *, prints_pace: bool = False) -> int:
+def simulate_command(
+    args: argparse.Namespace, make: Callable[[Sequence[str]], Program], *, prints_pace: bool = False
+) -> int:
     """Run a program in virtual time, once or over a sweep, and return the exit code.
 
     Args:
@@ -112,41 +115,45 @@ def simulated(args: argparse.Namespace, make: Callable[[Sequence[str]], Program]
     """
     check_width(args.width)
     args.json_file = output_path(args.json_file, option="--json-file")
-    return _sweep(args, make) if args.sweep else _once(args, make, prints_pace)
+    return _simulate_sweep(args, make) if args.sweep else _simulate_once(args, make, prints_pace)
 
 
-def _once(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], prints_pace: bool) -> int:
-    setting, program, trace = checked(values(args, PARAMETERS)), make(()), output_path(args.trace)
+def _simulate_once(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], prints_pace: bool) -> int:
+    """Simulate one run, print its page, and return the exit code; progress is shown unless the program does that."""
+    setting, program, trace = check_setting(values(args, PARAMETERS)), make(()), output_path(args.trace)
     aside = redirect_stdout(sys.stderr) if args.json else nullcontext()
     with aside, report_traces(args.trace, trace, verdict=False):
         if prints_pace:
             simulation = simulate(program, setting, trace=trace)
         else:
             with pace() as print_pace:
-                simulation = simulate(program, setting, trace=trace, pulse=pulse_of(print_pace))
-    return 0 if print_result(args, partial(_document, simulation), partial(_page, args, simulation)) else EXIT_FAILED
+                simulation = simulate(program, setting, trace=trace, pulse=progress_pulse(print_pace))
+    is_written = print_result(args, partial(_describe_runs, simulation), partial(_page_lines, args, simulation))
+    return 0 if is_written else EXIT_FAILED
 
 
-def _program(args: argparse.Namespace, arguments: Sequence[str]) -> Program:
+def _user_program(args: argparse.Namespace, arguments: Sequence[str]) -> Program:
+    """Return the program that the command line names; raise `UsageError` for a recorded run, which `replay` repeats."""
     if args.script is not None and args.script.endswith((".json", ".json.gz")):
         if args.json:
             raise UsageError(f"--json: prints the result on stdout; --json-file {args.script} writes it to a file")
         raise UsageError(f"{args.script}: a recorded run is repeated by `overlap replay {args.script}`")
-    program = named(args, *arguments, command="simulate")
+    program = named_program(args, *arguments, command="simulate")
     if not arguments:
         report_late_options(args, command="simulate")
     return program
 
 
-def _document(simulation: Simulation) -> dict[str, object]:
+def _describe_runs(simulation: Simulation) -> dict[str, object]:
+    """Return all runs of a program for JSON, and the seconds that their simulation took."""
     return {
         "wall_s": simulation.wall_s,
         "meta": [run.timeline.meta for run in simulation.runs],
-        "runs": [described(run.outcome) for run in simulation.runs],
+        "runs": [describe(run.outcome) for run in simulation.runs],
     }
 
 
-def _page(args: argparse.Namespace, simulation: Simulation) -> Iterator[str]:
+def _page_lines(args: argparse.Namespace, simulation: Simulation) -> Iterator[str]:
     """Yield the lines of all runs, and print their pictures."""
     from ..console import Console
 
@@ -161,7 +168,8 @@ def _page(args: argparse.Namespace, simulation: Simulation) -> Iterator[str]:
             console.print(line)
 
 
-def _sweep(args: argparse.Namespace, make: Callable[[Sequence[str]], Program]) -> int:
+def _simulate_sweep(args: argparse.Namespace, make: Callable[[Sequence[str]], Program]) -> int:
+    """Simulate every point of a sweep, print the table, and return the exit code: failed if any point has failed."""
     if args.trace is not None:
         raise UsageError("--trace: a sweep has many timelines; simulate one point with --trace")
     swept, fixed = axes(args.sweep), values(args, PARAMETERS)
@@ -170,7 +178,7 @@ def _sweep(args: argparse.Namespace, make: Callable[[Sequence[str]], Program]) -
 
     def run(point: Point) -> Simulation:
         again = make(point.arguments) if point.arguments else program
-        return simulate(again, checked(point.values))
+        return simulate(again, check_setting(point.values))
 
     rows, interrupted = sweep(grid, run)
     winner = best(rows)
@@ -187,16 +195,17 @@ def _sweep(args: argparse.Namespace, make: Callable[[Sequence[str]], Program]) -
 
 
 def _rows_page(args: argparse.Namespace, rows: Sequence[SweepRow], winner: SweepRow | None) -> Iterator[str]:
+    """Yield the assumptions that all points share, and the table of points."""
     from ..console import Console
 
     console = Console(width=args.width)
-    if common := _common(rows):
+    if common := _common_assumptions(rows):
         yield from wrapped(f"assumed at every point: {'; '.join(common)}", min(console.width, 80), rest="  ")
     yield ""
-    yield from table(rows, winner, width=console.width, ascii=args.ascii or console.plain)
+    yield from sweep_table(rows, winner, width=console.width, ascii=args.ascii or console.plain)
 
 
-def _common(rows: Sequence[SweepRow]) -> list[str]:
+def _common_assumptions(rows: Sequence[SweepRow]) -> list[str]:
     """Return the assumptions that all points share; the table has the swept ones."""
     by_row = [assumptions(row.run.request) for row in rows if row.run]
     return [text for text in by_row[0] if all(text in texts for texts in by_row)] if by_row else []

@@ -22,7 +22,7 @@ from ...survival.virtual import AFTER, STATE
 from ...timeline.measure.metrics import windows_of
 from ...timeline.spans import Timeline
 from ...units import duration, format_s
-from ..options import add_options, shared
+from ..options import add_options, shared_option
 from ..output import field
 from ..parser import Parser
 from ..program import Program
@@ -34,7 +34,7 @@ _CALM = Faults(delay=0.0, loss=0.0, death=0.0, slow=0.0, reorder=False, survive=
 
 OPTIONS = {
     "mtbf": Option(read=duration, metavar="TIME", help="mean time between losses of the whole job, such as 3h"),
-    "spares": shared("spares", "default: 0"),
+    "spares": shared_option("spares", "default: 0"),
     "repair": Option(read=duration, metavar="TIME", help="after which a lost one is a spare again; default: never"),
     "duration": Option(read=duration, metavar="TIME", help="of the job; default: 24h"),
     "recovery": Option(read=duration, metavar="TIME", help="from a loss to the next world; default: 0.3s"),
@@ -71,18 +71,19 @@ class MeasuredGoodput:
         lost = [loss.pause_s + loss.repeated_s for loss in job.losses]
         kind, space, size = self.unit.partition(" ")
         yield f"{job.units} {kind}s{space}{size}, {job.spares} spare{'s' * (job.spares != 1)}, virtual time"
-        yield from field("goodput", f"{result.share:.2%} of full speed over {_hours(result.duration_s)}")
-        yield from field("  losses", f"{result.losses}, one in {_hours(job.between_s)}; spares used: "
+        yield from field("goodput", f"{result.share:.2%} of full speed over {_hours_text(result.duration_s)}")
+        yield from field("  losses", f"{result.losses}, one in {_hours_text(job.between_s)}; spares used: "
                          f"{result.spares_used}; {result.units} of {job.units} {kind}s at the end")  # fmt: skip
         yield from field("  repeated", f"{result.repeated_share:.3%} of the time")
         yield from field("  pauses", f"{result.pause_share:.3%} of the time")
         yield from field("  smaller", f"{result.smaller_share:.2%} of full speed, after losses without a spare")
         if result.ended_s is not None:
             reason = self.errors.get(result.units, "all are lost")
-            yield from field("  ended", f"after {_hours(result.ended_s)}: {reason}")
+            yield from field("  ended", f"after {_hours_text(result.ended_s)}: {reason}")
         yield from field("measured", f"a step takes {steps}")
-        yield from field("", f"{len(job.losses)} losses: {_span(lost)} lost each, "
-                         f"of them {_span(pauses)} pause; {_span(self.repeated_steps)} steps repeated")  # fmt: skip
+        repeated = f"{_range_text(self.repeated_steps)} steps repeated"
+        lost_each = f"{_range_text(lost)} lost each, of them {_range_text(pauses)} pause"
+        yield from field("", f"{len(job.losses)} losses: {lost_each}; {repeated}")
         if job.join_s:
             yield from field("", f"a spare receives the state in {format_s(job.join_s)}, by the cost model")
         if self.counts_ranks:
@@ -93,7 +94,7 @@ class MeasuredGoodput:
                              f"{format_s(every_s)}, {format_s(restarts.write_s)} long, and restarts of "
                              f"{format_s(restarts.restart_s)}")  # fmt: skip
 
-    def described(self) -> dict[str, object]:
+    def describe(self) -> dict[str, object]:
         """Return the figures for `--json`: seconds, and shares from 0 to 1."""
         restarts = self.restarts
         return {
@@ -113,13 +114,14 @@ class MeasuredGoodput:
         }
 
 
-def _span(values: Any) -> str:
+def _range_text(values: Any) -> str:
+    """Return the smallest and the largest of numbers or seconds in words; one of them if both are equal."""
     write: Callable[[Any], str] = str if isinstance(next(iter(values)), int) else format_s
     low, high = write(min(values)), write(max(values))
     return low if low == high else f"{low} to {high}"
 
 
-def _hours(duration_s: float) -> str:
+def _hours_text(duration_s: float) -> str:
     return format_s(duration_s) if duration_s < 3600 else f"{duration_s / 3600:.4g} h"
 
 
@@ -134,7 +136,7 @@ def measured_goodput(program: Program, setting: Mapping[str, Any], args: argpars
     job = SurvivingJob(
         units=measurement.units,
         between_s=args.mtbf,
-        speed=measurement.speed,
+        speed=measurement.measure_speed,
         losses=losses,
         spares=args.spares,
         join_s=measurement.join_s if args.spares or args.repair else 0.0,
@@ -176,17 +178,17 @@ class _Measurement:
             raise UsageError(f"--mtbf: {self._ranks} ranks do not fill nodes of {self._each}, of which losses take one")
         self.units = self._ranks // self._each
         self.samples = run.outcome.samples
-        self._ends_s = _ends_s(run.timeline)
-        self.steps_s = {self.units: _step_s(self._ends_s)}
+        self._step_ends_s = _step_ends_s(run.timeline)
+        self.steps_s = {self.units: _mean_step_s(self._step_ends_s)}
         self.errors: dict[int, str] = {}
         self.join_s = 0.0
 
     @property
     def unit(self) -> str:
-        """Name of a unit."""
+        """Name of the unit that is lost at once, for the page: a rank, or a node of so many ranks."""
         return "rank" if self._each == 1 else f"node of {self._each} ranks"
 
-    def speed(self, units: int) -> float:
+    def measure_speed(self, units: int) -> float:
         """Return the samples per second of a number of units; 0 if the program cannot run with it."""
         samples: float | None = self.samples
         if units not in self.steps_s and units not in self.errors:
@@ -195,7 +197,7 @@ class _Measurement:
                 run = simulate(
                     self._program, self._setting, change=lambda request: replace(_every_rank(request), ranks=ranks)
                 ).runs[-1]
-                self.steps_s[units] = _step_s(_ends_s(run.timeline))
+                self.steps_s[units] = _mean_step_s(_step_ends_s(run.timeline))
             except (OverlapError, TopologyError) as error:
                 self.errors[units] = f"the program fails with {ranks} ranks: {error}"
         if units in self.errors:
@@ -204,32 +206,36 @@ class _Measurement:
 
     def losses(self) -> tuple[tuple[Loss, ...], tuple[int, ...]]:
         """Lose a unit at instants in the second half of the program; return the costs, and the repeated steps."""
-        ends_s, draw = self._ends_s, Random(f"{self._setting.get('seed', 0)}, losses")
+        ends_s, draw = self._step_ends_s, Random(f"{self._setting.get('seed', 0)}, losses")
         first_s, last_s = ends_s[(len(ends_s) - 2) // 2], ends_s[-2]
         instants = [first_s + (last_s - first_s) * (index + draw.random()) / _LOSSES for index in range(_LOSSES)]
-        costs = [self._loss(instant_s, draw.randrange(self.units)) for instant_s in instants]
+        costs = [self._measure_loss(instant_s, draw.randrange(self.units)) for instant_s in instants]
         return tuple(loss for loss, _ in costs), tuple(repeated for _, repeated in costs)
 
-    def _loss(self, instant_s: float, unit: int) -> tuple[Loss, int]:
-        second = self._with_loss(instant_s, unit).runs[-1]
-        after, ends_s = int(second.timeline.meta[AFTER]), _ends_s(second.timeline)
-        whole_steps = sum(end_s <= instant_s for end_s in self._ends_s)
+    def _measure_loss(self, instant_s: float, unit: int) -> tuple[Loss, int]:
+        """Lose a unit at an instant; return the cost of the loss in seconds, and how many whole steps are repeated."""
+        second = self._simulate_loss(instant_s, unit).runs[-1]
+        after, ends_s = int(second.timeline.meta[AFTER]), _step_ends_s(second.timeline)
+        whole_steps = sum(end_s <= instant_s for end_s in self._step_ends_s)
         if after == 0:
             raise UsageError(
                 f"--mtbf: after a loss in step {whole_steps} the program begins again from its first step; train with "
                 "parallel.DataParallel, or with parallel.Sharded(..., replicate=K) and K below that"
             )
-        step_s = _step_s(ends_s) if len(ends_s) > 1 else self.steps_s[self.units]
+        step_s = _mean_step_s(ends_s) if len(ends_s) > 1 else self.steps_s[self.units]
         nbytes = int(second.timeline.meta[STATE])
         if nbytes:
             self.join_s = plan("broadcast", nbytes, self._cluster, range(self._ranks)).predicted_s
-        loss = Loss(repeated_s=max(0.0, instant_s - self._ends_s[after - 1]), pause_s=ends_s[0] - step_s - instant_s)
+        repeated_s = max(0.0, instant_s - self._step_ends_s[after - 1])
+        loss = Loss(repeated_s=repeated_s, pause_s=ends_s[0] - step_s - instant_s)
         return loss, max(0, whole_steps - after)
 
-    def _with_loss(self, instant_s: float, unit: int) -> Simulation:
+    def _simulate_loss(self, instant_s: float, unit: int) -> Simulation:
+        """Simulate the program with the ranks of a unit killed at an instant; raise `UsageError` if it ends there."""
         ranks = range(unit * self._each, (unit + 1) * self._each)
 
-        def change(request: RunConfig) -> RunConfig:
+        def add_loss(request: RunConfig) -> RunConfig:
+            """Return a configuration in which each rank runs, and the ranks of the unit are killed at the instant."""
             kills = tuple((instant_s, rank) for rank in ranks)
             faults = replace(_CALM, kills=kills, recovery_s=max(0.0, self._recovery_s - _CALM.notice_s))
             request = _every_rank(request)
@@ -238,7 +244,7 @@ class _Measurement:
 
         try:
             with redirect_stderr(StringIO()):  # each loss is reported there
-                simulation = simulate(self._program, self._setting, change=change)
+                simulation = simulate(self._program, self._setting, change=add_loss)
         except UsageError:
             raise
         except OverlapError as error:
@@ -254,7 +260,7 @@ def _every_rank(request: RunConfig) -> RunConfig:
     return replace(request, virtual=replace(request.virtual, alike=0, faults=None))
 
 
-def _ends_s(timeline: Timeline) -> list[float]:
+def _step_ends_s(timeline: Timeline) -> list[float]:
     """Return the instants at which the steps end."""
     steps = timeline.steps()
     if not steps:
@@ -262,7 +268,7 @@ def _ends_s(timeline: Timeline) -> list[float]:
     return [max(end for _, end in windows_of(timeline, step).values()) / 1e9 for step in steps]
 
 
-def _step_s(ends_s: list[float]) -> float:
+def _mean_step_s(ends_s: list[float]) -> float:
     """Return the mean time from one end of a step to the next."""
     if len(ends_s) < 3:
         raise UsageError(f"--mtbf: the program makes {len(ends_s)} steps; measuring needs three and more")

@@ -24,13 +24,13 @@ _LISTED = 4  # shapes that are named
 
 
 def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
-    """Return the figures as lines."""
+    """Return the page of a simulated run: its assumptions, the times of its median step, and its communication."""
     row = outcome.longest
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
-        *wrapped(f"{_machine(request)}, {_ranks(outcome.world_size)}, virtual time", rest="  "),
-        *field("assumed", "; ".join([*assumptions(request), *_other_peak(outcome, request)])),
+        *wrapped(f"{_machine_text(request)}, {_ranks_text(outcome.world_size)}, virtual time", rest="  "),
+        *field("assumed", "; ".join([*assumptions(request), *_dtype_warnings(outcome, request)])),
         *field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
         *field("  compute", f"{exact(row.compute_ns)}"),
         *field("  communication", f"{exact(row.comm_ns)}"),
@@ -38,21 +38,22 @@ def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
         *field("    exposed", f"{exact(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
         *(field("  queued", f"{exact(row.queued_ns)}") if row.queued_ns else []),
         *field("  idle", f"{exact(row.idle_ns)}"),
-        *_throughput(outcome),
+        *_throughput_lines(outcome),
         *(field("busiest", _busiest_text(outcome.busiest)) if outcome.busiest else []),
-        *field("extrapolated", extrapolated(outcome)),
+        *field("extrapolated", extrapolation_text(outcome)),
         *field("simulated in", f"{wall_s:.2f} s"),
     ]
 
 
-def _machine(request: RunConfig) -> str:
+def _machine_text(request: RunConfig) -> str:
+    """Return the name of the cluster, with its setting `lnc` if the chip has several."""
     cluster = request.cluster
     assert isinstance(cluster, Cluster)
     lnc = f" lnc={cluster.lnc}" if len(cluster.machine.chip.lnc) > 1 else ""
     return f"{cluster.name}{lnc}"
 
 
-def _throughput(outcome: StepSummary) -> list[str]:
+def _throughput_lines(outcome: StepSummary) -> list[str]:
     if outcome.samples_per_s is None:
         return []
     return field("throughput", f"{outcome.samples_per_s:.2f} samples/s, {outcome.samples:g} a step")
@@ -76,11 +77,11 @@ def assumptions(request: RunConfig) -> list[str]:
         *([f"things go wrong as {virtual.faults} wants it"] if virtual.faults else []),
         str(virtual.interference),
         *(["shapes only"] if virtual.shapes_only else []),
-        *_alike(virtual.alike),
+        *_alike_text(virtual.alike),
     ]
 
 
-def _other_peak(outcome: StepSummary, request: RunConfig) -> list[str]:
+def _dtype_warnings(outcome: StepSummary, request: RunConfig) -> list[str]:
     """Say which arrays are of another dtype than the peak that computes are priced by."""
     assert request.virtual is not None
     peak = request.virtual.dtype
@@ -90,7 +91,8 @@ def _other_peak(outcome: StepSummary, request: RunConfig) -> list[str]:
     return [f"arrays are {' and '.join(others)}: --dtype {others[-1]} takes the peak of that"]
 
 
-def _alike(alike: AlikeBy) -> list[str]:
+def _alike_text(alike: AlikeBy) -> list[str]:
+    """Return the assumption that ranks are alike in words; nothing if every rank runs."""
     if not alike:
         return []
     who = "ranks of a class" if callable(alike) else "all ranks" if alike == 1 else f"ranks of each of {alike} blocks"
@@ -98,6 +100,7 @@ def _alike(alike: AlikeBy) -> list[str]:
 
 
 def _busiest_text(busiest: Busiest) -> str:
+    """Return the operation that takes most time in words: shape, algorithms, count, and times."""
     waited = f" after {format_ns(busiest.wait_ns)} of waiting for the last rank" if busiest.wait_ns else ""
     times = "once" if busiest.count == 1 else f"{busiest.count} times"
     how = f", {', '.join(busiest.algorithms)}" if any(busiest.algorithms) else ""
@@ -107,14 +110,14 @@ def _busiest_text(busiest: Busiest) -> str:
 def shape_text(shape: Shape) -> str:
     """Write a shape: `all_reduce of 25 MiB bfloat16 on 64 ranks`."""
     dtype = f" {shape.dtype}" if shape.dtype else ""
-    return f"{shape.op} of {format_bytes(shape.nbytes)}{dtype} on {_ranks(shape.ranks)}"
+    return f"{shape.op} of {format_bytes(shape.nbytes)}{dtype} on {_ranks_text(shape.ranks)}"
 
 
-def _ranks(count: int) -> str:
+def _ranks_text(count: int) -> str:
     return f"{count} rank{'s' * (count != 1)}"
 
 
-def extrapolated(outcome: StepSummary) -> str:
+def extrapolation_text(outcome: StepSummary) -> str:
     """Return the predictions of communication that lie outside published measurements, in words."""
     if not outcome.shapes:
         return "nothing: there is no communication"
@@ -133,7 +136,7 @@ def exact(duration_ns: int) -> str:
 
 
 def drawing(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
-    """Draw the step, and give the verdict."""
+    """Draw the median step lane by lane, and then give the verdict on it."""
     from rich.text import Text
 
     view = TimelineView(timeline, step=outcome.step)
@@ -146,7 +149,7 @@ def drawing(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool
 _FIGURES = ("rank", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "queued_ns", "idle_ns", "overlap_ratio")
 
 
-def described(outcome: StepSummary) -> dict[str, object]:
+def describe(outcome: StepSummary) -> dict[str, object]:
     """Return the figures of a run for `--json`: integers of nanoseconds, shares from 0 to 1 or null."""
     own = ("world_size", "step", "steps", "step_ns", "exposed_share", "samples_per_s")
     return {

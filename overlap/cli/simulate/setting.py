@@ -17,37 +17,39 @@ from ...settings import Option
 from ...simulation import Profile, Roofline
 from ...simulation.conditions import ALL
 from ...units import integer, number, switch
-from ..options import shared
+from ..options import shared_option
 
 COMPUTE_CLASSES = ("flops", "memory", "seconds", ALL)
 """Limits of computes: `overlap.simulation.compute_cost.ComputeClass`, or all of them."""
 
 
-def _factor(text: str) -> tuple[str, float]:
+def _read_factor(text: str) -> tuple[str, float]:
+    """Read a pair such as `all_reduce=1.2`."""
     name, equals, factor = text.rpartition("=")
     if not equals or not name:
         raise UsageError(f"expected NAME=FACTOR, such as all_reduce=1.2, got {text!r}")
     return name, number(factor)
 
 
-def _slow_compute(text: str) -> tuple[str, float]:
-    name, factor = _factor(text)
+def _read_slowdown(text: str) -> tuple[str, float]:
+    """Read a pair of a class of computes and its factor; raise `UsageError` for an unknown class."""
+    name, factor = _read_factor(text)
     if name not in COMPUTE_CLASSES:
         raise UsageError(f"{name!r} is no class of computes; known are {', '.join(COMPUTE_CLASSES)}")
     return name, factor
 
 
 PARAMETERS: Mapping[str, Option] = {
-    "cluster": shared("cluster"),
-    "nodes": shared("nodes"),
-    "lnc": shared("lnc"),
-    "ranks": shared("ranks", "default: all that fit if the cluster is set here"),
-    "algorithm": shared("algorithm"),
-    "dtype": shared("dtype", "that ranks compute in"),
+    "cluster": shared_option("cluster"),
+    "nodes": shared_option("nodes"),
+    "lnc": shared_option("lnc"),
+    "ranks": shared_option("ranks", "default: all that fit if the cluster is set here"),
+    "algorithm": shared_option("algorithm"),
+    "dtype": shared_option("dtype", "that ranks compute in"),
     "efficiency": Option(read=number, metavar="E", help="share of the peak that computes reach"),
     "memory_efficiency": Option(read=number, metavar="E", help="share of the memory's bandwidth that they reach"),
     "profile": Option(read=str, metavar="TRACE", help="computes take what those of their name took in TRACE"),
-    "peer_direct": shared("peer_direct", "by network adapters"),
+    "peer_direct": shared_option("peer_direct", "by network adapters"),
     "shapes_only": Option(read=switch, help="arrays have shape and dtype, and no data"),
     "alike": Option(
         read=integer,
@@ -57,20 +59,20 @@ PARAMETERS: Mapping[str, Option] = {
     "fault_seed": Option(
         read=integer, metavar="N", help="faults happen, by this seed: see overlap.Faults", old=("--faults",)
     ),
-    "seed": shared("seed"),
+    "seed": shared_option("seed"),
     "jitter": Option(read=number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
     "straggler_share": Option(read=number, metavar="S", help="share of the ranks that are slow"),
     "straggler_factor": Option(read=number, metavar="F", help="how many times as long they compute"),
     "slow_wire_share": Option(read=number, metavar="S", help="share of the wires that are slow"),
     "slow_wire_factor": Option(read=number, metavar="F", help="share of their bandwidth that they have left"),
     "slow_compute": Option(
-        read=_slow_compute,
+        read=_read_slowdown,
         metavar="CLASS=F",
         repeated=True,
         help=f"computes take F times as long while their rank communicates; CLASS is {', '.join(COMPUTE_CLASSES)}",
     ),
     "slow_comm": Option(
-        read=_factor,
+        read=_read_factor,
         metavar="OP=F",
         repeated=True,
         help=f"collectives take F times as long while their ranks compute; OP is a name, send, or {ALL}",
@@ -86,7 +88,7 @@ _WHERE = ("cluster", *_SIZE)
 LOCAL = "local"
 
 
-def value_of(name: str, text: str) -> object:
+def read_parameter(name: str, text: str) -> object:
     """Read the value of a parameter.
 
     Raises:
@@ -100,7 +102,7 @@ def value_of(name: str, text: str) -> object:
         raise UsageError(f"{name}: {error}") from None
 
 
-def checked(values: Mapping[str, object]) -> dict[str, Any]:
+def check_setting(values: Mapping[str, object]) -> dict[str, Any]:
     """Read the profile and check the values, as far as they do not depend on the program.
 
     Raises:
@@ -113,24 +115,24 @@ def checked(values: Mapping[str, object]) -> dict[str, Any]:
     if "algorithm" in setting:
         check_algorithm(str(setting["algorithm"]))
     if "cluster" in setting:
-        revised(setting, RunConfig())
+        revise_config(setting, RunConfig())
     else:
-        _virtual(setting, Virtual())
+        _revised_virtual(setting, Virtual())
     return setting
 
 
-def revised(values: Mapping[str, Any], config: RunConfig) -> RunConfig:
+def revise_config(values: Mapping[str, Any], config: RunConfig) -> RunConfig:
     """Return the configuration that a program asks for, changed by the values of a setting.
 
     Args:
-        values: By name, from `checked`; a repeated option has a list. Everything else stays as the program asks.
+        values: By name, from `check_setting`; a repeated option has a list. Everything else stays as the program asks.
         config: The configuration of the program.
 
     Raises:
         UsageError: If the two do not go together.
         TopologyError: If there is no such cluster, or it is too small.
     """
-    cluster, virtual = _cluster(values, config), _virtual(values, config.virtual or Virtual())
+    cluster, virtual = _revised_cluster(values, config), _revised_virtual(values, config.virtual or Virtual())
     Roofline.of(
         cluster,
         dtype=virtual.dtype,
@@ -147,9 +149,9 @@ def revised(values: Mapping[str, Any], config: RunConfig) -> RunConfig:
     )
 
 
-def _cluster(values: Mapping[str, Any], config: RunConfig) -> topology.Cluster:
+def _revised_cluster(values: Mapping[str, Any], config: RunConfig) -> topology.Cluster:
     """Return the cluster of the setting, or the program's cluster in another size."""
-    size = _some(values, _SIZE)
+    size = _select_values(values, _SIZE)
     if "cluster" in values:
         if values["cluster"] == LOCAL:
             size.setdefault("ranks", config.ranks or DEFAULT_RANKS)
@@ -162,24 +164,24 @@ def _cluster(values: Mapping[str, Any], config: RunConfig) -> topology.Cluster:
     return topology.Cluster.of(chosen.machine, **{**same, **size}, strict=chosen.strict, edition=chosen.edition)
 
 
-def _virtual(values: Mapping[str, Any], base: Virtual) -> Virtual:
+def _revised_virtual(values: Mapping[str, Any], base: Virtual) -> Virtual:
     """Return the program's assumptions, changed by the values."""
     interference = Interference(
-        compute={**base.interference.compute, **_factors(values.get("slow_compute"))},
-        communication={**base.interference.communication, **_factors(values.get("slow_comm"))},
+        compute={**base.interference.compute, **_read_slowdowns(values.get("slow_compute"))},
+        communication={**base.interference.communication, **_read_slowdowns(values.get("slow_comm"))},
     )
-    conditions = replace(base.conditions, **_some(values, _CONDITIONS))
+    conditions = replace(base.conditions, **_select_values(values, _CONDITIONS))
     implied = {"shapes_only": True} if values.get("alike") else {}
     faults = replace(base.faults or Faults(), seed=values["fault_seed"]) if "fault_seed" in values else base.faults
-    assumed = {**implied, **_some(values, _ASSUMED)}
+    assumed = {**implied, **_select_values(values, _ASSUMED)}
     return replace(base, **assumed, conditions=conditions, faults=faults, interference=interference)
 
 
-def _some(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _select_values(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def _factors(told: object) -> dict[str, float]:
+def _read_slowdowns(value: object) -> dict[str, float]:
     """Return slowdowns by name: a sweep gives one pair, options a list of pairs."""
-    pairs = [told] if isinstance(told, tuple) else told or ()
+    pairs = [value] if isinstance(value, tuple) else value or ()
     return dict(cast("Iterable[tuple[str, float]]", pairs))

@@ -11,7 +11,7 @@ from typing import Any
 from topology import Cluster, TopologyError
 
 from ...config import RunConfig, overriding, setting_environment
-from ...cost.parameters import measured
+from ...cost.parameters import is_measured
 from ...cost.select import plan, size_class
 from ...errors import ScheduleError, UsageError
 from ...timeline.measure.metrics import Breakdown, breakdowns, issued_in, median_step, of_steps, windows_of
@@ -19,7 +19,7 @@ from ...timeline.span import CollectiveInfo, Span
 from ...timeline.spans import Timeline
 from ...units import format_ns
 from ..program import Program, as_main
-from .setting import revised
+from .setting import revise_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -66,7 +66,7 @@ class StepSummary:
 
     @property
     def step_ns(self) -> int:
-        """Time of the step."""
+        """Time of the longest rank's step."""
         return self.longest.wall_ns
 
     @property
@@ -94,30 +94,31 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
     step = median_step(timeline)
     rows = of_steps(breakdowns(timeline, step=step))
     longest = min(rows, key=lambda row: (-row.wall_ns, -row.exposed_ns, -row.compute_ns, row.rank))
-    spans = list(_communicated(timeline, step))
+    spans = list(_step_operations(timeline, step))
     shapes = tuple(sorted({Shape.of(info) for span in spans if (info := span.info)}))
     return StepSummary(
         world_size=timeline.world_size,
         step=step,
         steps=len(timeline.steps()),
         longest=longest,
-        busiest=_busiest(
+        busiest=_busiest_shape(
             (span.info for span in spans if span.rank == longest.rank),
-            partial(_label, cluster, peer_direct=timeline.meta.get("peer direct") != "no"),
+            partial(_algorithm_label, cluster, peer_direct=timeline.meta.get("peer direct") != "no"),
         ),
         shapes=shapes,
-        extrapolated=tuple(each for each in shapes if not _measured(cluster, each)),
+        extrapolated=tuple(each for each in shapes if not _is_measured(cluster, each)),
         rated="peak" in timeline.meta,
         samples=samples,
     )
 
 
-def _communicated(timeline: Timeline, step: int | None) -> Iterable[Span]:
-    """Return the operations of the step."""
+def _step_operations(timeline: Timeline, step: int | None) -> Iterable[Span]:
+    """Return the collectives and messages that the step issued; those of the whole run for None."""
     return timeline.chosen(issued_in(timeline, windows_of(timeline, step), step))
 
 
-def _busiest(infos: Iterable[CollectiveInfo | None], label: Callable[[CollectiveInfo], str]) -> Busiest | None:
+def _busiest_shape(infos: Iterable[CollectiveInfo | None], label: Callable[[CollectiveInfo], str]) -> Busiest | None:
+    """Return the shape of operations that together take the most time, summed up; None without operations."""
     by_shape: dict[Shape, list[CollectiveInfo]] = {}
     for info in infos:
         if info is not None:
@@ -134,7 +135,7 @@ def _busiest(infos: Iterable[CollectiveInfo | None], label: Callable[[Collective
     )
 
 
-def _label(cluster: Cluster, info: CollectiveInfo, *, peer_direct: bool) -> str:
+def _algorithm_label(cluster: Cluster, info: CollectiveInfo, *, peer_direct: bool) -> str:
     """Return the algorithm of an operation with its parts; of a message, or an unknown one, just the name."""
     dtype, nbytes = info.dtype or "uint8", size_class(info.nbytes)
     try:
@@ -150,8 +151,8 @@ def _transfer_ns(infos: Iterable[CollectiveInfo]) -> int:
     return sum(info.transfer_ns for info in infos)
 
 
-def _measured(cluster: Cluster, shape: Shape) -> bool:
-    return measured(cluster, shape.ranks, shape.op, shape.nbytes, shape.dtype)
+def _is_measured(cluster: Cluster, shape: Shape) -> bool:
+    return is_measured(cluster, shape.ranks, shape.op, shape.nbytes, shape.dtype)
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def simulate(
 
     Args:
         program: Runs it.
-        setting: Values of `setting.checked`, which win over the program.
+        setting: Values of `setting.check_setting`, which win over the program.
         trace: Where to write the timelines.
         pulse: Called again and again with the configuration of the run, the instant in ns, and the newest step.
         change: From the configuration of a run, by program and setting, to the one that counts.
@@ -201,7 +202,7 @@ def simulate(
     seen: list[tuple[RunConfig, Timeline]] = []
 
     def revise(asked: RunConfig) -> RunConfig:
-        requests.append(change(revised(setting, asked)))
+        requests.append(change(revise_config(setting, asked)))
         return requests[-1]
 
     def watch(timeline: Timeline) -> None:
@@ -214,30 +215,32 @@ def simulate(
     begun_s = perf_counter()
     wanted = RunConfig.from_environment().changed("--trace", trace=trace)
     with setting_environment(wanted), as_main(), overriding(revise=revise, watcher=watch, pulse=pulse and beat):
-        names = _run(program)
+        names = _call_program(program)
     wall_s = perf_counter() - begun_s
     if not seen:
         raise UsageError("simulate: the program did not call overlap.run, so there is nothing in virtual time")
-    samples = _samples(names.get(SAMPLES))
-    return Simulation(runs=tuple(_judged(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
+    samples = _read_samples(names.get(SAMPLES))
+    return Simulation(runs=tuple(_measure_run(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
 
 
-def pulse_of(tell: Callable[[int, int, str], bool]) -> Callable[[RunConfig, int, int | None], None]:
-    """Return a `pulse` that tells how far a simulation is, and once how it would take less time."""
+def progress_pulse(tell: Callable[[int, int, str], bool]) -> Callable[[RunConfig, int, int | None], None]:
+    """Return a function that prints the virtual time of a simulation, and once how it would take less time."""
     hinted = False
 
     def pulse(request: RunConfig, now_ns: int, step: int | None) -> None:
+        """Print the number of ranks and the virtual time, with the hint until a line has been printed."""
         nonlocal hinted
         assert isinstance(request.cluster, Cluster)
         ranks = request.ranks or request.cluster.world_size
-        hint = "" if hinted else _shorter(request, ranks)
+        hint = "" if hinted else _alike_hint(request, ranks)
         begun = "" if step is None else f", step {step} has begun"
         hinted = tell(0, 0, f"simulating {ranks} ranks: {format_ns(now_ns)} of virtual time{begun}{hint}") or hinted
 
     return pulse
 
 
-def _shorter(request: RunConfig, ranks: int) -> str:
+def _alike_hint(request: RunConfig, ranks: int) -> str:
+    """Return a hint to simulate two ranks for all; "" for a run that already does, or whose ranks may differ."""
     virtual = request.virtual
     assert virtual is not None
     if ranks <= 2 or virtual.alike or virtual.faults or not virtual.conditions.calm:
@@ -246,13 +249,14 @@ def _shorter(request: RunConfig, ranks: int) -> str:
     return f"; if they all do equal work, {options} runs two of them for all"
 
 
-def _judged(request: RunConfig, timeline: Timeline, samples: float | None) -> SimulatedRun:
+def _measure_run(request: RunConfig, timeline: Timeline, samples: float | None) -> SimulatedRun:
     assert isinstance(request.cluster, Cluster)
     outcome = measure(timeline, request.cluster, samples=samples)
     return SimulatedRun(request=request, timeline=timeline, outcome=outcome)
 
 
-def _run(program: Program) -> dict[str, object]:
+def _call_program(program: Program) -> dict[str, object]:
+    """Run the program and return its variables; none if it exits without an error code."""
     try:
         return program()
     except SystemExit as end:
@@ -261,9 +265,10 @@ def _run(program: Program) -> dict[str, object]:
         return {}
 
 
-def _samples(told: object) -> float | None:
-    if told is None:
+def _read_samples(value: object) -> float | None:
+    """Return the samples of a step, the variable `SAMPLES` of a program: a positive number, or None without it."""
+    if value is None:
         return None
-    if isinstance(told, bool) or not isinstance(told, int | float) or not 0 < told < float("inf"):
-        raise UsageError(f"{SAMPLES}: expected a positive number, got {told!r}")
-    return float(told)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UsageError(f"{SAMPLES}: expected a positive number, got {value!r}")
+    return float(value)

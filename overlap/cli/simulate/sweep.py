@@ -15,8 +15,8 @@ from ...errors import UsageError
 from ...launch.report import EXIT_INTERRUPTED, report
 from ...notice import write_stderr
 from ...units import wrapped
-from .page import described
-from .setting import LOCAL, PARAMETERS, value_of
+from .page import describe
+from .setting import LOCAL, PARAMETERS, read_parameter
 from .simulation import SimulatedRun, Simulation, StepSummary
 
 _BAR = 24  # cells of the longest bar, where there is room
@@ -50,13 +50,13 @@ class SweepAxis:
 
     @property
     def option(self) -> str:
-        """The argument by which a program gets a value."""
+        """Argument that passes a value to the program: `--name=value`."""
         return self.name if self.name.startswith("-") else "--" + self.name.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One combination."""
+    """One combination of swept values."""
 
     texts: Mapping[str, str]  # The value on each axis, by its name
     values: Mapping[str, object]  # Values of parameters of the simulation, with the ones common to all points
@@ -69,12 +69,12 @@ def axes(texts: Sequence[str]) -> tuple[SweepAxis, ...]:
     Raises:
         UsageError: If one cannot be meant, or there are two of one parameter.
     """
-    found = tuple(map(SweepAxis.parse, texts))
-    options = [axis.option for axis in found]
-    for axis in found:
+    swept = tuple(map(SweepAxis.parse, texts))
+    options = [axis.option for axis in swept]
+    for axis in swept:
         if options.count(axis.option) > 1:
             raise UsageError(f"--sweep: {axis.name} is there twice; give all its values in one list")
-    return found
+    return swept
 
 
 def points(swept: Sequence[SweepAxis], fixed: Mapping[str, object]) -> Iterator[Point]:
@@ -87,10 +87,10 @@ def points(swept: Sequence[SweepAxis], fixed: Mapping[str, object]) -> Iterator[
     Raises:
         UsageError: If a value cannot be meant, or the fixed cluster has one already.
     """
-    _check_size(swept, str(fixed.get("cluster", LOCAL)))
+    _check_cluster_size(swept, str(fixed.get("cluster", LOCAL)))
     for texts in product(*(axis.texts for axis in swept)):
         chosen = list(zip(swept, texts, strict=True))
-        values = {axis.parameter: value_of(axis.parameter, text) for axis, text in chosen if axis.parameter}
+        values = {axis.parameter: read_parameter(axis.parameter, text) for axis, text in chosen if axis.parameter}
         yield Point(
             texts={axis.name: text for axis, text in chosen},
             values={**fixed, **values},
@@ -98,10 +98,11 @@ def points(swept: Sequence[SweepAxis], fixed: Mapping[str, object]) -> Iterator[
         )
 
 
-def _check_size(swept: Sequence[SweepAxis], cluster: str) -> None:
+def _check_cluster_size(swept: Sequence[SweepAxis], cluster: str) -> None:
+    """Raise `UsageError` if the swept number of nodes or cores stands in the cluster's name too."""
     for axis in swept:
         for text in axis.texts if axis.name in ("nodes", "lnc") else ():
-            size: Any = {axis.name: value_of(axis.name, text)}
+            size: Any = {axis.name: read_parameter(axis.name, text)}
             try:
                 topology.cluster(cluster, **size)
             except topology.TopologyError as error:
@@ -114,7 +115,7 @@ def _check_size(swept: Sequence[SweepAxis], cluster: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRow:
-    """The result of a point."""
+    """Result of a point: its run, or the error of a run that failed."""
 
     point: Point  # The point
     run: SimulatedRun | None = None  # The last one of the program; None if it failed
@@ -123,7 +124,7 @@ class SweepRow:
 
     @property
     def outcome(self) -> StepSummary | None:
-        """The measures of the run; None if it failed."""
+        """Measures of the point's run; None if it failed."""
         return self.run.outcome if self.run else None
 
 
@@ -135,33 +136,33 @@ def sweep(points: Sequence[Point], run: Callable[[Point], Simulation]) -> tuple[
     """
     rows: list[SweepRow] = []
     try:
-        with _progress(len(points)) as advance:
+        with _progress_bar(len(points)) as advance:
             for point in points:
                 advance(len(rows), " ".join(f"{name}={text}" for name, text in point.texts.items()))
-                rows.append(_row(point, run))
+                rows.append(_run_point(point, run))
     except KeyboardInterrupt:
         return rows, True
     return rows, False
 
 
 def best(rows: Sequence[SweepRow]) -> SweepRow | None:
-    """Return the row with the highest throughput, if all tell theirs, or else with the shortest step; the first such.
+    """Return the first row with the highest throughput, or, if not all have one, with the shortest step.
 
     None if nothing can be compared: fewer than two points have an outcome, or all have the same.
     """
     done = [(row, row.outcome) for row in rows if row.outcome is not None]
-    if len(done) < 2 or _all_alike([outcome for _, outcome in done]):
+    if len(done) < 2 or _are_all_equal([outcome for _, outcome in done]):
         return None
     if all(outcome.samples_per_s is not None for _, outcome in done):
         return max(done, key=lambda pair: pair[1].samples_per_s or 0.0)[0]
     return min(done, key=lambda pair: pair[1].step_ns)[0]
 
 
-def _all_alike(outcomes: Sequence[StepSummary]) -> bool:
+def _are_all_equal(outcomes: Sequence[StepSummary]) -> bool:
     return len({(outcome.step_ns, outcome.samples_per_s) for outcome in outcomes}) == 1
 
 
-def _row(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
+def _run_point(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
     """Run one point; output of the program is not shown, its stderr is, unless it fails."""
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
         try:
@@ -170,20 +171,20 @@ def _row(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
             code = report(error)
             if code == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt from error
-            return SweepRow(point=point, error=_in_one_line(errors.getvalue(), code))
+            return SweepRow(point=point, error=_error_line(errors.getvalue(), code))
     write_stderr(errors.getvalue())
     return SweepRow(point=point, run=simulation.runs[-1], wall_s=simulation.wall_s)
 
 
-def _in_one_line(told: str, code: int) -> str:
+def _error_line(stderr: str, code: int) -> str:
     """Return the line that names the error: ours, or else the last one."""
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     ours = [line.removeprefix("overlap: ") for line in lines if line.startswith("overlap: ")]
     return (ours or lines or [f"exit code {code}"])[-1]
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[int, str], None]]:
+def _progress_bar(total: int) -> Iterator[Callable[[int, str], None]]:
     """Give a function that shows the number of finished points, and the next one."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -210,7 +211,7 @@ def _progress(total: int) -> Iterator[Callable[[int, str], None]]:
 # -- the rows --------------------------------------------------------------------------------------------------------
 
 
-def table(rows: Sequence[SweepRow], winner: SweepRow | None, *, width: int, ascii: bool = False) -> list[str]:
+def sweep_table(rows: Sequence[SweepRow], winner: SweepRow | None, *, width: int, ascii: bool = False) -> list[str]:
     """Return one line for each point under a header, the bars as long as the steps, and a line about the best one.
 
     Where `width` columns are too few, bars are shorter, and where not even their heading fits there are none.
@@ -221,27 +222,28 @@ def table(rows: Sequence[SweepRow], winner: SweepRow | None, *, width: int, asci
     figures = ["ranks", "step ms", "exposed", "overlap", *(["samples/s"] if throughput else [])]
     kept = slice(1 if "ranks" in names else 0, None)  # what is swept has a column already
     header = [*names, *figures[kept]]
-    cells = [[*row.point.texts.values(), *_cells(row.outcome, throughput=throughput)[kept]] for row in rows]
+    cells = [[*row.point.texts.values(), *_figure_cells(row.outcome, throughput=throughput)[kept]] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     longest_ns = max((outcome.step_ns for outcome in outcomes), default=0)
     room = width - 2 - sum(column + 2 for column in widths)
     bar = min(room, _BAR) if room >= len(_BAR_HEADING) else 0
-    lines = [f"  {_aligned(header, widths)}" + (f"  {_BAR_HEADING}" if bar else "")]
+    lines = [f"  {_align_right(header, widths)}" + (f"  {_BAR_HEADING}" if bar else "")]
     for row, texts in zip(rows, cells, strict=True):
         mark = "* " if row is winner else "  "
         if row.outcome is None:
-            failed = f"{mark}{_aligned(texts[: len(names)], widths)}  failed: {row.error}"
+            failed = f"{mark}{_align_right(texts[: len(names)], widths)}  failed: {row.error}"
             lines += wrapped(failed, width, rest="      ")
         else:
             drawn = _bar(row.outcome.step_ns, longest_ns, cells=bar, ascii=ascii)
-            lines.append(f"{mark}{_aligned(texts, widths)}  {drawn}".rstrip())
-    if winner is None and len(outcomes) > 1 and _all_alike(outcomes):
-        told = f"all rows are equal: the program may not use {', '.join(names)}"
-        return [*lines, *wrapped(told, width)]
-    return [*lines, *_best(winner)]
+            lines.append(f"{mark}{_align_right(texts, widths)}  {drawn}".rstrip())
+    if winner is None and len(outcomes) > 1 and _are_all_equal(outcomes):
+        warning = f"all rows are equal: the program may not use {', '.join(names)}"
+        return [*lines, *wrapped(warning, width)]
+    return [*lines, *_best_lines(winner)]
 
 
-def _cells(outcome: StepSummary | None, *, throughput: bool) -> list[str]:
+def _figure_cells(outcome: StepSummary | None, *, throughput: bool) -> list[str]:
+    """Return the figures of a run as cells: ranks, step, exposed share, overlap, samples; blank ones if it failed."""
     if outcome is None:
         return [""] * (5 if throughput else 4)
     ratio = outcome.longest.overlap_ratio
@@ -255,7 +257,7 @@ def _cells(outcome: StepSummary | None, *, throughput: bool) -> list[str]:
     return [*figures, *(["n/a" if rate is None else f"{rate:.2f}"] if throughput else [])]
 
 
-def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
+def _align_right(texts: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=False))
 
 
@@ -267,7 +269,8 @@ def _bar(value_ns: int, longest_ns: int, *, cells: int, ascii: bool) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 
-def _best(winner: SweepRow | None) -> list[str]:
+def _best_lines(winner: SweepRow | None) -> list[str]:
+    """Return the line that names the best point, by throughput if it is known; nothing without a best one."""
     if winner is None or winner.outcome is None:
         return []
     why = "shortest step" if winner.outcome.samples_per_s is None else "highest throughput"
@@ -279,7 +282,7 @@ def json_rows(rows: Sequence[SweepRow], winner: SweepRow | None) -> list[dict[st
     return [
         {
             "parameters": dict(row.point.texts),
-            "outcome": described(row.outcome) if row.outcome else None,
+            "outcome": describe(row.outcome) if row.outcome else None,
             "error": row.error,
             "best": row is winner,
             "wall_s": row.wall_s,

@@ -26,10 +26,10 @@ from ...timeline.spans import ORIGIN, Timeline
 from ...timeline.why.oddities import oddities
 from ...timeline.why.verdict import Verdict, parse_limit, verdict_of
 from ...units import switch
-from ..options import add_options, check_width, shared
-from ..output import as_json, attempt, output_path
+from ..options import add_options, check_width, shared_option
+from ..output import as_json, output_path, try_to_write
 from ..pace import pace
-from .report import SCHEMA_VERSION, described, report
+from .report import SCHEMA_VERSION, describe, report
 
 _DESCRIPTION = """\
 Show which ranks computed, which communicated, and how much communication was hidden or exposed.
@@ -66,12 +66,12 @@ The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 
 
 OPTIONS = {
-    "output": shared("output", "the files as one trace file, and draw nothing"),
-    "step": shared("step", "by wall time; all: every step"),
+    "output": shared_option("output", "the files as one trace file, and draw nothing"),
+    "step": shared_option("step", "by wall time; all: every step"),
     "rank": Option(read=str, metavar="LIST", help="ranks to show, such as 0,3-5; default: all", old=("--ranks",)),
-    "all": shared("all", "otherwise ranks that are alike share a row"),
-    "width": shared("width"),
-    "ascii": shared("ascii"),
+    "all": shared_option("all", "otherwise ranks that are alike share a row"),
+    "width": shared_option("width"),
+    "ascii": shared_option("ascii"),
     "ops": Option(read=switch, help="the cost of each operation, by place in the program"),
     "stragglers": Option(read=switch, help="ranks that come late, or move bytes slowly"),
     "critical_path": Option(read=switch, help="the chain of work that made the step as long as it is"),
@@ -82,9 +82,9 @@ OPTIONS = {
         "awaits=late, updates=late, barriers=none, loop=free, streams=apart, window=8; several hold together",
     ),
     "advise": Option(read=switch, help="try such changes, and list the five that would shorten the step most"),
-    "compare": shared("compare", "its trace: both pictures, and the differences"),
-    "fail_if": shared("fail_if", "'exposed > 5%%', 'step > 40ms'"),
-    "json": shared("json"),
+    "compare": shared_option("compare", "its trace: both pictures, and the differences"),
+    "fail_if": shared_option("fail_if", "'exposed > 5%%', 'step > 40ms'"),
+    "json": shared_option("json"),
     "html": Option(read=str, metavar="FILE", help="also write a page that stands alone: zoom, search, details"),
     "svg": Option(read=str, metavar="FILE", help="also write the picture as SVG"),
 }  # fmt: skip
@@ -110,7 +110,7 @@ def main(args: argparse.Namespace) -> int:
         setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
     _check_together(args)
     if args.output is not None:
-        return 0 if _merge(args.files, args.output) else EXIT_FAILED
+        return 0 if _merge_files(args.files, args.output) else EXIT_FAILED
     check_width(args.width)
     limits = [parse_limit(text) for text in args.fail_if or ()]
     changes = [parse_change(text) for text in args.what_if or ()]
@@ -119,8 +119,8 @@ def main(args: argparse.Namespace) -> int:
         notify(wrong)
     if timeline.meta.get(ORIGIN) == PROFILER:
         notify(f"a profile of PyTorch: `overlap why {args.files[0]}` names operators, modules and lines, and says why")
-    step = _step(args.step, timeline)
-    ranks = _ranks(args.rank)
+    step = _read_step(args.step, timeline)
+    ranks = _read_ranks(args.rank)
     is_written = True
     if args.advise:
         verdict = verdict_of(timeline, step=step)
@@ -166,7 +166,7 @@ _EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def _check_together(args: argparse.Namespace) -> None:
-    """Check that the options can be combined."""
+    """Raise `UsageError` if two options are given that exclude each other."""
     if args.advise and args.what_if:
         raise UsageError(
             "--advise, --what-if: one or the other; --advise tries changes to the run as it was recorded, --what-if "
@@ -175,14 +175,14 @@ def _check_together(args: argparse.Namespace) -> None:
     for option, (others, why) in _EXCLUDED.items():
         for other in others:
             if _is_given(args, option) and _is_given(args, other):
-                raise UsageError(f"{_spelled(option)}, {_spelled(other)}: one or the other; {why}")
+                raise UsageError(f"{_option_spelling(option)}, {_option_spelling(other)}: one or the other; {why}")
 
 
 def _is_given(args: argparse.Namespace, option: str) -> bool:
     return getattr(args, option) not in (None, False, [])
 
 
-def _spelled(option: str) -> str:
+def _option_spelling(option: str) -> str:
     return "-o" if option == "output" else f"--{option.replace('_', '-')}"
 
 
@@ -191,7 +191,7 @@ def _print_advice(args: argparse.Namespace, advice: list[Prediction]) -> None:
     from . import show
 
     if args.json:
-        print(as_json({"advice": [described(one) for one in advice]}), end="")
+        print(as_json({"advice": [describe(one) for one in advice]}), end="")
     else:
         show.advice(show.console(args), advice)
 
@@ -201,7 +201,7 @@ def _print_prediction(args: argparse.Namespace, prediction: Prediction) -> Verdi
     from . import show
 
     if args.json:
-        print(json.dumps(described(prediction), indent=2, sort_keys=True))
+        print(json.dumps(describe(prediction), indent=2, sort_keys=True))
     else:
         show.prediction(show.console(args), prediction)
     return prediction.predicted
@@ -220,7 +220,7 @@ def _print_pages(
     view = show.view(args, timeline, step, ranks)
     if args.compare is not None:
         other = read_trace(args.compare)
-        show.beside(console, view, show.view(args, other, _step(args.step, other), ranks))
+        show.beside(console, view, show.view(args, other, _read_step(args.step, other), ranks))
     elif args.ops or args.stragglers or args.critical_path:
         show.tables(console, args, timeline, step, ranks, view.verdict)
     else:
@@ -240,20 +240,21 @@ def _write_pictures(
     return show.write_svg(show.view(args, timeline, step, ranks), args.svg) and is_written
 
 
-def _merge(files: Sequence[str], path: str) -> bool:
+def _merge_files(files: Sequence[str], path: str) -> bool:
     """Write one trace file of several; memory holds one of them whole, and one rank of each of the others."""
     with ExitStack() as spools:
-        parts = [_part(file, spools.enter_context(TemporaryFile())) for file in files]
+        parts = [_read_part(file, spools.enter_context(TemporaryFile())) for file in files]
         merged_header([part.header for part in parts])  # raises if they are not of one run
-        return attempt(lambda: write_merged(parts, path), path, option="--output")
+        return try_to_write(lambda: write_merged(parts, path), path, option="--output")
 
 
-def _part(file: str, spool: BinaryIO) -> Part:
+def _read_part(file: str, spool: BinaryIO) -> Part:
     spool.write(pack_part(read_trace(file)))
     return Part(spool)
 
 
-def _step(text: str | None, timeline: Timeline) -> int | None:
+def _read_step(text: str | None, timeline: Timeline) -> int | None:
+    """Return the step that `--step` names: by default the median one, None for "all"; `UsageError` for another word."""
     if text is None:
         return median_step(timeline)
     if text == "all":
@@ -265,7 +266,8 @@ def _step(text: str | None, timeline: Timeline) -> int | None:
         raise UsageError(f"--step: {text!r} is neither a number nor 'all'; recorded steps: {recorded}") from None
 
 
-def _ranks(text: str | None) -> tuple[int, ...] | None:
+def _read_ranks(text: str | None) -> tuple[int, ...] | None:
+    """Return the ranks that `--rank` lists, None for all; raise `UsageError` if the list cannot be read."""
     if text is None:
         return None
     try:

@@ -26,7 +26,7 @@ def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None, ve
         "step": step,
         "steps": timeline.steps(),
         "world_size": timeline.world_size,
-        "ranks": [_figures(row) for row in breakdowns(timeline, step=step, ranks=ranks)],
+        "ranks": [_json_figures(row) for row in breakdowns(timeline, step=step, ranks=ranks)],
         "wires": [{"rank": span.rank, "at_ns": span.start_ns, "what": span.name} for span in wires(timeline, ranks)],
         "arrivals": [asdict(row) for row in arrivals(timeline, step=step)],
         "operations": [asdict(row) for row in operations(timeline, step=step, ranks=ranks)],
@@ -43,7 +43,7 @@ def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
     ]
 
 
-def described(prediction: Prediction) -> dict[str, object]:
+def describe(prediction: Prediction) -> dict[str, object]:
     """Return a prediction for JSON of `--what-if` and `--advise`: integers of nanoseconds."""
     predicted = asdict(prediction.predicted)
     for name in ("causes", "kept", "small"):
@@ -67,5 +67,5 @@ _FIGURES = (
 )
 
 
-def _figures(row: Breakdown) -> dict[str, int | float | None]:
+def _json_figures(row: Breakdown) -> dict[str, int | float | None]:
     return {name: getattr(row, name) for name in _FIGURES}

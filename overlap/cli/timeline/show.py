@@ -22,7 +22,7 @@ from ..output import write_file
 from .report import wires
 from .tables import (
     advice_text,
-    compared,
+    comparison_sentence,
     comparison_table,
     critical_path_table,
     operations_table,
@@ -111,7 +111,7 @@ def beside(on: Console, view: TimelineView, reference: TimelineView) -> None:
     print_lines = ["", *comparison_table(view.verdict, reference.verdict, width=on.width), ""]
     for text in print_lines:
         on.print(text, soft_wrap=True)
-    _print_sentence(on, compared(view.verdict, reference.verdict))
+    _print_sentence(on, comparison_sentence(view.verdict, reference.verdict))
 
 
 _TABLE_LINES = 12  # of differences, with the summary

@@ -108,51 +108,51 @@ def comparison_table(one: Verdict, other: Verdict, *, width: int) -> list[str]:
     """Return the table of two runs: the step and the means of the ranks of both, and the differences."""
     unit, unit_ns = figure_unit(max(one.wall_ns, other.wall_ns))
     pairs = [("step", float(one.wall_ns), float(other.wall_ns))]
-    rows_of = [(text, _mean(one, name), _mean(other, name)) for text, name in _ROWS]
+    rows_of = [(text, _mean_ns(one, name), _mean_ns(other, name)) for text, name in _ROWS]
     pairs += [row for row in rows_of if row[0] not in _SELDOM or row[1] or row[2]]
     rows = [
         (
             text,
             figure(first, unit_ns),
             figure(second, unit_ns),
-            _signed(first - second, unit_ns),
-            _percent(first, second),
+            _signed_figure(first - second, unit_ns),
+            _percent_text(first, second),
         )
         for text, first, second in pairs
     ]
     return columns((f"mean of a rank/{unit}", "this", "against", "difference", ""), rows, width=width, words=[0])
 
 
-def compared(verdict: Verdict, base: Verdict) -> str:
-    """Return one sentence on how a run compares with another."""
+def comparison_sentence(verdict: Verdict, base: Verdict) -> str:
+    """Return one sentence on how much longer a run takes than another, and the part that differs most."""
     difference_ns = verdict.wall_ns - base.wall_ns
     unit, unit_ns = figure_unit(max(verdict.wall_ns, base.wall_ns))
     if not difference_ns:
         return f"both take {figure(verdict.wall_ns, unit_ns)} {unit}"
     parts = {
-        text.strip(): _mean(verdict, name) - _mean(base, name)
+        text.strip(): _mean_ns(verdict, name) - _mean_ns(base, name)
         for text, name in _ROWS
         if text[0] == " " or text in _ALONE
     }
     most = max(parts, key=lambda text: parts[text] if difference_ns > 0 else -parts[text])
     return (
-        f"{_signed(difference_ns, unit_ns)} {unit} ({_percent(verdict.wall_ns, base.wall_ns)}) against "
-        f"{figure(base.wall_ns, unit_ns)} {unit}, mostly {most}: {_signed(parts[most], unit_ns)} {unit}"
+        f"{_signed_figure(difference_ns, unit_ns)} {unit} ({_percent_text(verdict.wall_ns, base.wall_ns)}) against "
+        f"{figure(base.wall_ns, unit_ns)} {unit}, mostly {most}: {_signed_figure(parts[most], unit_ns)} {unit}"
     )
 
 
 _ALONE = ("compute", "event loop kept", "copies", "queued", "idle")
 
 
-def _mean(verdict: Verdict, name: str) -> float:
+def _mean_ns(verdict: Verdict, name: str) -> float:
     return float(getattr(verdict, name)) / max(verdict.ranks, 1)
 
 
-def _signed(ns: float, unit_ns: int) -> str:
+def _signed_figure(ns: float, unit_ns: int) -> str:
     return f"{'-' if ns < 0 else '+'}{figure(abs(ns), unit_ns)}"
 
 
-def _percent(first: float, second: float) -> str:
+def _percent_text(first: float, second: float) -> str:
     return f"{100 * (first - second) / second:+.1f}%" if second else "n/a"
 
 
@@ -203,15 +203,15 @@ def advice_text(advice: list[Prediction], *, width: int) -> list[str]:
     for number, prediction in enumerate(advice, 1):
         change = prediction.changes[0]
         kind, _, value = change.text.partition("=")
-        how = _how(kind.split(" ")[0], value, torch=prediction.measured.torch)
+        how = _change_advice(kind.split(" ")[0], value, torch=prediction.measured.torch)
         gain = ", ".join(filter(None, (f"{-prediction.gain_share:+.1%}", prediction.range_text(unit_ns))))
         head = f"{number}. {figure(prediction.predicted.wall_ns, unit_ns)} {unit} ({gain})  {change.text}: "
-        told = (change.what, AWAITS_LATER, how) if prediction.awaits_later else (change.what, how)
-        lines += wrapped(head + "; ".join(told), width, rest="   ")
+        sentences = (change.what, AWAITS_LATER, how) if prediction.awaits_later else (change.what, how)
+        lines += wrapped(head + "; ".join(sentences), width, rest="   ")
     return lines
 
 
-def _how(kind: str, value: str, *, torch: bool) -> str:
+def _change_advice(kind: str, value: str, *, torch: bool) -> str:
     """Return how a program makes a change: "bucket_bytes" and "4MiB" are bucket_cap_mb=4 in PyTorch."""
     if torch and kind == "bucket_bytes":
         value = f"{parse_bytes(value, argument=kind) / 2**20:g}"

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Literal, TypeAlias
 
 from ...collectives.kinds import Collective
-from ...cost.parameters import itemsize_of
+from ...cost.parameters import itemsize_bytes
 from ...errors import UsageError
 from ...timeline.columnar import Table
 from ...timeline.measure.meetings import PAIRED
@@ -162,7 +162,7 @@ class _MoveMaker:
         """Return the numpy name of the recorded dtype; `UNTYPED`, with a note, where it is unknown."""
         name = _DTYPES.get(info.dtype.lower(), info.dtype.lower())
         try:
-            itemsize_of(name or "unknown")
+            itemsize_bytes(name or "unknown")
         except UsageError:
             if info.op != Collective.BARRIER.text:
                 self._notes[f"operations of unknown type are taken to be {UNTYPED}"] += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.measuring import MEMBER, Result, summarised
+from overlap.cli.bench.measuring import MEMBER, Result, summarize
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.children import Child, environment, read_json_lines, start
 from overlap.processes.place import without_membership
@@ -63,7 +63,7 @@ def all_reduces(
 ) -> list[Result]:
     """Measure rows with one rank on each host, over one rail for each of the first links."""
     rows = _run(hosts, [*_rails(rails), *options], [MEMBER, Assignment(cases=cases, sampling=sampling).to_json()])
-    return [summarised(case, sampling, row["told"], check=True) for case, row in zip(cases, rows, strict=True)]
+    return [summarize(case, sampling, row["told"], check=True) for case, row in zip(cases, rows, strict=True)]
 
 
 def _rails(count: int) -> list[str]:

@@ -15,7 +15,7 @@ from overlap.cli.bench.measuring import ProcessLayout, Result, measure_cases
 from overlap.cli.bench.options import cases, check_memory, layout, sampling
 from overlap.cli.bench.report import (
     MEMORY_BYTES,
-    described,
+    describe_rows,
     finish,
     header,
     number,
@@ -100,7 +100,7 @@ def _measure_beside(args: argparse.Namespace) -> int:
         rows += ours
         others += contender_rows(world[0].ranks, results)
     say(summary(rows))
-    return finish(args, how, {"layout": asdict(where), "rows": described(rows), "peers": others}, rows)
+    return finish(args, how, {"layout": asdict(where), "rows": describe_rows(rows), "peers": others}, rows)
 
 
 def _in_place(case: Case) -> Case:
@@ -154,7 +154,7 @@ def _compare(args: argparse.Namespace, compared: comparison.Comparison) -> int:
             say(compared.line(pair))
     rows = [each for pair in pairs for each in pair]
     say(summary(rows))
-    told = {name: described([pair[side] for pair in pairs]) for side, name in enumerate(compared.keys)}
+    told = {name: describe_rows([pair[side] for pair in pairs]) for side, name in enumerate(compared.keys)}
     return finish(args, how, {"layout": asdict(with_it), **told}, rows)
 
 

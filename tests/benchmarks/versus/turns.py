@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Self
 
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import ProcessLayout, Result, summarised
+from overlap.cli.bench.measuring import ProcessLayout, Result, summarize
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.children import read_json_lines, start
 from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
@@ -121,7 +121,7 @@ def measure_in_turn(
             turns.admit(name, cases[0].ranks, partial(getattr, other, "live"))
         for case in cases:
             turns.let(_OURS)
-            yield summarised(case, sampling, next(told)["told"], check=check)
+            yield summarize(case, sampling, next(told)["told"], check=check)
             for name in others:
                 turns.let(name)
         yield list(_finished(others.values(), say))
