@@ -167,7 +167,9 @@ def _proof(key: bytes, label: bytes, talk: list[bytes]) -> bytes:
 
 def _label(status: bytes) -> bytes:
     if status not in (_WELCOME, _REFUSED):
-        raise HandshakeError(f"the answer begins with {status!r}; the listener is another program", why="protocol")
+        raise HandshakeError(
+            f"the answer begins with {status!r}; the listener is another program; choose another port", why="protocol"
+        )
     return b"listener " + status
 
 
@@ -175,7 +177,9 @@ def _understood(magic: bytes, version: int, nonce: bytes) -> bytes:
     """Return the nonce of an opening if its sender speaks this protocol, in this version."""
     if magic != _MAGIC:
         raise HandshakeError(
-            f"the connection begins with {magic!r}, not with {_MAGIC!r}; the peer is another program", why="protocol"
+            f"the connection begins with {magic!r}, not with {_MAGIC!r}; the peer is another program; "
+            "choose another port",
+            why="protocol",
         )
     if version != VERSION:
         raise HandshakeError(
@@ -241,7 +245,10 @@ def _likely(*, encrypted: bool) -> str:
 
 
 def _silent(deadline_s: float) -> HandshakeError:
-    return HandshakeError(f"the other side did not finish the handshake within {deadline_s:g} s", why="silent")
+    return HandshakeError(
+        f"the other side did not finish the handshake within {deadline_s:g} s; check the network between them",
+        why="silent",
+    )
 
 
 def _different_secrets(how: str) -> HandshakeError:
@@ -268,9 +275,13 @@ def _unpacked(packed: bytes) -> Hello:
     try:
         fields = msgpack.unpackb(packed, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
-        raise HandshakeError(f"a hello is not msgpack: {error}", why="protocol") from error
+        raise HandshakeError(
+            f"a hello is not msgpack: {error}; install the same overlap on every node", why="protocol"
+        ) from error
     if not isinstance(fields, tuple) or [type(field) for field in fields] != [str, str, int, int, int, str]:
-        raise HandshakeError("a hello does not have the six fields of one", why="protocol")
+        raise HandshakeError(
+            "a hello does not have the six fields of one; install the same overlap on every node", why="protocol"
+        )
     role, job, epoch, member, members, detail = fields
     if epoch < 0 or not 0 <= member < members:
         raise HandshakeError(f"member {member} of {members} in epoch {epoch} cannot be", why="protocol")

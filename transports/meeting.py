@@ -142,7 +142,9 @@ class Meeting(Generic[Result]):
             stream = self._stream(connection, serving=False)
             return stream, await greet(stream, self.hello(detail), self.identity.secret, deadline_s=deadline_s)
         except OSError as error:
-            raise LinkLostError(f"process {member} cannot be reached: {error.strerror}") from error
+            raise LinkLostError(
+                f"process {member} cannot be reached: {error.strerror}; check the network between them"
+            ) from error
 
     async def welcome(
         self, connection: socket.socket, admit: Callable[[Hello], Hello | str], *, deadline_s: float

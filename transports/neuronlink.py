@@ -107,7 +107,9 @@ class _NeuronLinkRequest(Request):
 
     def dropped(self, finish: Callable[[], None]) -> None:
         """Fail: the receiver dropped its loan and cannot release it any more."""
-        self.error = TransportError("the receiver dropped the Delivery of this message without release()")
+        self.error = TransportError(
+            "the receiver dropped the Delivery of this message without release(); release each Delivery"
+        )
         finish()
 
     @property
@@ -307,7 +309,9 @@ def factory(bootstrap: Bootstrap) -> NeuronLink:
         ArgumentError: There are several processes.
     """
     if len(bootstrap.placement) > 1:
-        raise ArgumentError(f"neuronlink joins the ranks of one process; there are {len(bootstrap.placement)}")
+        raise ArgumentError(
+            f"neuronlink joins the ranks of one process; there are {len(bootstrap.placement)}; choose another transport"
+        )
     return NeuronLink(bootstrap.ranks)
 
 

@@ -68,4 +68,4 @@ class Tls:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted; nobody is there to type a password")
+    raise ValueError("the key is encrypted; nobody is there to type a password; name one without a password")

@@ -124,7 +124,9 @@ def _rate(rows: Sequence[Timed], path: str) -> Rate:
     start_s = max(0.0, float(best[0] / scale[0])) if rank == 2 else 0.0  # one size shows no start
     each_s = float(np.sum(table[:, 1] * (1 - table[:, 0] * start_s)) / scale[1] ** 2)
     if each_s <= 0:
-        raise UsageError(f"{path}: {rows[0].dtype}: expected larger products to take longer; these make no rate")
+        raise UsageError(
+            f"{path}: {rows[0].dtype}: expected larger products to take longer; these make no rate; measure them again"
+        )
     return Rate(flops_per_s=1 / each_s, start_s=start_s)
 
 

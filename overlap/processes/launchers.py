@@ -193,7 +193,7 @@ def _row(
     if size < 1 or processes % size or (index is not None and process % size != index):
         raise UsageError(
             f"{source}: nodes must have equally many processes, in order; this is process {process} of {processes}, "
-            f"{local[0]}={index}, {local[1]}={size}"
+            f"{local[0]}={index}, {local[1]}={size}; start equally many on each"
         )
     nodes = processes // size
     if node is not None:
@@ -207,7 +207,9 @@ def _pair(source: str, environ: Mapping[str, str], index: str, size: str) -> tup
         return None
     if process is None or processes is None:
         present, missing = (index, size) if processes is None else (size, index)
-        raise UsageError(f"{present}={environ[present]} ({source}) needs {missing}, which is not set")
+        raise UsageError(
+            f"{present}={environ[present]} ({source}) needs {missing}, which is not set; set both, or none"
+        )
     if process >= processes:
         raise UsageError(f"{index}={process}: ranks are numbered from 0, and {size}={processes}")
     return process, processes
@@ -217,7 +219,7 @@ def _check_blocks(source: str, process: int, processes: int, *, node: int, nodes
     if processes % nodes or process // (processes // nodes) != node:
         raise UsageError(
             f"{source}: nodes must have equally many processes, in order; process {process} of {processes} is on "
-            f"node {node} of {nodes}"
+            f"node {node} of {nodes}; start equally many on each"
         )
 
 

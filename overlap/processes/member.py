@@ -113,7 +113,10 @@ class Membership:
             MemberLostError: A member is lost or has left, before it had sent its part.
         """
         if len(part) > BLOB_LIMIT_BYTES:
-            raise UsageError(f"exchange '{name}': the part has {len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}")
+            raise UsageError(
+                f"exchange '{name}': the part has {len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}; "
+                "this is a bug in overlap, please report it"
+            )
         return await self._exchange(name, bytes(part), f"exchange '{name}'")
 
     async def barrier(self, name: str) -> None:
@@ -178,7 +181,10 @@ class Membership:
             UsageError: The body is longer.
         """
         if len(body) > BODY_LIMIT_BYTES:
-            raise UsageError(f"notice: has {len(body)} bytes, the limit is {BODY_LIMIT_BYTES}")
+            raise UsageError(
+                f"notice: has {len(body)} bytes, the limit is {BODY_LIMIT_BYTES}; "
+                "this is a bug in overlap, please report it"
+            )
         self._post(Notice(body=body))
 
     def messages(self) -> AsyncIterator[News]:

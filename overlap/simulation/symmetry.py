@@ -62,7 +62,7 @@ class Alike:
         if rows.size != np.isin(self.classes, pattern).sum():
             raise UsageError(
                 f"alike: ranks {_named(ranks)} are a group, but others that are said to behave alike are grouped "
-                "in another way"
+                "in another way; group all of them, or leave out alike"
             )
         return rows
 
@@ -162,7 +162,7 @@ def _added_up(groups: Sequence[AlikeGroups], evenly: bool) -> tuple[Ints, Floats
 
 def _blocks(count: int, world_size: int) -> list[int]:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1 or world_size % count:
-        raise UsageError(f"alike: {world_size} ranks do not fall into {count!r} equal blocks")
+        raise UsageError(f"alike: {world_size} ranks do not fall into {count!r} equal blocks; choose a divisor")
     return [rank // (world_size // count) for rank in range(world_size)]
 
 

@@ -352,7 +352,7 @@ def test_from_a_log_of_nccl_tests_to_a_training_step_and_how_far_to_trust_it(ove
             ("some.log",),
             "calibrate: name a LOG and the --cluster that it is of, or --here for this computer, or --published",
         ),
-        (("--here", "some.log"), "--here: measures this computer; got a log too: some.log"),
+        (("--here", "some.log"), "--here: measures this computer; got a log too: some.log; leave it out"),
         (("--here", "--cluster", "local"), "--cluster: --here measures this computer; leave it out"),
         (("--between", "mpi", "some.log", "--cluster", "trn2.48xlarge"), "--between: only with --here"),
     ],

@@ -75,7 +75,8 @@ def test_what_does_not_fit_the_memory_says_so(told):
         ([*ON, "--search", "tp,"], "--search: expected names, such as tp,pp,dp, got 'tp,'"),
         (
             ["llama-405b", "--cluster", "trn2.48xlarge", "--search", "tp,dp"],
-            "--search: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory",
+            "--search: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory; "
+            "take more nodes, or a smaller model",
         ),
     ],
 )

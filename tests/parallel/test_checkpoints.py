@@ -223,7 +223,7 @@ def test_a_part_that_is_not_there_is_told_on_every_rank(tmp_path):
             await parallel.Checkpoints(rank, tmp_path, part="stage 7").restore(model)
         return str(caught.value)
 
-    told = f"part: {tmp_path / 'checkpoint-000000000001'} has no part 'stage 7'"
+    told = f"part: {tmp_path / 'checkpoint-000000000001'} has no part 'stage 7'; name one that was saved"
     assert overlap.run(main, ranks=2) == [told] * 2
 
 
@@ -464,7 +464,9 @@ def test_where_all_are_damaged_nobody_begins_anew(tmp_path):
     (tmp_path / "checkpoint-000000000001" / "rank-0-of-2.safetensors").write_bytes(b"")
     with pytest.raises(overlap.RankFailedError) as caught:
         training(tmp_path, "data", ranks=2, until=2)
-    assert str(caught.value.cause) == f"folder: none of the 1 checkpoints in {tmp_path} can be read"
+    assert (
+        str(caught.value.cause) == f"folder: none of the 1 checkpoints in {tmp_path} can be read; name another folder"
+    )
 
 
 PROGRAM = """

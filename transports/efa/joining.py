@@ -165,7 +165,10 @@ class SocketJoining:
 
     def _check(self, peers: dict[int, PeerAddress]) -> None:
         if len(peers) != self._members - 1:
-            raise TransportError(f"{len(peers) + 1} processes sent their addresses, {self._members} are expected")
+            raise TransportError(
+                f"{len(peers) + 1} processes sent their addresses, {self._members} are expected; "
+                "this is a bug in overlap, please report it"
+            )
         for member, address in peers.items():
             if len(address.tcp) != len(self._addresses):
                 raise TransportError(
@@ -220,7 +223,9 @@ class SocketJoining:
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):
-                raise LinkLostError(f"process {member} cannot be reached: {error.strerror}") from error
+                raise LinkLostError(
+                    f"process {member} cannot be reached: {error.strerror}; check the network between them"
+                ) from error
             raise
 
     # -- the side that listens ----------------------------------------------------------------------------------------

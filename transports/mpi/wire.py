@@ -91,7 +91,7 @@ def _translated(method: Callable[Concatenate[MpiWire, _P], _R]) -> Callable[Conc
         try:
             return method(self, *args, **kwargs)
         except self.failure as error:
-            raise LinkLostError(f"the MPI library failed: {error}") from error
+            raise LinkLostError(f"the MPI library failed: {error}; see what MPI has printed") from error
 
     return call
 

@@ -280,7 +280,8 @@ def _search(
     if result.best is None:
         most = max(result.left_out.items(), key=lambda each: len(each[1]), default=("nothing to try", []))
         raise UsageError(
-            f"--search: none of {result.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}"
+            f"--search: none of {result.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}; "
+            "take more nodes, or a smaller model"
         )
     return False
 

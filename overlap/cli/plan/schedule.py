@@ -65,7 +65,7 @@ def _schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
     try:
         return PipelineSchedule.parse(path.read_text(encoding="utf-8"), name=path.name)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"SUBJECT: {name} cannot be read: {error}") from error
+        raise UsageError(f"SUBJECT: {name} cannot be read: {error}; name a schedule, as text") from error
 
 
 def _formula(schedule: PipelineSchedule) -> int | None:

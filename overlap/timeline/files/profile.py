@@ -244,9 +244,11 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
         with open(path, "rb") as raw:
             return _read(str(path), unpacked(raw), progress or (lambda _: None))
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}; name a file that can be read") from error
     except (OverflowError, FloatingPointError) as error:
-        raise UsageError(f"{path}: damaged trace file: a number in it has more than 64 bits") from error
+        raise UsageError(
+            f"{path}: damaged trace file: a number in it has more than 64 bits; record it again"
+        ) from error
 
 
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -268,7 +270,9 @@ class _Text:
         self.bytes_read += len(piece)
         self.ended = not piece
         if len(self.data) > MOST_PIECE_BYTES:
-            raise UsageError(f"no event ends within {MOST_PIECE_BYTES >> 20} MiB: not a trace file, or damaged")
+            raise UsageError(
+                f"no event ends within {MOST_PIECE_BYTES >> 20} MiB: not a trace file, or damaged; record it again"
+            )
         return bool(piece)
 
 
@@ -278,7 +282,7 @@ def _read(path: str, file: BinaryIO, progress: Callable[[int], None]) -> RankPro
     while match is None and text.more():
         match = _BEGIN.search(text.data)
     if match is None:
-        raise UsageError(f"{path}: not a trace file: no list 'traceEvents' in it")
+        raise UsageError(f"{path}: not a trace file: no list 'traceEvents' in it; name a file of export_chrome_trace")
     header = _object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
     text.data, closed = text.data[match.end() :], False
     while not closed:

@@ -232,7 +232,7 @@ def median_step(timeline: Timeline) -> int | None:
 def _chosen_ranks(known: list[int], ranks: Iterable[int] | None) -> list[int]:
     chosen = known if ranks is None else sorted(set(ranks))
     if not chosen:
-        raise UsageError("ranks: an empty selection shows nothing")
+        raise UsageError("ranks: an empty selection shows nothing; name one or more")
     if missing := sorted(set(chosen) - set(known)):
         raise UsageError(f"ranks: {listed(missing)} not recorded here; recorded are {listed(known)}")
     return chosen
@@ -241,7 +241,9 @@ def _chosen_ranks(known: list[int], ranks: Iterable[int] | None) -> list[int]:
 def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
     """Return the window of each rank; meaning and errors as for `coverage`."""
     if not timeline.spans:
-        raise UsageError("the timeline has no spans: nothing was computed, communicated or marked as a step")
+        raise UsageError(
+            "the timeline has no spans: nothing was computed, communicated or marked as a step; record a run that does"
+        )
     if step is None:
         start_ns, end_ns = int(timeline.columns.start_ns.min()), int(timeline.columns.end_ns.max())
         return dict.fromkeys(timeline.ranks(), (start_ns, end_ns))

@@ -38,12 +38,12 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     fitting = fits(graph)
     series = series_of(graph)
     if not series:
-        raise UsageError("there are no all-reduces that could be buckets")
+        raise UsageError("there are no all-reduces that could be buckets; leave this change out")
     ours = {key: boundaries(graph, nodes, nbytes) for key, nodes in series.items()}
     bounds = {key: ours[key] or _even(nodes, nbytes) for key, nodes in series.items()}
     series = {key: nodes for key, nodes in series.items() if bounds[key] != _ends_now(nodes)}
     if not series:
-        raise UsageError("the all-reduces are buckets of that size already")
+        raise UsageError("the all-reduces are buckets of that size already; try another size")
     gone: set[Node] = set()
     joined: list[Node] = []
     ends: dict[Node, list[Node]] = {}

@@ -186,7 +186,7 @@ def _free_loops(graph: Graph) -> None:
     """Let programs compute beside their event loops: only they wait for it, and not the other ranks, nor transfers."""
     loops = set(graph.kept_loops())
     if not loops:
-        raise UsageError("no program kept an event loop")
+        raise UsageError("no program kept an event loop; leave this change out")
     for node in graph.nodes:
         if node.kind == "transfer" or (node.kind == "program" and node.ranks):
             for loop in [each for each, _ in node.after if each in loops]:
@@ -198,7 +198,7 @@ def _drop_barriers(graph: Graph) -> None:
     """Let programs go on without barriers; a step still ends when its operations have."""
     barriers = {node for node in graph.nodes if node.kind == "end" and node.info and node.info.op == "barrier"}
     if not barriers:
-        raise UsageError("there are no barriers")
+        raise UsageError("there are no barriers; leave this change out")
     for node in graph.nodes:
         for before in [each for each, _ in node.after if each in barriers]:
             forget(node, before)
@@ -212,7 +212,7 @@ def _transfers(graph: Graph) -> list[tuple[Node, Fit]]:
     found = fits(graph)
     transfers = [(node, found[kind_of(node)]) for node in graph.nodes if node.kind == "transfer"]
     if not transfers:
-        raise UsageError("there is no communication that it could change")
+        raise UsageError("there is no communication that it could change; leave this change out")
     return transfers
 
 
@@ -225,7 +225,7 @@ def _scaled(graph: Graph, *, latency: float, size: float) -> None:
 
 def _bandwidth(value: str) -> tuple[str, Apply]:
     if not (factor := _factor(value)):
-        raise UsageError("nothing travels at 0 times the speed")
+        raise UsageError("nothing travels at 0 times the speed; give a factor above 0")
     return f"wires carry {factor:g} times as much", lambda graph: _scaled(graph, latency=1.0, size=1 / factor)
 
 

@@ -28,7 +28,9 @@ def change_window(graph: Graph, window: int) -> None:
     """
     arrivals = _arrivals(graph)
     if arrivals and not any(_begin_at_other_times(nodes, window) for nodes in arrivals.values()):
-        raise UsageError("streams work on as many operations at once already, or on all that there are")
+        raise UsageError(
+            "streams work on as many operations at once already, or on all that there are; try another window"
+        )
     late_ns = _released(graph)
     _bound(graph, {lane: (nodes, window) for lane, nodes in arrivals.items()}, late_ns)
 
@@ -43,7 +45,7 @@ def part_streams(graph: Graph) -> None:
     windows = {lane: _window(nodes) for lane, nodes in arrivals.items()}
     mixed = {lane for lane, nodes in arrivals.items() if len({_site(node) for node in nodes}) > 1}
     if arrivals and not mixed:
-        raise UsageError("the operations of each line have a stream of their own already")
+        raise UsageError("the operations of each line have a stream of their own already; leave this change out")
     late_ns = _released(graph)
     for node in graph.nodes:
         if node.kind == "transfer" and node.lane is not None:
@@ -101,7 +103,7 @@ def _released(graph: Graph) -> dict[Node, float]:
     """
     streams = streams_of(graph, GENERATORS)
     if not streams:
-        raise UsageError("there are no operations on streams")
+        raise UsageError("there are no operations on streams; leave this change out")
     fresh = [[node for node in nodes if node.lane is None] for nodes in streams.values()]
     unseen = take_turns(graph, streams)
     for nodes in fresh:
@@ -193,10 +195,10 @@ def forward_first(graph: Graph) -> None:
     """
     streams = streams_of(graph, ("all_reduce", "reduce_scatter"))
     if not streams:
-        raise UsageError("there are no gradients that could change their order")
+        raise UsageError("there are no gradients that could change their order; leave this change out")
     plain = {lane: nodes for lane, nodes in streams.items() if len({priority_of(node) for node in nodes}) == 1}
     if not plain:
-        raise UsageError("all gradients have priorities already")
+        raise UsageError("all gradients have priorities already; leave this change out")
     take_turns(graph, plain)
     ends = _ends(graph, {node for nodes in plain.values() for node in nodes})
     computes = {key: [node for node in nodes if node.work_ns] for key, nodes in graph.computes().items()}

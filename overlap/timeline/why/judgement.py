@@ -49,7 +49,7 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
     if shown_step not in walls:
         raise UsageError(f"why: no step {step} is recorded; recorded are {listed(sorted(map(_number, walls)))}")
     if not walls[shown_step]:
-        raise UsageError(f"why: {reports[0].path}: what it records takes no time")
+        raise UsageError(f"why: {reports[0].path}: what it records takes no time; leave it out")
     facts = _facts(reports, ranks, shown_step, sorted(walls, key=_number))
     costs = facts.steps[shown_step]
     causes = _causes(reports, facts, costs)
