@@ -197,7 +197,11 @@ def _framed(body: bytes, proof: bytes) -> bytes:
 async def _frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
     (length_bytes,) = _LENGTH.unpack(await _receive(stream, _LENGTH.size))
     if length_bytes > HELLO_LIMIT_BYTES:
-        raise HandshakeError(f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}", why="protocol")
+        raise HandshakeError(
+            f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}; "
+            "install the same overlap on every node",
+            why="protocol",
+        )
     return await _receive(stream, length_bytes), await _receive(stream, _PROOF_BYTES)
 
 
@@ -231,7 +235,9 @@ def _broken(error: trio.BrokenResourceError, *, strange: bool = False) -> Handsh
 
 
 def _left(*, strange: bool = False) -> HandshakeError:
-    return HandshakeError("the other side hung up during the handshake", why="protocol" if strange else "left")
+    return HandshakeError(
+        "the other side hung up during the handshake; see what it has printed", why="protocol" if strange else "left"
+    )
 
 
 def _likely(*, encrypted: bool) -> str:
@@ -284,7 +290,10 @@ def _unpacked(packed: bytes) -> Hello:
         )
     role, job, epoch, member, members, detail = fields
     if epoch < 0 or not 0 <= member < members:
-        raise HandshakeError(f"member {member} of {members} in epoch {epoch} cannot be", why="protocol")
+        raise HandshakeError(
+            f"member {member} of {members} in epoch {epoch} cannot be; install the same overlap on every node",
+            why="protocol",
+        )
     return Hello(role=role, job=job, epoch=epoch, member=member, members=members, detail=detail)
 
 

@@ -244,7 +244,9 @@ class Door:
                 listener.close()
             if first:
                 self.close()
-            raise TransportError(f"cannot listen at {', '.join(self.addresses)}: {error.strerror}") from error
+            raise TransportError(
+                f"cannot listen at {', '.join(self.addresses)}: {error.strerror}; name addresses of this machine"
+            ) from error
         return listeners
 
     async def serve(

@@ -60,7 +60,7 @@ class Tls:
             context.load_cert_chain(self.certificate, self.key, password=_no_password)
         except (OSError, ValueError) as error:
             files = f"certificate {self.certificate}, key {self.key}, authority {self.authority}"
-            raise ArgumentError(f"TLS: {files}: {error}") from error
+            raise ArgumentError(f"TLS: {files}: {error}; name files that belong together") from error
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED

@@ -66,7 +66,7 @@ def attempt(write: Callable[[], object], path: str, *, option: str) -> bool:
     try:
         write()
     except (OSError, UsageError) as error:
-        notify(f"{option}: cannot write {path}: {_reason(error)}")
+        notify(f"{option}: cannot write {path}: {_reason(error)}; name another file")
         return False
     return True
 

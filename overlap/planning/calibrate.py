@@ -77,7 +77,10 @@ def _sample(row: LogRow, cluster: topology.Cluster) -> Sample:
     if ranks < 2:
         raise UsageError(f"{row.where}: expected a collective of 2 ranks or more, found {ranks}")
     if ranks > cluster.world_size:
-        raise UsageError(f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}")
+        raise UsageError(
+            f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}; "
+            "name the cluster of the log"
+        )
     placed = _placed(row, cluster) or tuple(range(ranks))
     sample = Sample(collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=placed, time_s=row.time_s)
     if row.time_s < (least_s := _IN_SWITCHES * wire_s(cluster, sample)):

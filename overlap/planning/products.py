@@ -67,7 +67,9 @@ def read(path: str) -> list[Timed]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(
+            f"{path}: {getattr(error, 'strerror', None) or error}; name a text file that can be read"
+        ) from None
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line[0] != "#"]
     rows = list(csv.DictReader(line for _, line in lines))
     columns = list(rows[0]) if rows else []

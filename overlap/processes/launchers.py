@@ -139,7 +139,7 @@ def endpoint_of(environ: Mapping[str, str], row: Row) -> tuple[str, int] | None:
     if address := environ.get("MASTER_ADDR"):
         host, port = address, number(environ, "MASTER_PORT", at_least=1, at_most=65535)
         if port is None:
-            raise UsageError(f"MASTER_ADDR={address} needs MASTER_PORT, the port on that host")
+            raise UsageError(f"MASTER_ADDR={address} needs MASTER_PORT, the port on that host; set it too")
         if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (environ is os.environ and _torch_has_met()):
             port += 1 if port < 65535 else -1
     if host is None or port is None:

@@ -291,7 +291,7 @@ class Membership:
         for member, how in self._gone.items():
             raise MemberLostError(member=member, how=how, doing=doing)
         if self._ended.is_set():
-            raise UsageError(f"{doing}: this process has left the world")
+            raise UsageError(f"{doing}: this process has left the world; call it before")
         turn = self._turns[name]
         self._turns[name] += 1
         answer = self._answers[name, turn] = PendingAnswer(doing)

@@ -289,7 +289,10 @@ def _seldom_collected() -> Iterator[None]:
 
 
 def _blocked() -> OverlapError:
-    return OverlapError("the program is blocked for ever: every task waits, and nothing is due on the virtual clock")
+    return OverlapError(
+        "the program is blocked for ever: every task waits, and nothing is due on the virtual clock; "
+        "see what each task awaits"
+    )
 
 
 class _Outside:

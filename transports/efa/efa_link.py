@@ -242,7 +242,9 @@ class EfaLink(MatchedLink):
         """Answer a LOST frame of a rail that this side has settled or never had."""
         tried = self._tried.get(index % RAILS_LIMIT)
         if tried is None or index > tried:
-            raise FrameError(f"peer reports the loss of rail {index}, which never existed")
+            raise FrameError(
+                f"peer reports the loss of rail {index}, which never existed; install the same overlap in every process"
+            )
         if index > max(self._unsettled(index), default=-1):
             self._arrived[index] = 0
             self.departures.add(pack(FrameKind.LOST, index, 0))
@@ -289,7 +291,10 @@ class EfaLink(MatchedLink):
         """
         for index in sorted((number for number in self._dead if number % RAILS_LIMIT == slot), reverse=True):
             if index < last:
-                raise FrameError(f"peer received frames on rail {last}, but had not settled rail {index} before")
+                raise FrameError(
+                    f"peer received frames on rail {last}, but had not settled rail {index} before; "
+                    "install the same overlap in every process"
+                )
             self._repeat(index, count if index == last else 0)
 
     def next_number(self, slot: int) -> int:

@@ -182,7 +182,9 @@ class SocketJoining:
         connections = "no connection" if absent else f"fewer than {rails} connections"
         peers = ", ".join(map(str, sorted(absent or missing)))
         after = f"after {self.meeting.join_s:g} s"
-        return LinkLostError(f"process {self.member} has {connections} with process {peers} {after}")
+        return LinkLostError(
+            f"process {self.member} has {connections} with process {peers} {after}; see whether these still run"
+        )
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 

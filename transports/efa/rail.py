@@ -124,7 +124,10 @@ class Rail(ABC):
         if not self._keep:
             return
         if not self._kept_before <= count <= self._kept_before + len(self._kept):
-            raise FrameError(f"peer acknowledges {count} frames, and {self._kept_before + len(self._kept)} were sent")
+            raise FrameError(
+                f"peer acknowledges {count} frames, and {self._kept_before + len(self._kept)} were sent; "
+                "install the same overlap in every process"
+            )
         while self._kept_before < count:
             self.owner.departures.arrived(self._kept.popleft())
             self._kept_before += 1

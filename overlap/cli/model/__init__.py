@@ -210,7 +210,7 @@ def _names(args: argparse.Namespace) -> list[str]:
 def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
     options = values(args, _LAYOUT)
     if twice := [name for name in names if name in options]:
-        raise UsageError(f"--search: {twice[0]} is given, and cannot be searched for too")
+        raise UsageError(f"--search: {twice[0]} is given, and cannot be searched for too; leave one out")
     if (schedule := options.get("schedule")) in FAMILIES:
         options.setdefault("chunks", FAMILIES[schedule].chunks or 2)
     shared = options.get("tp", 1) * options.get("pp", 1) * options.get("cp", 1)

@@ -389,7 +389,9 @@ def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool
     columns.pieces.clear()  # so that memory holds one column twice, not all
     joined: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
     if not columns.count:
-        raise UsageError(f"{path}: no event of PyTorch's profiler in it" + " before it was cut off" * cut)
+        raise UsageError(
+            f"{path}: no event of PyTorch's profiler in it" + " before it was cut off" * cut + "; record it again"
+        )
     order = np.lexsort((-joined[3], joined[2]))
     position = np.empty(len(order), np.intp)
     position[order] = np.arange(len(order))

@@ -166,7 +166,7 @@ def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
                 file.seek(0)
                 yield file.read(), True
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"damaged: {error}") from error
+        raise UsageError(f"damaged: {error}; record it again") from error
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}; name a file that can be read") from error
 

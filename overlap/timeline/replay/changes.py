@@ -157,7 +157,9 @@ def _await_late(graph: Graph) -> None:
     if not changed:
         held = hold_ups(graph)
         other = f"; '{held[0].name}' {held[0].what}: see updates=late" if held else ""
-        raise UsageError(f"programs await communication at the end of the step only already{other}")
+        raise UsageError(
+            f"programs await communication at the end of the step only already{other}; leave this change out"
+        )
     for _, end, span in graph.steps:
         end.after += [(node, 0) for node in ends.get((span.rank, span.step), ())]
 
@@ -292,7 +294,7 @@ def _algorithm(algorithm: str) -> tuple[str, Apply]:
 def _buckets(value: str) -> tuple[str, Apply]:
     nbytes = parse_bytes(value, argument="bucket_bytes")
     if nbytes < 1:
-        raise UsageError("a bucket holds at least a byte")
+        raise UsageError("a bucket holds at least a byte; give 1 or more")
     what = f"all-reduces of {format_bytes(nbytes)} in the order of the gradients"
     return what, lambda graph: rebucket(graph, nbytes)
 

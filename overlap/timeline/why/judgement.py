@@ -89,7 +89,10 @@ def _check(reports: Sequence[RankReport]) -> None:
             )
     worlds = {report.world_size for report in reports}
     if len(worlds) > 1 and min(worlds) > 1:
-        raise UsageError(f"why: the files are of different runs: world sizes {', '.join(map(str, sorted(worlds)))}")
+        raise UsageError(
+            f"why: the files are of different runs: world sizes {', '.join(map(str, sorted(worlds)))}; "
+            "name the files of one run"
+        )
 
 
 def _facts(
