@@ -122,7 +122,7 @@ BAD = [
         {},
         "it.log:6: expected 8388608 elements of float in 33554432 B, found '8388607'",
     ),
-    (NCCL, {"ranks": 8}, "--ranks: it.log says that 2 took part, got 8"),
+    (NCCL, {"ranks": 8}, "--ranks: it.log says that 2 took part, got 8; leave it out"),
     (
         NCCL,
         {"op": "frob"},
@@ -212,7 +212,11 @@ ONE_RANK = ("#  Rank  1", "#  Rang  1")
         (("", ""), ["local"], "--cluster: 'local' has no wires to fit; name the machine that the log is of"),
         (("", ""), ["trn1.2xlarge", "--ranks", "1"], "--ranks: expected 2 or more, got 1"),
         (("", ""), ["trn1.2xlarge"], "LOG: expected 4 rows or more, found 1"),
-        (FOUR_RANKS, ["trn1.2xlarge"], "it.log:8: 4 ranks do not fit trn1.2xlarge, which has 2"),
+        (
+            FOUR_RANKS,
+            ["trn1.2xlarge"],
+            "it.log:8: 4 ranks do not fit trn1.2xlarge, which has 2; name the cluster of the log",
+        ),
         (ONE_RANK, ["p5.48xlarge"], "it.log:6: expected a collective of 2 ranks or more, found 1"),
     ],
 )

@@ -310,7 +310,7 @@ def test_a_goodbye_is_no_loss() -> None:
             membership.send_notice(b"last words")
             await membership.leave()
             await membership.leave()  # twice is harmless
-            with pytest.raises(UsageError, match=r"^exchange 'x': this process has left the world$"):
+            with pytest.raises(UsageError, match=r"^exchange 'x': this process has left the world; call it before$"):
                 await membership.exchange("x", b"")
             return
         with pytest.raises(MemberLostError, match=r"^exchange 'results': process 2 has left$"):

@@ -108,7 +108,10 @@ def test_the_norm_is_that_of_all_parts_of_a_model(stage):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"clip_copies": {"w": 2}}, "clip_copies: it says whose gradients count in clip_norm, which is None"),
+        (
+            {"clip_copies": {"w": 2}},
+            "clip_copies: it says whose gradients count in clip_norm, which is None; give that too",
+        ),
         ({"clip_norm": 1.0, "clip_copies": {"w": 0}}, "clip_copies['w']: expected a whole number from 1, got 0"),
         ({"clip_norm": 1.0, "clip_copies": {"v": 2}}, "name: 'v' is no parameter; known are w"),
     ],

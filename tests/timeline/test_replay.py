@@ -396,7 +396,7 @@ KNOWN = (
             "--what-if: 'streams=apart': the operations of each line have a stream of their own already; "
             "leave this change out",
         ),
-        ("bucket_bytes=0", "--what-if: 'bucket_bytes=0': a bucket holds at least a byte"),
+        ("bucket_bytes=0", "--what-if: 'bucket_bytes=0': a bucket holds at least a byte; give 1 or more"),
         (
             "bucket_bytes=x",
             "--what-if: 'bucket_bytes=x': bucket_bytes: 'x' is not a size; write a number and one of B, K, M, G, KiB, "
