@@ -52,7 +52,7 @@ def _viewed(data: Buffer, name: str) -> memoryview:
     try:
         return _flat(data)
     except (TypeError, ValueError, NotImplementedError, BufferError) as error:
-        raise ArgumentError(f"{name} cannot be taken as bytes: {error}; pass bytes or an array") from error
+        raise ArgumentError(f"{name} cannot be taken as bytes: {error}") from error
 
 
 def _flat(data: Buffer) -> memoryview:

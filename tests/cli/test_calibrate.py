@@ -199,7 +199,10 @@ def test_a_log_that_makes_no_sense_is_one_line_that_names_the_row(log, text, opt
 def test_a_log_that_is_not_there(tmp_path):
     with pytest.raises(UsageError) as caught:
         read(str(tmp_path / "none.log"))
-    assert str(caught.value) == f"{tmp_path}/none.log: cannot be read: No such file or directory"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/none.log: cannot be read: No such file or directory; name the log of a benchmark"
+    )
 
 
 FOUR_RANKS = ("#  Rank  1", "#  Rank  2 x\n#  Rank  3 x\n#  Rank  1")
@@ -358,7 +361,10 @@ def test_from_a_log_of_nccl_tests_to_a_training_step_and_how_far_to_trust_it(ove
         ),
         (("--here", "some.log"), "--here: measures this computer; got a log too: some.log; leave it out"),
         (("--here", "--cluster", "local"), "--cluster: --here measures this computer; leave it out"),
-        (("--between", "mpi", "some.log", "--cluster", "trn2.48xlarge"), "--between: only with --here"),
+        (
+            ("--between", "mpi", "some.log", "--cluster", "trn2.48xlarge"),
+            "--between: only with --here; add that, or leave this out",
+        ),
     ],
 )
 def test_what_does_not_go_with_measuring_here_is_refused(overlap, argv, expected):

@@ -426,7 +426,10 @@ def test_no_program(overlap):
     assert overlap("simulate")[2].startswith(
         "overlap: simulate: name a SCRIPT, or -m MODULE (`overlap simulate --help`"
     )
-    assert overlap("simulate", "gone.py")[2] == "overlap: simulate: gone.py: No such file or directory\n"
+    assert (
+        overlap("simulate", "gone.py")[2]
+        == "overlap: simulate: gone.py: No such file or directory; name a script that can be read\n"
+    )
     assert overlap("simulate", "-m", "no_such_module")[2].startswith("overlap: simulate: -m no_such_module: there")
 
 

@@ -557,9 +557,15 @@ def test_the_checkpoint_of_another_model_is_refused_on_every_rank(tmp_path):
     overlap.run(main, ranks=2)
     of = f"model: {tmp_path / 'checkpoint-000000000000'} is of another model:"
     a, b = np.ones((2, 3)), np.ones(2)
-    assert refused(tmp_path, {"a": a, "b": b, "c": b}) == f"{of} it has no 'c'"
-    assert refused(tmp_path, {"a": a}) == f"{of} it has 'b', which this one has not"
-    found = "'b' is float64 (2,) there and float32 (2,) here"
+    assert (
+        refused(tmp_path, {"a": a, "b": b, "c": b})
+        == f"{of} it has no 'c'; restore the model that was saved, or name another folder"
+    )
+    assert (
+        refused(tmp_path, {"a": a})
+        == f"{of} it has 'b', which this one has not; restore the model that was saved, or name another folder"
+    )
+    found = "'b' is float64 (2,) there and float32 (2,) here; restore the model that was saved, or name another folder"
     assert refused(tmp_path, {"a": a, "b": b.astype(np.float32)}) == f"{of} {found}"
 
 

@@ -766,7 +766,7 @@ def test_that_awaits_are_late_already_is_told_with_the_updates_that_are_not():
         predict(run(by_hand()), [parse_change("awaits=late")])
     assert str(caught.value) == (
         "--what-if: 'awaits=late': programs await communication at the end of the step only already; 'update' waits "
-        "for all_reduce and holds up 'backward': see updates=late"
+        "for all_reduce and holds up 'backward': see updates=late; leave this change out"
     )
 
 

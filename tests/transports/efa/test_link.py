@@ -322,7 +322,8 @@ def test_nobody_can_lose_what_has_never_been_tried(index: int) -> None:
     Pipe(link, 1)
     with pytest.raises(
         FrameError,
-        match=f"^peer reports the loss of rail {index}, which never existed; install the same overlap in every process$",
+        match=f"^peer reports the loss of rail {index}, which never existed; "
+        "install the same overlap in every process$",
     ):
         news(link, index, 0)
 
