@@ -69,7 +69,7 @@ DETAILS_DIFFER = "process 2 has 'overlap 9', process 0 has 'overlap 0.1.0, local
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"member": 1}, "process 1 has already joined"),
+        ({"member": 1}, "process 1 has already joined; give each process a number of its own"),
         ({"members": 4}, "expected 3 processes, this one was started with 4"),
         ({"job": "letters"}, "job 'letters' refused, this is job 'digits'"),
         ({"epoch": 1}, "epoch 1 refused, current is 2"),
@@ -341,7 +341,10 @@ def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: py
 
     async def join_as_client() -> None:
         port = config.endpoint[1]
-        line = rf"^process 0 could not be reached at 127\.0\.0\.1:{port} within 60 s: Connection refused; check that it runs, and that its port is open$"
+        line = (
+            rf"^process 0 could not be reached at 127\.0\.0\.1:{port} within 60 s: Connection refused; "
+            r"check that it runs, and that its port is open$"
+        )
         with pytest.raises(JoinError, match=line):
             async with join_here(config, report=print):
                 raise AssertionError("somebody was there")
