@@ -137,11 +137,12 @@ def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
     if payload_at > end:
         return None
     if not buffer.startswith(checksum(buffer[checked_at:payload_at]), start):
-        raise FrameError("frame header damaged: it does not match its checksum")
+        raise FrameError("frame header damaged: it does not match its checksum; check the network")
     _, payload_bytes, payload_checksum, *fields = header.unpack_from(buffer, checked_at)
     if payload_bytes > _PAYLOAD_LIMITS_BYTES[kind]:
         raise FrameError(
-            f"{FrameKind(kind).name} frame of {payload_bytes} bytes, the limit is {_PAYLOAD_LIMITS_BYTES[kind]}"
+            f"{FrameKind(kind).name} frame of {payload_bytes} bytes, the limit is {_PAYLOAD_LIMITS_BYTES[kind]}; "
+            "install the same overlap in every process"
         )
     return kind, fields, payload_at, payload_bytes, payload_checksum
 

@@ -170,7 +170,9 @@ def _proof(key: bytes, label: bytes, transcript: list[bytes]) -> bytes:
 def _answer_label(status: bytes) -> bytes:
     """Return the label of the proof of an answer, by its status; `HandshakeError` if the status is unknown."""
     if status not in (_WELCOME, _REFUSED):
-        raise HandshakeError(f"the answer begins with {status!r}; the listener is another program", why="protocol")
+        raise HandshakeError(
+            f"the answer begins with {status!r}; the listener is another program; choose another port", why="protocol"
+        )
     return b"listener " + status
 
 
@@ -178,7 +180,9 @@ def _check_opening(magic: bytes, version: int, nonce: bytes) -> bytes:
     """Return the nonce of an opening; `HandshakeError` for another protocol or version."""
     if magic != _MAGIC:
         raise HandshakeError(
-            f"the connection begins with {magic!r}, not with {_MAGIC!r}; the peer is another program", why="protocol"
+            f"the connection begins with {magic!r}, not with {_MAGIC!r}; the peer is another program; "
+            "choose another port",
+            why="protocol",
         )
     if version != VERSION:
         raise HandshakeError(
@@ -198,7 +202,11 @@ async def _receive_frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
     """Receive a body and its proof; `HandshakeError` if the body is too long."""
     (length_bytes,) = _LENGTH.unpack(await _receive(stream, _LENGTH.size))
     if length_bytes > HELLO_LIMIT_BYTES:
-        raise HandshakeError(f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}", why="protocol")
+        raise HandshakeError(
+            f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}; "
+            "install the same overlap on every node",
+            why="protocol",
+        )
     return await _receive(stream, length_bytes), await _receive(stream, _PROOF_BYTES)
 
 
@@ -235,7 +243,9 @@ def _broken_error(error: trio.BrokenResourceError, *, strange: bool = False) -> 
 
 def _hung_up_error(*, strange: bool = False) -> HandshakeError:
     """Return the error of a connection that ended within the handshake."""
-    return HandshakeError("the other side hung up during the handshake", why="protocol" if strange else "left")
+    return HandshakeError(
+        "the other side hung up during the handshake; see what it has printed", why="protocol" if strange else "left"
+    )
 
 
 def _guess_refusal(*, encrypted: bool) -> str:
@@ -249,7 +259,10 @@ def _guess_refusal(*, encrypted: bool) -> str:
 
 
 def _silent_error(deadline_s: float) -> HandshakeError:
-    return HandshakeError(f"the other side did not finish the handshake within {deadline_s:g} s", why="silent")
+    return HandshakeError(
+        f"the other side did not finish the handshake within {deadline_s:g} s; check the network between them",
+        why="silent",
+    )
 
 
 def _secrets_error(how: str) -> HandshakeError:
@@ -278,12 +291,19 @@ def _unpack_hello(packed: bytes) -> Hello:
     try:
         fields = msgpack.unpackb(packed, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
-        raise HandshakeError(f"a hello is not msgpack: {error}", why="protocol") from error
+        raise HandshakeError(
+            f"a hello is not msgpack: {error}; install the same overlap on every node", why="protocol"
+        ) from error
     if not isinstance(fields, tuple) or [type(field) for field in fields] != [str, str, int, int, int, str]:
-        raise HandshakeError("a hello does not have the six fields of one", why="protocol")
+        raise HandshakeError(
+            "a hello does not have the six fields of one; install the same overlap on every node", why="protocol"
+        )
     role, job, epoch, member, members, detail = fields
     if epoch < 0 or not 0 <= member < members:
-        raise HandshakeError(f"member {member} of {members} in epoch {epoch} cannot be", why="protocol")
+        raise HandshakeError(
+            f"member {member} of {members} in epoch {epoch} cannot be; install the same overlap on every node",
+            why="protocol",
+        )
     return Hello(role=role, job=job, epoch=epoch, member=member, members=members, detail=detail)
 
 

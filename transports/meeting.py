@@ -143,7 +143,9 @@ class Meeting(Generic[Result]):
             stream = self._wrap_stream(connection, serving=False)
             return stream, await greet(stream, self.hello(detail), self.identity.secret, deadline_s=deadline_s)
         except OSError as error:
-            raise LinkLostError(f"process {member} cannot be reached: {error.strerror}") from error
+            raise LinkLostError(
+                f"process {member} cannot be reached: {error.strerror}; check the network between them"
+            ) from error
 
     async def welcome(
         self, connection: socket.socket, admit: Callable[[Hello], Hello | str], *, deadline_s: float
@@ -244,7 +246,9 @@ class ListeningSockets:
                 listener.close()
             if first:
                 self.close()
-            raise TransportError(f"cannot listen at {', '.join(self.addresses)}: {error.strerror}") from error
+            raise TransportError(
+                f"cannot listen at {', '.join(self.addresses)}: {error.strerror}; name addresses of this machine"
+            ) from error
         return listeners
 
     async def serve(

@@ -108,7 +108,9 @@ class _NeuronLinkRequest(Request):
 
     def fail_dropped(self, finish: Callable[[], None]) -> None:
         """Fail a send whose receiver has dropped the loan, and cannot release it any more."""
-        self.error = TransportError("the receiver dropped the Delivery of this message without release()")
+        self.error = TransportError(
+            "the receiver dropped the Delivery of this message without release(); release each Delivery"
+        )
         finish()
 
     @property
@@ -314,7 +316,9 @@ def factory(bootstrap: Bootstrap) -> NeuronLink:
         ArgumentError: There are several processes.
     """
     if len(bootstrap.placement) > 1:
-        raise ArgumentError(f"neuronlink joins the ranks of one process; there are {len(bootstrap.placement)}")
+        raise ArgumentError(
+            f"neuronlink joins the ranks of one process; there are {len(bootstrap.placement)}; choose another transport"
+        )
     return NeuronLink(bootstrap.ranks)
 
 

@@ -66,7 +66,7 @@ def try_to_write(write: Callable[[], object], path: str, *, option: str) -> bool
     try:
         write()
     except (OSError, UsageError) as error:
-        notify(f"{option}: cannot write {path}: {_error_text(error)}")
+        notify(f"{option}: cannot write {path}: {_error_text(error)}; name another file")
         return False
     return True
 

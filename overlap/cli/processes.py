@@ -179,7 +179,7 @@ def _rendezvous_endpoint(config: RunConfig) -> Endpoint:
     except UsageError as error:
         raise UsageError(f"--rdzv-endpoint: {error}") from None
     if port == 0 and config.node_rank is not None:
-        raise UsageError("--rdzv-endpoint: the hosts that are started elsewhere must know the port")
+        raise UsageError("--rdzv-endpoint: the hosts that are started elsewhere must know the port; name one")
     return host, port
 
 
@@ -206,9 +206,9 @@ def _make_log_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--log-dir: {path}: {error.strerror}") from None
+        raise UsageError(f"--log-dir: {path}: {error.strerror}; name another folder") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"--log-dir: cannot write into {path}")
+        raise UsageError(f"--log-dir: cannot write into {path}; name another folder")
 
 
 def _allows_colour(environ: Mapping[str, str]) -> bool:

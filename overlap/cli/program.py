@@ -79,13 +79,13 @@ def _check_script(path: str, command: str) -> None:
     try:
         source = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"{command}: {path}: {error.strerror}") from None
+        raise UsageError(f"{command}: {path}: {error.strerror}; name a script that can be read") from None
     try:
         compile(source, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise UsageError(f"{command}: {path}{line}: not Python: {reason}") from None
+        raise UsageError(f"{command}: {path}{line}: not Python: {reason}; correct it") from None
 
 
 _READS_ARGUMENTS = re.compile(r"argv|pars(e|er|ing)\b|Parser|\b(absl|click|docopt|fire|hydra|typer|tyro)\b")
@@ -129,9 +129,9 @@ def module_spec(name: str, command: str) -> ModuleSpec:
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
             raise  # the package exists, but an import of it does not
-        raise UsageError(f"{command}: -m {name}: {error}") from None
+        raise UsageError(f"{command}: -m {name}: {error}; install it, or correct the name") from None
     if spec is None:
-        raise UsageError(f"{command}: -m {name}: there is no such module to run")
+        raise UsageError(f"{command}: -m {name}: there is no such module to run; install it, or correct the name")
     return spec
 
 

@@ -163,7 +163,7 @@ def _with_tls_files(config: RunConfig) -> RunConfig:
         raise UsageError(f"TLS needs three files: {', '.join(files)}")
     for name, path in paths.items():
         if not os.path.isfile(path) or not os.access(path, os.R_OK):
-            raise UsageError(f"{name}: {path}: there is no such file to read")
+            raise UsageError(f"{name}: {path}: there is no such file to read; name one that exists")
     cert, key, authority = map(os.path.abspath, paths.values())
     return config.changed(tls_cert=cert, tls_key=key, tls_ca=authority)
 

@@ -114,7 +114,9 @@ def main(args: argparse.Namespace) -> int:
             with open(args.operations, "w", encoding="utf-8") as file:
                 file.write(run.trace)
         except OSError as error:
-            raise UsageError(f"--operations: cannot write {args.operations}: {error.strerror}") from None
+            raise UsageError(
+                f"--operations: cannot write {args.operations}: {error.strerror}; name another file"
+            ) from None
     if args.verbose:
         for rank, text in enumerate(run.output):
             sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())

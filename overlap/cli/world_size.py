@@ -78,7 +78,9 @@ def _ranks_of_cluster(config: RunConfig) -> int | None:
 def _check_launcher(config: RunConfig, place: Place) -> None:
     """Refuse options that do not fit the launcher of this process; `--nnodes` divides its processes into hosts."""
     if config.max_restarts:
-        raise UsageError(f"--max-restarts: {place.source} has started this process, and would have to start it again")
+        raise UsageError(
+            f"--max-restarts: {place.source} has started this process, and would have to start it again; leave it out"
+        )
     hosts = config.nnodes or 1
     fits = place.processes % hosts == 0 if config.processes is None else process_count(config) == place.processes
     if config.processes is not None and config.nnodes is None:

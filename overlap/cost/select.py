@@ -256,7 +256,9 @@ def _check_request(op: str, nbytes: int, exact: bool) -> None:
     if op not in GENERATORS:
         raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
     if exact and op not in EXACT:
-        raise UsageError(f"exact: {' and '.join(EXACT)} reduce in the order of ranks if asked to, {op} does not")
+        raise UsageError(
+            f"exact: {' and '.join(EXACT)} reduce in the order of ranks if asked to, {op} does not; leave out exact"
+        )
     if not 0 <= nbytes <= _MOST_BYTES:
         raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
 

@@ -126,7 +126,7 @@ def read_dump(path: Path) -> Dump:
         raise UsageError(f"{path}: the name of a dump ends with its rank, such as dump_3")
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{path}: a dump has at most {MOST_BYTES >> 20} MiB")
+            raise UsageError(f"{path}: a dump has at most {MOST_BYTES >> 20} MiB; leave it out")
         content = path.read_bytes()
         root = unpickle_plain(content) if content[:1] == b"\x80" else msgspec.json.decode(content)
         if not isinstance(root, dict) or not isinstance(root.get("entries", []), list) or "version" not in root:
@@ -138,9 +138,11 @@ def read_dump(path: Path) -> Dump:
         entries = root.get("entries", [])
         calls = _with_batches(entries, [_parse_call(entry, named[1], names, groups) for entry in entries])
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+        raise UsageError(f"{path}: {error.strerror}; name a dump that can be read") from None
     except _DAMAGE as error:
-        raise UsageError(f"{path}: is damaged, or no dump: {type(error).__name__}: {str(error)[:200]}") from None
+        raise UsageError(
+            f"{path}: is damaged, or no dump: {type(error).__name__}: {str(error)[:200]}; leave it out"
+        ) from None
     return Dump(
         path=path, prefix=named[0], rank=named[1], version=version, calls=calls, groups=groups, names=names
     )  # fmt: skip

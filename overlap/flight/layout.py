@@ -85,15 +85,18 @@ def check_layout(record: RecordMemory) -> int:
         ValueError: It is no flight record, or its version or size is wrong.
     """
     if len(record) < HEAD.size or record[: len(MAGIC)] != MAGIC:
-        raise ValueError("is no flight record")
+        raise ValueError("is no flight record; leave it out")
     _, version, ranks, records, calls = HEAD.unpack_from(record)
     if version != VERSION or (records, calls) != (RECORDS, CALLS):
-        raise ValueError(f"was written by another version of overlap (format {version}, this reads {VERSION})")
+        raise ValueError(
+            f"was written by another version of overlap (format {version}, this reads {VERSION}); "
+            "read it with that version"
+        )
     expected = file_bytes(min(ranks, _MOST_RANKS))
     if len(record) < expected:
-        raise ValueError(f"is cut off: it has {len(record)} of {expected} bytes")
+        raise ValueError(f"is cut off: it has {len(record)} of {expected} bytes; leave it out")
     if len(record) > expected:
-        raise ValueError(f"is damaged: it has {len(record)} bytes, and should have {expected}")
+        raise ValueError(f"is damaged: it has {len(record)} bytes, and should have {expected}; leave it out")
     return int(ranks)
 
 

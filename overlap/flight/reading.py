@@ -159,9 +159,9 @@ class OpenRecord:
             with open(path, "rb") as file:
                 self._memory = mmap(file.fileno(), 0, access=ACCESS_READ)
         except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}") from None
+            raise UsageError(f"{path}: {error.strerror}; name a record that can be read") from None
         except ValueError:  # nothing is in it
-            raise UsageError(f"{path}: is no flight record") from None
+            raise UsageError(f"{path}: is no flight record; leave it out") from None
         try:
             self._ranks = check_layout(self._memory)
         except ValueError as error:
@@ -255,7 +255,7 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
 
 
 def _damage_error(path: str | os.PathLike[str], error: Exception) -> UsageError:
-    return UsageError(f"{path}: is damaged: {type(error).__name__}: {error}")
+    return UsageError(f"{path}: is damaged: {type(error).__name__}: {error}; leave it out")
 
 
 def _parse_start(path: str, start: Mapping[str, object]) -> Flight:

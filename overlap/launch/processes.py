@@ -85,7 +85,10 @@ async def _launch_with_seats(
                             process(spec, node, secret=secret, screen=watch.screen, log=log, seat=seat)
                         )
                 except OSError as error:  # too many files or processes, too little memory
-                    raise UsageError(f"process {node} cannot be started: {error.strerror or error}") from error
+                    raise UsageError(
+                        f"process {node} cannot be started: {error.strerror or error}; "
+                        "start fewer, or allow more (ulimit -u, -n)"
+                    ) from error
             await watch.run(signals)
         finally:
             for member in watch.members:
@@ -95,7 +98,7 @@ async def _launch_with_seats(
                     await member.wait_and_reap()
                     member.close()
     if watch.lost is not None:
-        raise OverlapError(f"--transport mpi: {watch.lost}, so MPI cannot go on; the job was ended")
+        raise OverlapError(f"--transport mpi: {watch.lost}, so MPI cannot go on; the job was ended; start it again")
     ended = [member for member in watch.ended if member not in watch.survived] or watch.ended
     return LaunchOutcome(endings=[member.ending() for member in ended], asked=watch.asked)
 

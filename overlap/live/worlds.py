@@ -163,7 +163,7 @@ def find_world(name: str | None, folder: str | os.PathLike[str] | None = None) -
         jobs = ", ".join(f"{world.job} ({world.size} ranks, for {world.age_s:.0f} s)" for world in of_program)
         raise UsageError(f"{name!r} is the program of several running jobs, name one of them: {jobs}")
     if name is None:
-        raise UsageError("no world of yours runs on this host")
+        raise UsageError("no world of yours runs on this host; start one with `overlap run`")
     known = ", ".join(world.job for world in worlds) or "none"
     raise UsageError(f"{name!r} is no running job, nor the program or a process of one; running on this host: {known}")
 

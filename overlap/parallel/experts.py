@@ -98,7 +98,10 @@ class Experts:
             UsageError: If the experts do not divide by the ranks, `top_k` is none of 1 to E, or a backward is missing.
         """
         if not isinstance(experts, int) or experts < 1 or experts % group.size:
-            raise UsageError(f"experts: {experts!r} do not divide by the {group.size} ranks of group '{group.name}'")
+            raise UsageError(
+                f"experts: {experts!r} do not divide by the {group.size} ranks of group '{group.name}'; "
+                f"choose a multiple of {group.size}"
+            )
         if not isinstance(top_k, int) or not 1 <= top_k <= experts:
             raise UsageError(f"top_k: expected 1 to {experts}, the number of experts, got {top_k!r}")
         check_backward(backward, backward_input, backward_weights)

@@ -227,7 +227,7 @@ class Sequential:
 
     def __init__(self, rank: Rank, layers: Mapping[str, Layer], *, parts: int = 1, axis: int = 0) -> None:
         if not layers:
-            raise UsageError("layers: there are none")
+            raise UsageError("layers: there are none; pass one or more")
         check_count("parts", parts)
         self.rank, self.layers, self.parts, self.axis = rank, dict(layers), parts, axis
         self._work = MemoryWork(rank)

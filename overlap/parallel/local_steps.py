@@ -133,7 +133,7 @@ class LocalSteps(Strategy[Params]):
         """
         missing = [name for name in self._leaves if name not in self._handed]
         if missing:
-            raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}")
+            raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}; hand it over")
         self._note_first_step()
         self.steps += 1
         moved_bytes = sum(self._parameters.moved_bytes(each.plan) for each in self._parameters.weights.values())

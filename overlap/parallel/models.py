@@ -47,7 +47,7 @@ class Models:
         for model, params in models:
             for name in leaves(params):
                 if name in self._home:
-                    raise UsageError(f"models: two of them have a parameter {name!r}")
+                    raise UsageError(f"models: two of them have a parameter {name!r}; rename one")
                 self._home[name] = model
 
     def __getitem__(self, name: str) -> object:

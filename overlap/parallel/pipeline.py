@@ -162,11 +162,15 @@ class Pipeline:
         if batch is None:
             which = "last" if stage else "first"
             raise UsageError(
-                f"{argument}: rank {self.group.rank} of group '{self.group.name}' has the {which} stage; got None"
+                f"{argument}: rank {self.group.rank} of group '{self.group.name}' has the {which} stage; got None; "
+                "pass the batch there"
             )
         if isinstance(batch, np.ndarray):
             if not batch.ndim or len(batch) % count:
-                raise UsageError(f"{argument}: shape {batch.shape} does not divide into {count} microbatches")
+                raise UsageError(
+                    f"{argument}: shape {batch.shape} does not divide into {count} microbatches; "
+                    "pad it, or choose another number"
+                )
             return [batch[i * len(batch) // count : (i + 1) * len(batch) // count] for i in range(count)]
         if len(batch) != count:
             raise UsageError(
@@ -181,7 +185,7 @@ class Pipeline:
         if self.schedule.ranks != self.group.size:
             raise UsageError(
                 f"schedule: {self.schedule.name} is for {self.schedule.ranks} ranks, "
-                f"group '{self.group.name}' has {self.group.size}"
+                f"group '{self.group.name}' has {self.group.size}; make one for as many"
             )
 
     def _check_stages(self, argument: str, given: Mapping[int, object]) -> None:

@@ -121,10 +121,16 @@ class ShardReplicas:
 
     def __init__(self, rank: Rank, group: Group, buckets: Sequence[ScatteredBucket], every: int) -> None:
         if group.size != rank.world_size:
-            raise UsageError(f"group: {group.name} is not all ranks; --survive goes on with models of all ranks only")
+            raise UsageError(
+                f"group: {group.name} is not all ranks; --survive goes on with models of all ranks only; "
+                "leave out group="
+            )
         earlier = rank.epoch.survivor
         if earlier is not None and (not isinstance(earlier, ShardReplicas) or earlier.rank is rank):
-            raise UsageError("replicate: --survive goes on with one model in a program, and this is the second")
+            raise UsageError(
+                "replicate: --survive goes on with one model in a program, and this is the second; "
+                "put all parameters into one"
+            )
         self.every, self.rank, self._group = every, rank, group
         self.complete: Snapshot | None = None
         self.sources: list[Snapshot] = []

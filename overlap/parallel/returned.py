@@ -68,7 +68,7 @@ def check_passed(forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dt
         returned = describe(value) if forward else f"{describe(value)} as the gradient of its input"
         raise UsageError(
             f"boundary: stage {stage}'s {'forward' if forward else 'backward'} returned {returned}, "
-            f"boundary= says {dtype.name} {shape}"
+            f"boundary= says {dtype.name} {shape}; correct one of them"
         )
 
 

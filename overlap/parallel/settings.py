@@ -67,7 +67,7 @@ class Settings:
             raise UsageError(f"clip_norm: expected a number above 0, got {self.clip_norm!r}")
         if self.clip_norm is None and (self.clip_group is not None or self.clip_copies):
             which = "clip_copies" if self.clip_group is None else "clip_group"
-            raise UsageError(f"{which}: it says whose gradients count in clip_norm, which is None")
+            raise UsageError(f"{which}: it says whose gradients count in clip_norm, which is None; give that too")
         for name, copies in (self.clip_copies or {}).items():
             check_count(f"clip_copies[{name!r}]", copies)
 

@@ -49,10 +49,16 @@ class SurvivingSteps:
         if hook is not None:
             raise UsageError("hook: what a hook keeps of a lost rank is lost; leave it out under --survive")
         if group.size != rank.world_size:
-            raise UsageError(f"group: {group.name} is not all ranks; --survive goes on with models of all ranks only")
+            raise UsageError(
+                f"group: {group.name} is not all ranks; --survive goes on with models of all ranks only; "
+                "leave out group="
+            )
         earlier = rank.epoch.survivor
         if isinstance(earlier, SurvivingSteps) and earlier.rank is rank:
-            raise UsageError("--survive goes on with one DataParallel model in a program, and this is the second")
+            raise UsageError(
+                "--survive goes on with one DataParallel model in a program, and this is the second; "
+                "put all parameters into one"
+            )
         self.rank, self.parameters = rank, parameters
         self._work, self._group, self._progress = work, group, StepProgress(rank.epoch.step)
         self._means: list[tuple[AveragedBucket, slice, Array]] = []  # bucket, part and mean of the last prepared step
@@ -107,7 +113,8 @@ class SurvivingSteps:
         for bucket, part, mean in self._means:
             if bucket.applied.get(part.start, 0) < step and not bucket.update_part(step, part, mean, *self._factors):
                 raise OverlapError(
-                    f"the mean gradient of step {step} is not finite, in a bucket with {bucket.plan.names[0]!r}"
+                    f"the mean gradient of step {step} is not finite, in a bucket with {bucket.plan.names[0]!r}; "
+                    "scale the loss down"
                 )
         self._means = []
 
@@ -127,6 +134,9 @@ def make_surviving_steps(
     earlier = rank.epoch.survivor
     if rank.epoch.step and rank.rank not in rank.epoch.joined:
         if not isinstance(earlier, SurvivingSteps) or not earlier.parameters.is_like(parameters):
-            raise UsageError(f"params: not those of the model that has made {rank.epoch.step} steps before the loss")
+            raise UsageError(
+                f"params: not those of the model that has made {rank.epoch.step} steps before the loss; "
+                "make the same model again"
+            )
         parameters = earlier.parameters
     return SurvivingSteps(rank, work, group, parameters, hook=hook), parameters

@@ -80,7 +80,10 @@ class _Linear(ABC):
         self.rank, self.group, self.inputs, self.outputs, self.sequence = rank, group, inputs, outputs, sequence
         cut: int = getattr(self, self._cut)
         if cut % group.size:
-            raise UsageError(f"{self._cut}: {cut} do not divide by the {group.size} ranks of group '{group.name}'")
+            raise UsageError(
+                f"{self._cut}: {cut} do not divide by the {group.size} ranks of group '{group.name}'; "
+                f"choose a multiple of {group.size}"
+            )
         self._flops = None if tokens is None else 2.0 * tokens * inputs * outputs / group.size
 
     def shard(self, whole: Weights) -> dict[str, Array]:
@@ -231,7 +234,10 @@ class VocabularyLoss:
 
     def __init__(self, rank: Rank, group: Group, words: int, *, tokens: int | None = None) -> None:
         if words % group.size:
-            raise UsageError(f"words: {words} do not divide by the {group.size} ranks of group '{group.name}'")
+            raise UsageError(
+                f"words: {words} do not divide by the {group.size} ranks of group '{group.name}'; "
+                f"choose a multiple of {group.size}"
+            )
         self.rank, self.group, self.words = rank, group, words
         self._work, self._words_per_rank = MemoryWork(rank), words // group.size
         self._moved_bytes = 2 * _FLOAT_BYTES * self._words_per_rank * (tokens or 0)

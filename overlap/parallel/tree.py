@@ -71,7 +71,7 @@ def flatten(params: object) -> dict[str, Array]:
             raise UsageError(f"params: two arrays are called {name!r}; keys may not contain what makes names equal")
         arrays[name] = leaf
     if not arrays:
-        raise UsageError("params: there is no array in it")
+        raise UsageError("params: there is no array in it; pass one or more")
     return arrays
 
 

@@ -74,7 +74,10 @@ def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Bench
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        raise UsageError(
+            f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}; "
+            "name the log of a benchmark"
+        ) from None
     name = Path(path).name
     if op is not None and op.lower().removesuffix("_perf") not in _OPERATIONS:
         raise UsageError(f"--op: expected one of {_COLLECTIVES}, got {op!r}")
@@ -179,7 +182,7 @@ def _parse_nccl_tests(context: _LogContext, lines: _Lines) -> BenchmarkLog:
     listed_ranks, places = _rank_places([line for _, line in lines])
     ranks = listed_ranks or context.ranks
     if context.ranks not in (None, ranks):
-        raise UsageError(f"--ranks: {context.name} says that {ranks} took part, got {context.ranks}")
+        raise UsageError(f"--ranks: {context.name} says that {ranks} took part, got {context.ranks}; leave it out")
     rows, dropped = [], []
     for number, line in lines:
         words = line.split()

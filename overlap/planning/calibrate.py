@@ -78,7 +78,10 @@ def _make_sample(row: LogRow, cluster: topology.Cluster) -> Sample:
     if ranks < 2:
         raise UsageError(f"{row.where}: expected a collective of 2 ranks or more, found {ranks}")
     if ranks > cluster.world_size:
-        raise UsageError(f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}")
+        raise UsageError(
+            f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}; "
+            "name the cluster of the log"
+        )
     row_ranks = _ranks_at_places(row, cluster) or tuple(range(ranks))
     sample = Sample(collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=row_ranks, time_s=row.time_s)
     if row.time_s < (least_s := _SWITCH_REDUCTION_SHARE * wire_s(cluster, sample)):

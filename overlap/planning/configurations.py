@@ -97,9 +97,9 @@ def _read_figures(name: str) -> tuple[dict[str, object], str]:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
-        raise UsageError(f"--model: {name}: {error.strerror}") from None
+        raise UsageError(f"--model: {name}: {error.strerror}; name a file that can be read") from None
     except ValueError as error:
-        raise UsageError(f"--model: {name}: not {path.suffix[1:].upper()}: {error}") from None
+        raise UsageError(f"--model: {name}: not {path.suffix[1:].upper()}: {error}; correct the file") from None
     if not isinstance(content, dict):
         raise UsageError(f"--model: {name}: expected an object with figures, got {type(content).__name__}")
     if path.suffix == ".json":

@@ -93,7 +93,8 @@ def estimate(
     layout.check(model)
     if layout.world_size != cluster.world_size:
         raise UsageError(
-            f"layout: {layout} makes {layout.world_size} ranks, but {cluster.name} has {cluster.world_size}"
+            f"layout: {layout} makes {layout.world_size} ranks, but {cluster.name} has {cluster.world_size}; "
+            "choose sizes with that product"
         )
     virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.pipeline_place)
     if device is not None and virtual.interference.off:

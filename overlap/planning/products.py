@@ -67,7 +67,9 @@ def read(path: str) -> list[TimedProduct]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(
+            f"{path}: {getattr(error, 'strerror', None) or error}; name a text file that can be read"
+        ) from None
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line[0] != "#"]
     rows = list(csv.DictReader(line for _, line in lines))
     columns = list(rows[0]) if rows else []
@@ -127,7 +129,9 @@ def _fit_rate(rows: Sequence[TimedProduct], path: str) -> Rate:
     start_s = max(0.0, float(best[0] / scale[0])) if rank == 2 else 0.0  # one size shows no start
     each_s = float(np.sum(table[:, 1] * (1 - table[:, 0] * start_s)) / scale[1] ** 2)
     if each_s <= 0:
-        raise UsageError(f"{path}: {rows[0].dtype}: expected larger products to take longer; these make no rate")
+        raise UsageError(
+            f"{path}: {rows[0].dtype}: expected larger products to take longer; these make no rate; measure them again"
+        )
     return Rate(flops_per_s=1 / each_s, start_s=start_s)
 
 

@@ -97,7 +97,7 @@ class Coordinator:
             RefusedError: The member is connected already.
         """
         if member in self._senders or member in self.gone:
-            raise RefusedError(f"process {member} has already joined")
+            raise RefusedError(f"process {member} has already joined; give each process a number of its own")
         self._senders[member] = send
 
     def detach(self, member: int, reason: str) -> None:

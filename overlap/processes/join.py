@@ -146,11 +146,16 @@ class _Client:
         """Return the error of a timeout, which names the missing processes."""
         within = f"within {self._config.timeout_s:g} s"
         if self._reached and not self._missing:
-            return JoinError(f"{self._host} at {self._endpoint} did not let this process in {within}", missing=[0])
+            return JoinError(
+                f"{self._host} at {self._endpoint} did not let this process in {within}; look at its output",
+                missing=[0],
+            )
         if self._reached:
             return JoinError(self._config.name_absent(self._missing, self._departed), missing=self._missing)
         return JoinError(
-            f"{self._host} could not be reached at {self._endpoint} {within}: {self._obstacle}", missing=[0]
+            f"{self._host} could not be reached at {self._endpoint} {within}: {self._obstacle}; "
+            "check that it runs, and that its port is open",
+            missing=[0],
         )
 
     async def _reach(self) -> trio.abc.Stream:

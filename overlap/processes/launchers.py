@@ -143,7 +143,7 @@ def find_endpoint(environ: Mapping[str, str], row: Row) -> tuple[str, int] | Non
     if address := environ.get("MASTER_ADDR"):
         host, port = address, number(environ, "MASTER_PORT", at_least=1, at_most=65535)
         if port is None:
-            raise UsageError(f"MASTER_ADDR={address} needs MASTER_PORT, the port on that host")
+            raise UsageError(f"MASTER_ADDR={address} needs MASTER_PORT, the port on that host; set it too")
         if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (environ is os.environ and _torch_has_met()):
             port += 1 if port < 65535 else -1
     if host is None or port is None:
@@ -197,7 +197,7 @@ def _read_row(
     if size < 1 or processes % size or (index is not None and process % size != index):
         raise UsageError(
             f"{source}: nodes must have equally many processes, in order; this is process {process} of {processes}, "
-            f"{local[0]}={index}, {local[1]}={size}"
+            f"{local[0]}={index}, {local[1]}={size}; start equally many on each"
         )
     nodes = processes // size
     if node is not None:
@@ -212,7 +212,9 @@ def _read_index_and_size(source: str, environ: Mapping[str, str], index: str, si
         return None
     if process is None or processes is None:
         present, missing = (index, size) if processes is None else (size, index)
-        raise UsageError(f"{present}={environ[present]} ({source}) needs {missing}, which is not set")
+        raise UsageError(
+            f"{present}={environ[present]} ({source}) needs {missing}, which is not set; set both, or none"
+        )
     if process >= processes:
         raise UsageError(f"{index}={process}: ranks are numbered from 0, and {size}={processes}")
     return process, processes
@@ -223,7 +225,7 @@ def _check_blocks(source: str, process: int, processes: int, *, node: int, nodes
     if processes % nodes or process // (processes // nodes) != node:
         raise UsageError(
             f"{source}: nodes must have equally many processes, in order; process {process} of {processes} is on "
-            f"node {node} of {nodes}"
+            f"node {node} of {nodes}; start equally many on each"
         )
 
 

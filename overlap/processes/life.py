@@ -271,7 +271,10 @@ def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, s
     except topology.TopologyError as error:
         raise UsageError(f"cluster: {error}{source}") from error
     if ranks is not None and ranks > placed.world_size:
-        raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}{source}")
+        raise UsageError(
+            f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}{source}; "
+            "give fewer, or a larger cluster"
+        )
     return placed
 
 
@@ -283,7 +286,8 @@ def _cluster_of_place(own_place: Place, config: RunConfig) -> topology.Cluster:
     if not isinstance(cluster, str):
         if cluster.world_size < own_place.world_size:
             raise UsageError(
-                f"{own_place.source} started {own_place.world_size} ranks; {cluster.name} has {cluster.world_size}"
+                f"{own_place.source} started {own_place.world_size} ranks; {cluster.name} has {cluster.world_size}; "
+                "start as many"
             )
         return cluster
     try:

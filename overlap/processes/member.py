@@ -113,7 +113,10 @@ class Membership:
             MemberLostError: A member is lost or has left, before it had sent its part.
         """
         if len(part) > BLOB_LIMIT_BYTES:
-            raise UsageError(f"exchange '{name}': the part has {len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}")
+            raise UsageError(
+                f"exchange '{name}': the part has {len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}; "
+                "this is a bug in overlap, please report it"
+            )
         return await self._exchange(name, bytes(part), f"exchange '{name}'")
 
     async def barrier(self, name: str) -> None:
@@ -178,7 +181,10 @@ class Membership:
             UsageError: The body is longer.
         """
         if len(body) > BODY_LIMIT_BYTES:
-            raise UsageError(f"notice: has {len(body)} bytes, the limit is {BODY_LIMIT_BYTES}")
+            raise UsageError(
+                f"notice: has {len(body)} bytes, the limit is {BODY_LIMIT_BYTES}; "
+                "this is a bug in overlap, please report it"
+            )
         self._send_to_coordinator(Notice(body=body))
 
     def messages(self) -> AsyncIterator[News]:
@@ -286,7 +292,7 @@ class Membership:
         for member, how in self._gone.items():
             raise MemberLostError(member=member, how=how, doing=doing)
         if self._ended.is_set():
-            raise UsageError(f"{doing}: this process has left the world")
+            raise UsageError(f"{doing}: this process has left the world; call it before")
         turn = self._turns[name]
         self._turns[name] += 1
         answer = self._answers[name, turn] = PendingAnswer(doing)

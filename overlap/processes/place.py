@@ -246,7 +246,7 @@ def _read_overlap_run(environ: Mapping[str, str]) -> Row | None:
         return None
     nodes = number(environ, "OVERLAP_NNODES", at_least=1)
     if nodes is None:
-        raise UsageError(f"OVERLAP_NODE_RANK={process} needs OVERLAP_NNODES, the number of nodes")
+        raise UsageError(f"OVERLAP_NODE_RANK={process} needs OVERLAP_NNODES, the number of nodes; set it too")
     if process >= nodes + (number(environ, "OVERLAP_SPARES") or 0):
         raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
     ranks = number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
@@ -295,7 +295,10 @@ def _check_agreement(first: Row, further: Row) -> None:
 def _count_ranks_per_process(ranks: int | None, row: Row) -> int:
     """Return the number of ranks of each process: 1, unless the settings have a number for the world."""
     if ranks is not None and ranks % row.processes:
-        raise UsageError(f"{ranks} ranks cannot be divided among the {row.processes} processes of {row.source}")
+        raise UsageError(
+            f"{ranks} ranks cannot be divided among the {row.processes} processes of {row.source}; "
+            f"choose a multiple of {row.processes}"
+        )
     return ranks // row.processes if ranks else 1
 
 
@@ -306,7 +309,9 @@ def _count_nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int]
     if hosts is not None and row.processes % hosts == 0:  # after losses they may have unequally many processes
         parts = hosts
     if parts is not None and row.processes % parts:
-        raise UsageError(f"OVERLAP_NNODES={parts}: does not divide the {row.processes} processes of {row.source}")
+        raise UsageError(
+            f"OVERLAP_NNODES={parts}: does not divide the {row.processes} processes of {row.source}; choose a divisor"
+        )
     alone = endpoint is not None and is_loopback(endpoint[0])
     nodes = parts or row.nodes or (1 if alone else row.processes)
     return nodes, row.process // (row.processes // nodes)

@@ -130,7 +130,7 @@ def _private_file(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+        raise UsageError(f"{path}: {error.strerror}; {ADVICE}") from None
     try:
         _check_private(path, os.fstat(descriptor), stat.S_ISREG)
         return os.read(descriptor, LONGEST_BYTES)

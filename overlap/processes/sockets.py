@@ -121,7 +121,7 @@ def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
         return f"{where}: port {endpoint[1]} is taken{f' by {holder}' if holder else ''}; choose another one"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{where}: not an address of this machine; name one that the process of node 0 has"
-    return f"{where}: {error.strerror or error}"
+    return f"{where}: {error.strerror or error}; choose another endpoint"
 
 
 async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStream:

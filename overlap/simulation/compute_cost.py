@@ -128,9 +128,11 @@ class Profile:
             if span.kind == "compute":
                 spans.setdefault(span.name, []).append(span.duration_ns)
         if not spans:
-            raise UsageError(f"profile: no compute in {source}")
+            raise UsageError(f"profile: no compute in {source}; name a trace that has some")
         if each_call and timeline.dropped:
-            raise UsageError(f"each_call: {source} lacks {timeline.dropped} spans, which came before the others")
+            raise UsageError(
+                f"each_call: {source} lacks {timeline.dropped} spans, which came before the others; leave out each_call"
+            )
         return cls(
             median_ns={name: median_low(each) for name, each in sorted(spans.items())},
             source=source,

@@ -297,7 +297,10 @@ def _rare_garbage_collection() -> Iterator[None]:
 
 def _blocked_error() -> OverlapError:
     """Return the error of a program that waits for ever."""
-    return OverlapError("the program is blocked for ever: every task waits, and nothing is due on the virtual clock")
+    return OverlapError(
+        "the program is blocked for ever: every task waits, and nothing is due on the virtual clock; "
+        "see what each task awaits"
+    )
 
 
 class _OutsideWaits:

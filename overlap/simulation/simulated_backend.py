@@ -283,9 +283,9 @@ def _classify_ranks(assumptions: Virtual, size: int) -> Alike | None:
     if not assumptions.shapes_only:
         raise UsageError("alike: needs shapes_only=True; without all ranks' data there are no results")
     if assumptions.faults is not None:
-        raise UsageError(f"alike: ranks are not alike where things go wrong ({assumptions.faults})")
+        raise UsageError(f"alike: ranks are not alike where things go wrong ({assumptions.faults}); leave out alike")
     if not assumptions.conditions.calm:
-        raise UsageError(f"alike: ranks are not alike where there is {assumptions.conditions}")
+        raise UsageError(f"alike: ranks are not alike where there is {assumptions.conditions}; leave out alike")
     return Alike.of(assumptions.alike, size)
 
 

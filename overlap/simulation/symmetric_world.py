@@ -179,7 +179,7 @@ class SymmetricCommunicator(Communicator):
             one, other = self.members[int(self.class_firsts[late])], self.members[late]
             raise UsageError(
                 f"alike: ranks {one} and {other} were said to behave alike, but came to {operations[late].label} "
-                f"({operations[late].call_site}) {format_ns(abs(int(early_ns[late])))} apart"
+                f"({operations[late].call_site}) {format_ns(abs(int(early_ns[late])))} apart; leave out alike"
             )
 
 

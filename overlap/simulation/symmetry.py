@@ -66,7 +66,7 @@ class Alike:
         if rows.size != np.isin(self.classes, pattern).sum():
             raise UsageError(
                 f"alike: ranks {_format_ranks(ranks)} are a group, but others that are said to behave alike are "
-                "grouped in another way"
+                "grouped in another way; group all of them, or leave out alike"
             )
         return rows
 
@@ -175,7 +175,7 @@ def _sum_needs(groups: Sequence[AlikeGroups], evenly: bool) -> tuple[Ints, Float
 def _class_blocks(count: int, world_size: int) -> list[int]:
     """Return the class of each rank for `count` equal blocks of consecutive ranks."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1 or world_size % count:
-        raise UsageError(f"alike: {world_size} ranks do not fall into {count!r} equal blocks")
+        raise UsageError(f"alike: {world_size} ranks do not fall into {count!r} equal blocks; choose a divisor")
     return [rank // (world_size // count) for rank in range(world_size)]
 
 

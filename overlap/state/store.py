@@ -76,7 +76,10 @@ class SavedState:
         try:
             return await in_thread(lambda: decode(self._parts.read(self._save, rank, self.world_size)))
         except (OSError, DamagedStateError) as error:
-            raise UsageError(f"state: the part of rank {rank} at step {self.step} cannot be read: {error}") from None
+            raise UsageError(
+                f"state: the part of rank {rank} at step {self.step} cannot be read: {error}; "
+                "copy its file to this host again"
+            ) from None
 
 
 class RankState:

@@ -371,7 +371,7 @@ class SurvivingRun:
         if state is State.OUT:
             raise EpochClosedError(
                 f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
-                f"from step {record.step}, in epoch {record.epoch}"
+                f"from step {record.step}, in epoch {record.epoch}; a spare can take its place (--spares)"
             )
         if len(record.newcomers) == len(record.members):
             raise StateLostError(

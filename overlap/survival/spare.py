@@ -36,7 +36,10 @@ async def wait_for_world(witness: Witness, member: int) -> EpochWorld | None:
         import_module(name)
     await until(witness.program)
     if (program := witness.program()) != (own := program_here()):
-        raise UsageError(f"spare: process {member} runs {own}, the others {program}; it cannot join them")
+        raise UsageError(
+            f"spare: process {member} runs {own}, the others {program}; it cannot join them; "
+            "start it with the same program"
+        )
     while True:
         witness.offer()
         record = witness.record()

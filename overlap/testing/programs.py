@@ -234,7 +234,7 @@ def load_file(
     except OSError as error:
         raise UsageError(f"program: cannot read {path}: {error.strerror}; pass the path of a program") from None
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"program: {path} is no Python program: {error}") from None
+        raise UsageError(f"program: {path} is no Python program: {error}; correct it") from None
     return TestedProgram(
         lambda view: _execute(code, str(file), view, package),
         [str(path), *map(str, args)],

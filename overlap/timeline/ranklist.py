@@ -42,6 +42,6 @@ def unlisted(text: str, limit: int = LIMIT) -> tuple[int, ...]:
             raise ValueError(f"{part.strip()!r} is not a rank or a range such as 3-5")
         first, last = int(match[1]), int(match[2] or match[1])
         if len(ranks) + last - first >= limit:
-            raise ValueError(f"{part.strip()!r} makes more than {limit} ranks")
+            raise ValueError(f"{part.strip()!r} makes more than {limit} ranks; name fewer")
         ranks.extend(range(first, last + 1))
     return tuple(ranks)

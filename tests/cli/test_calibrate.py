@@ -122,7 +122,7 @@ BAD = [
         {},
         "it.log:6: expected 8388608 elements of float in 33554432 B, found '8388607'",
     ),
-    (NCCL, {"ranks": 8}, "--ranks: it.log says that 2 took part, got 8"),
+    (NCCL, {"ranks": 8}, "--ranks: it.log says that 2 took part, got 8; leave it out"),
     (
         NCCL,
         {"op": "frob"},
@@ -199,7 +199,10 @@ def test_a_log_that_makes_no_sense_is_one_line_that_names_the_row(log, text, opt
 def test_a_log_that_is_not_there(tmp_path):
     with pytest.raises(UsageError) as caught:
         read(str(tmp_path / "none.log"))
-    assert str(caught.value) == f"{tmp_path}/none.log: cannot be read: No such file or directory"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/none.log: cannot be read: No such file or directory; name the log of a benchmark"
+    )
 
 
 FOUR_RANKS = ("#  Rank  1", "#  Rank  2 x\n#  Rank  3 x\n#  Rank  1")
@@ -212,7 +215,11 @@ ONE_RANK = ("#  Rank  1", "#  Rang  1")
         (("", ""), ["local"], "--cluster: 'local' has no wires to fit; name the machine that the log is of"),
         (("", ""), ["trn1.2xlarge", "--ranks", "1"], "--ranks: expected 2 or more, got 1"),
         (("", ""), ["trn1.2xlarge"], "LOG: expected 4 rows or more, found 1"),
-        (FOUR_RANKS, ["trn1.2xlarge"], "it.log:8: 4 ranks do not fit trn1.2xlarge, which has 2"),
+        (
+            FOUR_RANKS,
+            ["trn1.2xlarge"],
+            "it.log:8: 4 ranks do not fit trn1.2xlarge, which has 2; name the cluster of the log",
+        ),
         (ONE_RANK, ["p5.48xlarge"], "it.log:6: expected a collective of 2 ranks or more, found 1"),
     ],
 )
@@ -352,9 +359,12 @@ def test_from_a_log_of_nccl_tests_to_a_training_step_and_how_far_to_trust_it(ove
             ("some.log",),
             "calibrate: name a LOG and the --cluster that it is of, or --here for this computer, or --published",
         ),
-        (("--here", "some.log"), "--here: measures this computer; got a log too: some.log"),
+        (("--here", "some.log"), "--here: measures this computer; got a log too: some.log; leave it out"),
         (("--here", "--cluster", "local"), "--cluster: --here measures this computer; leave it out"),
-        (("--between", "mpi", "some.log", "--cluster", "trn2.48xlarge"), "--between: only with --here"),
+        (
+            ("--between", "mpi", "some.log", "--cluster", "trn2.48xlarge"),
+            "--between: only with --here; add that, or leave this out",
+        ),
     ],
 )
 def test_what_does_not_go_with_measuring_here_is_refused(overlap, argv, expected):

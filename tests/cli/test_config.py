@@ -204,10 +204,16 @@ def test_the_variables_of_an_imposed_configuration_were_said_by_its_options():
 def test_errors_name_who_said_it_unless_it_was_the_program(overlap, script, monkeypatch):
     program = script("import overlap\nasync def main(rank): ...\noverlap.run(main, cluster='trn1.2xlarge', ranks=9)")
     place = "overlap: train.py:3: ranks: 9 do not fit on trn1.2xlarge, which has 2"
-    assert overlap("run", program)[2] == f"{place}\n"
-    assert overlap("run", "--ranks", "9", program)[2] == f"{place} (ranks: --ranks, cluster: argument)\n"
+    assert overlap("run", program)[2] == f"{place}; give fewer, or a larger cluster\n"
+    assert (
+        overlap("run", "--ranks", "9", program)[2]
+        == f"{place} (ranks: --ranks, cluster: argument); give fewer, or a larger cluster\n"
+    )
     monkeypatch.setenv("OVERLAP_RANKS", "9")
-    assert overlap("run", program)[2] == f"{place} (ranks: OVERLAP_RANKS, cluster: argument)\n"
+    assert (
+        overlap("run", program)[2]
+        == f"{place} (ranks: OVERLAP_RANKS, cluster: argument); give fewer, or a larger cluster\n"
+    )
 
 
 def test_the_configuration_is_shown_with_its_sources(overlap, monkeypatch):

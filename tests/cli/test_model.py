@@ -70,12 +70,13 @@ def test_what_does_not_fit_the_memory_says_so(told):
     [
         (["llama-8b"], '--cluster: expected a cluster, such as "trn2.48xlarge x16"'),
         ([*ON, "--tp", "7"], "tp x pp x cp: expected a divisor of the 64 ranks of trn2.48xlarge, got 7"),
-        ([*ON, "--search", "tp", "--tp", "4"], "--search: tp is given, and cannot be searched for too"),
+        ([*ON, "--search", "tp", "--tp", "4"], "--search: tp is given, and cannot be searched for too; leave one out"),
         ([*ON, "--search", ""], "--search: expected names, such as tp,pp,dp, got ''"),
         ([*ON, "--search", "tp,"], "--search: expected names, such as tp,pp,dp, got 'tp,'"),
         (
             ["llama-405b", "--cluster", "trn2.48xlarge", "--search", "tp,dp"],
-            "--search: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory",
+            "--search: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory; "
+            "take more nodes, or a smaller model",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import re
 import pytest
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
-FULL = "cannot write /dev/full: No space left on device\n"
+FULL = "cannot write /dev/full: No space left on device; name another file\n"
 PROGRAM = "import overlap\nasync def main(rank): await rank.barrier()\noverlap.run(main)"
 
 

@@ -64,7 +64,8 @@ def test_what_cannot_be_meant_is_told(overlap, tmp_path):
         ("1f1b", "--ranks", "0"): (2, "ranks: expected a whole number from 1, got 0"),
         ("none.csv", "--microbatches", "1"): (
             2,
-            "SUBJECT: none.csv cannot be read: [Errno 2] No such file or directory: 'none.csv'",
+            "SUBJECT: none.csv cannot be read: [Errno 2] No such file or directory: 'none.csv'; "
+            "name a schedule, as text",
         ),
         ("odd.csv",): (
             2,

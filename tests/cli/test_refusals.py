@@ -72,13 +72,13 @@ run: none.py: No such file or directory
 $ overlap run sub
 run: sub: Is a directory
 $ overlap run broken.py
-run: broken.py:2: not Python: '(' was never closed
+run: broken.py:2: not Python: '(' was never closed; correct it
 $ overlap run -m
 run: -m needs a MODULE
 $ overlap run -m no_such_module_x
-run: -m no_such_module_x: there is no such module to run
+run: -m no_such_module_x: there is no such module to run; install it, or correct the name
 $ overlap run -m hollow_package
-run: -m hollow_package: there is no such module to run
+run: -m hollow_package: there is no such module to run; install it, or correct the name
 $ overlap run -m no_such_module_x.y
 run: -m no_such_module_x.y: No module named 'no_such_module_x'
 $ overlap run --ranks 0 x.py
@@ -188,7 +188,7 @@ bench: unrecognized arguments: --vs=gloo; `python -m tests.benchmarks.versus` of
 $ overlap bench allr -b 8 --processes 2 --rails 0
 bench: argument --rails: expected a positive number, or
 $ overlap bench allr -b 8 --processes 2 --ranks 4,3
---ranks: 3 ranks cannot be divided among --processes 2
+--ranks: 3 ranks cannot be divided among --processes 2; choose multiples of that
 $ overlap bench
 OP: name the operation to measure (`overlap bench --help` explains)
 $ overlap bench two_hosts
@@ -206,7 +206,7 @@ SUBJECT: 'all_reduc' (did you mean all_reduce?) is no file, no collective (all_r
 $ overlap plan trn2.48xlarg
 SUBJECT: 'trn2.48xlarg' (did you mean trn2.48xlarge?) is no file,
 $ overlap plan all_reduce --cluster trn1.32xlarge --bytes 3
---bytes: 3 bytes are not whole elements of float32, of 4 bytes
+--bytes: 3 bytes are not whole elements of float32, of 4 bytes; choose a multiple of that
 $ overlap plan all_reduce --cluster trn1.32xlarge --bytes 4 --top -1
 plan: argument --top: expected 0 or more, got '-1'
 $ overlap timeline none.json

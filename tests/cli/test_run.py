@@ -161,7 +161,10 @@ def test_a_process_that_the_system_does_not_start_is_one_line(overlap, script, m
 
     monkeypatch.setattr(subprocess, "Popen", one)
     code, _, err = overlap("run", "--processes", "2", script("import time; time.sleep(60)"))
-    assert (code, err) == (2, "overlap: process 1 cannot be started: Too many open files\n")
+    assert (code, err) == (
+        2,
+        "overlap: process 1 cannot be started: Too many open files; start fewer, or allow more (ulimit -u, -n)\n",
+    )
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 

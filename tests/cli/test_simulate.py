@@ -333,7 +333,7 @@ def test_ranks_that_are_not_alike(overlap, script):
     assert "ranks 0 and 7 were said to behave alike" in err
     code, _, err = overlap("simulate", *WHERE, "--alike", "3", script(TRAIN))
     assert code == 2
-    assert err.endswith(": alike: 8 ranks do not fall into 3 equal blocks\n")
+    assert err.endswith(": alike: 8 ranks do not fall into 3 equal blocks; choose a divisor\n")
 
 
 @pytest.mark.parametrize(("samples", "rate"), [("16", 16.0), ("0.5", 0.5)])
@@ -426,7 +426,10 @@ def test_no_program(overlap):
     assert overlap("simulate")[2].startswith(
         "overlap: simulate: name a SCRIPT, or -m MODULE (`overlap simulate --help`"
     )
-    assert overlap("simulate", "gone.py")[2] == "overlap: simulate: gone.py: No such file or directory\n"
+    assert (
+        overlap("simulate", "gone.py")[2]
+        == "overlap: simulate: gone.py: No such file or directory; name a script that can be read\n"
+    )
     assert overlap("simulate", "-m", "no_such_module")[2].startswith("overlap: simulate: -m no_such_module: there")
 
 

@@ -66,7 +66,7 @@ def test_a_module_is_run_as_python_does(overlap, tmp_path, monkeypatch):
     assert (code, out.splitlines()[:2], err) == (0, ["[r0] part ['right']", "[r1] part ['right']"], "")
     out = overlap("test", "-m", "tested_package", "--", "wrong")[1]
     assert "repeat: overlap test -m tested_package --ranks 2 -- wrong" in out
-    told = "overlap: test: -m absent_package: there is no such module to run\n"
+    told = "overlap: test: -m absent_package: there is no such module to run; install it, or correct the name\n"
     assert overlap("test", "-m", "absent_package") == (2, "", told)
 
 

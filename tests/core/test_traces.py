@@ -12,7 +12,7 @@ import overlap
 from overlap.timeline import read_trace
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
-FULL = "trace: cannot write /dev/full: No space left on device"
+FULL = "trace: cannot write /dev/full: No space left on device; name another file"
 
 
 async def well(rank: overlap.Rank) -> int:

@@ -53,24 +53,27 @@ def refusal(file, data):
 
 def test_what_is_no_record_is_refused(tmp_path, sample):
     file = tmp_path / "x.flight"
-    assert refusal(file, b"") == refusal(file, b"PNG" + sample) == f"{file}: is no flight record"
+    assert refusal(file, b"") == refusal(file, b"PNG" + sample) == f"{file}: is no flight record; leave it out"
 
 
 def test_what_is_cut_off_is_refused(tmp_path, sample):
     file = tmp_path / "x.flight"
-    assert refusal(file, sample[:5000]) == f"{file}: is cut off: it has 5000 of {len(sample)} bytes"
+    assert refusal(file, sample[:5000]) == f"{file}: is cut off: it has 5000 of {len(sample)} bytes; leave it out"
 
 
 def test_what_is_too_long_is_refused(tmp_path, sample):
     file = tmp_path / "x.flight"
-    told = f"{file}: is damaged: it has {len(sample) + 1} bytes, and should have {len(sample)}"
+    told = f"{file}: is damaged: it has {len(sample) + 1} bytes, and should have {len(sample)}; leave it out"
     assert refusal(file, sample + b"x") == told
 
 
 def test_what_another_version_has_written_is_refused(tmp_path, sample):
     file = tmp_path / "x.flight"
     other = sample[:8] + b"\x07" + sample[9:]
-    assert refusal(file, other) == f"{file}: was written by another version of overlap (format 7, this reads 2)"
+    assert (
+        refusal(file, other)
+        == f"{file}: was written by another version of overlap (format 7, this reads 2); read it with that version"
+    )
 
 
 def test_what_is_damaged_is_refused(tmp_path, sample):
@@ -82,7 +85,7 @@ def test_what_is_damaged_is_refused(tmp_path, sample):
 def test_what_is_not_there_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         read_flight(tmp_path / "x")
-    assert str(caught.value) == f"{tmp_path / 'x'}: No such file or directory"
+    assert str(caught.value) == f"{tmp_path / 'x'}: No such file or directory; name a record that can be read"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -141,8 +144,8 @@ def test_files_that_cannot_be_read_cost_one_line_each(folder, sample, capsys):
     (folder / "c.flight").write_text("hello")
     assert command(["why", str(folder)]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        f"overlap: why: {folder / 'b.flight'}: is cut off: it has 100 of {len(sample)} bytes",
-        f"overlap: why: {folder / 'c.flight'}: is no flight record",
+        f"overlap: why: {folder / 'b.flight'}: is cut off: it has 100 of {len(sample)} bytes; leave it out",
+        f"overlap: why: {folder / 'c.flight'}: is no flight record; leave it out",
     ]
 
 
@@ -153,7 +156,7 @@ def test_many_files_that_cannot_be_read_are_counted(folder, sample, capsys):
     assert command(["why"]) == 0
     told = capsys.readouterr().err.splitlines()
     assert told[7:] == [
-        f"overlap: why: {folder / 'b7.flight'}: is no flight record",
+        f"overlap: why: {folder / 'b7.flight'}: is no flight record; leave it out",
         "overlap: why: and 2 files more that cannot be read",
     ]
 
@@ -185,7 +188,7 @@ def test_a_record_that_its_run_removes_meanwhile_costs_no_line(folder, sample, c
 def test_with_foreign_files_only_it_names_them(folder, capsys):
     (folder / "c.flight").write_text("hello")
     assert command(["why", str(folder / "c.flight")]) == 2
-    assert capsys.readouterr().err == f"overlap: why: {folder / 'c.flight'}: is no flight record\n"
+    assert capsys.readouterr().err == f"overlap: why: {folder / 'c.flight'}: is no flight record; leave it out\n"
 
 
 def renamed(sample, job, folder):

@@ -109,7 +109,8 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
 def test_a_handshake_that_is_late_matters_where_a_member_is_missing(*, comes: bool) -> None:
     """A member on a busy host is as late, and tries again: nobody is told, if it comes."""
     late = (
-        "turned away ADDRESS: the other side did not finish the handshake within 2 s (others like it are only counted)"
+        "turned away ADDRESS: the other side did not finish the handshake within 2 s; "
+        "check the network between them (others like it are only counted)"
     )
 
     async def main(company: Company) -> None:

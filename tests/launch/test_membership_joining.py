@@ -69,7 +69,7 @@ DETAILS_DIFFER = "process 2 has 'overlap 9', process 0 has 'overlap 0.1.0, local
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"member": 1}, "process 1 has already joined"),
+        ({"member": 1}, "process 1 has already joined; give each process a number of its own"),
         ({"members": 4}, "expected 3 processes, this one was started with 4"),
         ({"job": "letters"}, "job 'letters' refused, this is job 'digits'"),
         ({"epoch": 1}, "epoch 1 refused, current is 2"),
@@ -267,7 +267,7 @@ def test_members_learn_for_whom_they_wait() -> None:
 @pytest.mark.parametrize(
     ("told", "expected", "missing"),
     [
-        (None, "WHEREdid not let this process in within 60 s", (0,)),
+        (None, "WHEREdid not let this process in within 60 s; look at its output", (0,)),
         (Waiting(missing=[2, 3]), "processes 2, 3 did not join within 60 s", (2, 3)),
         (
             Waiting(missing=[2, 3], departed=[2]),
@@ -341,7 +341,10 @@ def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: py
 
     async def join_as_client() -> None:
         port = config.endpoint[1]
-        line = rf"^process 0 could not be reached at 127\.0\.0\.1:{port} within 60 s: Connection refused$"
+        line = (
+            rf"^process 0 could not be reached at 127\.0\.0\.1:{port} within 60 s: Connection refused; "
+            r"check that it runs, and that its port is open$"
+        )
         with pytest.raises(JoinError, match=line):
             async with join_here(config, report=print):
                 raise AssertionError("somebody was there")

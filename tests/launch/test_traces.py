@@ -113,7 +113,7 @@ def test_where_it_cannot_be_written_every_process_keeps_its_own(
             refused.append((membership.member, str(error)))
 
     meet(2, main)
-    assert refused == [(0, "trace: cannot write /dev/full: No space left on device")]
+    assert refused == [(0, "trace: cannot write /dev/full: No space left on device; name another file")]
     kept = [tmp_path / f"full-process{member}" for member in range(2)]
     assert [read_trace(path).ranks() for path in kept] == [[0], [1]]
     told = capsys.readouterr().err

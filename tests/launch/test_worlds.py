@@ -524,7 +524,7 @@ def test_a_helper_of_mpi_that_is_killed_ends_the_job_and_is_named(tmp_path: Path
     assert re.search(
         r"^overlap: --transport mpi: process [01]: the helper of mpiexec \(pid \d+\) that holds its place "
         r"has ended, so "
-        r"MPI cannot go on; the job was ended$",
+        r"MPI cannot go on; the job was ended; start it again$",
         run.stderr,
         re.M,
     )

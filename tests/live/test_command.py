@@ -94,7 +94,7 @@ def test_calls_of_a_record_have_their_bytes():
 def test_who_is_no_job_is_told_in_one_line():
     with pytest.raises(UsageError) as caught:
         find_world(None)
-    assert str(caught.value) == "no world of yours runs on this host"
+    assert str(caught.value) == "no world of yours runs on this host; start one with `overlap run`"
     with pytest.raises(UsageError) as caught:
         find_world("x")
     assert str(caught.value) == "'x' is no running job, nor the program or a process of one; running on this host: none"

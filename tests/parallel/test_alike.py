@@ -108,7 +108,10 @@ def test_the_norm_is_that_of_all_parts_of_a_model(stage):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"clip_copies": {"w": 2}}, "clip_copies: it says whose gradients count in clip_norm, which is None"),
+        (
+            {"clip_copies": {"w": 2}},
+            "clip_copies: it says whose gradients count in clip_norm, which is None; give that too",
+        ),
         ({"clip_norm": 1.0, "clip_copies": {"w": 0}}, "clip_copies['w']: expected a whole number from 1, got 0"),
         ({"clip_norm": 1.0, "clip_copies": {"v": 2}}, "name: 'v' is no parameter; known are w"),
     ],
@@ -127,7 +130,7 @@ def test_a_norm_that_cannot_be_meant_is_told(stage, options, told):
 
 WRONG = [
     ({"params": np.zeros(1)}, "params: expected a dict, list or tuple of arrays, got ndarray"),
-    ({"params": {}}, "params: there is no array in it"),
+    ({"params": {}}, "params: there is no array in it; pass one or more"),
     ({"params": {"a": [1.5]}}, "params: 'a.0' is of type float; every leaf must be a numpy array"),
     (
         {"params": {"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}},
@@ -191,7 +194,10 @@ def test_parameters_that_differ_between_ranks(strategy):
             await ALL[strategy](rank, params, optimizer=SGD)["a"]
         return str(caught.value)
 
-    first = "params differ between rank {} and rank {}: 'b', float64 {}, here is something else there"
+    first = (
+        "params differ between rank {} and rank {}: 'b', float64 {}, here is something else there; "
+        "pass the same on all ranks"
+    )
     assert overlap.run(main, ranks=3) == [
         first.format(0, 2, (3, 2)),
         first.format(1, 2, (3, 2)),
@@ -239,5 +245,5 @@ def test_a_hook_that_changes_the_shape(strategy):
             await model.finish()
         return str(caught.value)
 
-    told = "hook: bucket 0 is float64 (4,), the result of the hook is float64 (3,)"
+    told = "hook: bucket 0 is float64 (4,), the result of the hook is float64 (3,); return one like the bucket"
     assert overlap.run(main, ranks=2) == [told] * 2

@@ -223,7 +223,7 @@ def test_a_part_that_is_not_there_is_told_on_every_rank(tmp_path):
             await parallel.Checkpoints(rank, tmp_path, part="stage 7").restore(model)
         return str(caught.value)
 
-    told = f"part: {tmp_path / 'checkpoint-000000000001'} has no part 'stage 7'"
+    told = f"part: {tmp_path / 'checkpoint-000000000001'} has no part 'stage 7'; name one that was saved"
     assert overlap.run(main, ranks=2) == [told] * 2
 
 
@@ -464,7 +464,9 @@ def test_where_all_are_damaged_nobody_begins_anew(tmp_path):
     (tmp_path / "checkpoint-000000000001" / "rank-0-of-2.safetensors").write_bytes(b"")
     with pytest.raises(overlap.RankFailedError) as caught:
         training(tmp_path, "data", ranks=2, until=2)
-    assert str(caught.value.cause) == f"folder: none of the 1 checkpoints in {tmp_path} can be read"
+    assert (
+        str(caught.value.cause) == f"folder: none of the 1 checkpoints in {tmp_path} can be read; name another folder"
+    )
 
 
 PROGRAM = """
@@ -555,9 +557,15 @@ def test_the_checkpoint_of_another_model_is_refused_on_every_rank(tmp_path):
     overlap.run(main, ranks=2)
     of = f"model: {tmp_path / 'checkpoint-000000000000'} is of another model:"
     a, b = np.ones((2, 3)), np.ones(2)
-    assert refused(tmp_path, {"a": a, "b": b, "c": b}) == f"{of} it has no 'c'"
-    assert refused(tmp_path, {"a": a}) == f"{of} it has 'b', which this one has not"
-    found = "'b' is float64 (2,) there and float32 (2,) here"
+    assert (
+        refused(tmp_path, {"a": a, "b": b, "c": b})
+        == f"{of} it has no 'c'; restore the model that was saved, or name another folder"
+    )
+    assert (
+        refused(tmp_path, {"a": a})
+        == f"{of} it has 'b', which this one has not; restore the model that was saved, or name another folder"
+    )
+    found = "'b' is float64 (2,) there and float32 (2,) here; restore the model that was saved, or name another folder"
     assert refused(tmp_path, {"a": a, "b": b.astype(np.float32)}) == f"{of} {found}"
 
 

@@ -174,9 +174,13 @@ def test_what_does_not_fit_is_told_on_every_rank(tmp_path):
     a, b = parallel.Cut("a"), parallel.Cut("b")
     of = f"model: {tmp_path / 'checkpoint-000000000000'} is of another model:"
     assert refused(tmp_path, lambda rank: {"a": parallel.Cut("a", 0, rank.rank, 2)}) == (
-        f"{of} 'a' is float64 (6,) there and float64 (12,) here"
+        f"{of} 'a' is float64 (6,) there and float64 (12,) here; "
+        "restore the model that was saved, or name another folder"
     )
-    assert refused(tmp_path, lambda rank: {"a": parallel.Cut("c")} if rank.rank else {}) == f"{of} it has no 'c'"
+    assert (
+        refused(tmp_path, lambda rank: {"a": parallel.Cut("c")} if rank.rank else {})
+        == f"{of} it has no 'c'; restore the model that was saved, or name another folder"
+    )
     assert refused(tmp_path, lambda rank: {"c": a}) == "cuts: the model has no 'c'; it has a, b"
     assert refused(tmp_path, lambda rank: {"a": parallel.Cut("a", 1, 0, 2)}) == "cuts: 'a' has shape (6,) and no axis 1"
     assert refused(tmp_path, lambda rank: {"b": "b"}) == "cuts: 'b' is of type str; expected parallel.Cut"
@@ -203,7 +207,7 @@ def test_what_is_no_block_is_refused(arguments, told):
 def test_blocks_that_do_not_divide_are_told():
     with pytest.raises(overlap.UsageError) as caught:
         parallel.Cut("w", 0, 0, 4).block(np.zeros(6))
-    assert str(caught.value) == "cuts: 6 of 'w' do not divide by 4"
+    assert str(caught.value) == "cuts: 6 of 'w' do not divide by 4; choose a number of ranks that divides them"
 
 
 # -- real layers -----------------------------------------------------------------------------------------------------

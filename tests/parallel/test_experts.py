@@ -232,8 +232,8 @@ def test_rows_travel_under_the_shared_expert_and_gradients_under_what_does_not_n
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"experts": 3}, "experts: 3 do not divide by the 2 ranks of group 'ep'"),
-        ({"experts": 0}, "experts: 0 do not divide by the 2 ranks of group 'ep'"),
+        ({"experts": 3}, "experts: 3 do not divide by the 2 ranks of group 'ep'; choose a multiple of 2"),
+        ({"experts": 0}, "experts: 0 do not divide by the 2 ranks of group 'ep'; choose a multiple of 2"),
         ({"top_k": 5}, "top_k: expected 1 to 4, the number of experts, got 5"),
         ({"backward": None}, "backward: give it, or its halves backward_input and backward_weights"),
         (

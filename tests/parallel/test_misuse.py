@@ -178,7 +178,7 @@ async def nothing(bucket):
         ("bfloat16", "hook: expected an async function of a bucket, got str"),
         (hooks.bfloat16, "hook: bfloat16 makes a hook, and is none; write hook=bfloat16()"),
         (lambda bucket: bucket.buffer, "hook: expected an async function; of bucket 0 it returned ndarray"),
-        (nothing, "hook: its result for bucket 0 is of type NoneType, not an array"),
+        (nothing, "hook: its result for bucket 0 is of type NoneType, not an array; return one"),
     ],
 )
 def test_what_is_no_hook(hook, text):

@@ -176,5 +176,5 @@ def test_models_are_told_apart_by_name() -> None:
             told.append(str(caught.value))
         return told
 
-    want = ["models: two of them have a parameter 'a'", "name: 'b' is no parameter; known are a"]
+    want = ["models: two of them have a parameter 'a'; rename one", "name: 'b' is no parameter; known are a"]
     assert run(main, 1) == [want]

@@ -370,9 +370,17 @@ def test_what_cannot_be_meant_is_told(wrong: Callable[[overlap.Rank], object], t
 @pytest.mark.parametrize(
     ("batch", "rank", "told"),
     [
-        ((None, b.draw(0, 8, 6)), 0, "x: rank 0 of group 'world' has the first stage; got None"),
-        ((b.draw(0, 8, 6), None), 1, "target: rank 1 of group 'world' has the last stage; got None"),
-        ((b.draw(0, 6, 6), b.draw(0, 8, 6)), 0, "x: shape (6, 6) does not divide into 4 microbatches"),
+        ((None, b.draw(0, 8, 6)), 0, "x: rank 0 of group 'world' has the first stage; got None; pass the batch there"),
+        (
+            (b.draw(0, 8, 6), None),
+            1,
+            "target: rank 1 of group 'world' has the last stage; got None; pass the batch there",
+        ),
+        (
+            (b.draw(0, 6, 6), b.draw(0, 8, 6)),
+            0,
+            "x: shape (6, 6) does not divide into 4 microbatches; pad it, or choose another number",
+        ),
         (([b.draw(0, 8, 6)], b.draw(0, 8, 6)), 0, "x: 1 microbatches were given; schedule 1f1b has 4"),
     ],
 )

@@ -140,4 +140,4 @@ def swapped_backward(w: dict[str, Array], x: Array, dy: Array) -> tuple[dict[str
 def test_a_stage_that_returns_other_than_its_boundary_is_named(
     argument: str, function: Callable[..., object], returned: str
 ):
-    assert told(**{argument: function}) == f"boundary: {returned}, boundary= says float64 (2, 3)"
+    assert told(**{argument: function}) == f"boundary: {returned}, boundary= says float64 (2, 3); correct one of them"

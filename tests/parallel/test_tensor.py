@@ -206,11 +206,11 @@ def test_forward_is_a_checkpoint_of_layers_that_only_compute_too() -> None:
     [
         (
             lambda rank: ColumnLinear(rank, rank.world, 6, 7),
-            "outputs: 7 do not divide by the 2 ranks of group 'world'",
+            "outputs: 7 do not divide by the 2 ranks of group 'world'; choose a multiple of 2",
         ),
         (
             lambda rank: RowLinear(rank, rank.mesh(tp=2)["tp"], 9, 4),
-            "inputs: 9 do not divide by the 2 ranks of group 'tp'",
+            "inputs: 9 do not divide by the 2 ranks of group 'tp'; choose a multiple of 2",
         ),
         (
             lambda rank: ColumnLinear(rank, rank.world, 6, 8).shard({"weight": np.ones((8, 6))}),
@@ -220,7 +220,7 @@ def test_forward_is_a_checkpoint_of_layers_that_only_compute_too() -> None:
             lambda rank: ColumnLinear(rank, rank.world, 6, 8).shard({"gain": np.ones(8)}),
             "whole: 'gain' has shape (8,); the layer has weight (6, 8) and bias (8,)",
         ),
-        (lambda rank: Sequential(rank, {}), "layers: there are none"),
+        (lambda rank: Sequential(rank, {}), "layers: there are none; pass one or more"),
         (lambda rank: Sequential(rank, {"a": b.act(rank)}, parts=0), "parts: expected a whole number from 1, got 0"),
         (
             lambda rank: Local(rank, b.tanh),

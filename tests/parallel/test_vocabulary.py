@@ -94,7 +94,7 @@ def test_words_that_do_not_divide_are_told_on_every_rank() -> None:
             parallel.VocabularyLoss(rank, rank.world, 7)
         return str(caught.value)
 
-    assert run(main, 2) == ["words: 7 do not divide by the 2 ranks of group 'world'"] * 2
+    assert run(main, 2) == ["words: 7 do not divide by the 2 ranks of group 'world'; choose a multiple of 2"] * 2
 
 
 @pytest.mark.parametrize(

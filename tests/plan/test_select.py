@@ -73,7 +73,10 @@ def test_nodes_of_many_ranks_are_joined_by_a_chain_where_bytes_count():
 def test_what_does_not_reduce_has_no_exact_plan():
     with pytest.raises(UsageError) as caught:
         plan("broadcast", 8, TRN2, exact=True)
-    told = "exact: all_reduce and reduce_scatter reduce in the order of ranks if asked to, broadcast does not"
+    told = (
+        "exact: all_reduce and reduce_scatter reduce in the order of ranks if asked to, broadcast does not; "
+        "leave out exact"
+    )
     assert str(caught.value) == told
 
 

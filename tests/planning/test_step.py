@@ -303,7 +303,10 @@ def test_what_overlaps_and_slows_each_other_down_makes_a_step_as_much_longer_as_
 def test_ranks_that_are_too_many_and_groups_that_are_illegal_are_refused():
     with pytest.raises(overlap.UsageError) as refused:
         estimate(DENSE, Layout(dp=2, global_batch=2), MACHINE, CLOCK)
-    assert str(refused.value) == "layout: tp=1 pp=1 dp=2 makes 2 ranks, but trn2.48xlarge has 64"
+    assert (
+        str(refused.value)
+        == "layout: tp=1 pp=1 dp=2 makes 2 ranks, but trn2.48xlarge has 64; choose sizes with that product"
+    )
     with pytest.raises(ValueError, match="rule trn2-outer-inner-lnc2"):
         predicted(tp=32)
 

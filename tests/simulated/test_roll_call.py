@@ -141,7 +141,10 @@ def test_a_node_that_finds_nobody_says_what_it_tried() -> None:
         return await launcher(found, 1, members=2)
 
     error = undisturbed(1, main).ends[0]
-    assert str(error) == "node 0 could not be reached at 10.0.0.1:29500 within 50 s: Connection refused"
+    assert str(error) == (
+        "node 0 could not be reached at 10.0.0.1:29500 within 50 s: Connection refused; "
+        "check that it runs, and that its port is open"
+    )
 
 
 @pytest.mark.parametrize(

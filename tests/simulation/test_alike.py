@@ -227,8 +227,8 @@ def test_the_witness_leaves_early():
     ("assumed", "match"),
     [
         ({"alike": 1}, r"^alike: needs shapes_only=True; without all ranks' data there are no results$"),
-        ({"alike": 3, "shapes_only": True}, r"^alike: 8 ranks do not fall into 3 equal blocks$"),
-        ({"alike": -1, "shapes_only": True}, r"^alike: 8 ranks do not fall into -1 equal blocks$"),
+        ({"alike": 3, "shapes_only": True}, r"^alike: 8 ranks do not fall into 3 equal blocks; choose a divisor$"),
+        ({"alike": -1, "shapes_only": True}, r"^alike: 8 ranks do not fall into -1 equal blocks; choose a divisor$"),
         ({"alike": 1, "shapes_only": True, "conditions": Conditions(jitter=0.1)}, r"^alike: ranks are not alike where"),
     ],
 )

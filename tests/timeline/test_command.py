@@ -136,7 +136,7 @@ def test_html_stands_alone(command, training, tmp_path, monkeypatch):
         (("--rank", "a"), "--rank: 'a' is not a rank or a range such as 3-5"),
         (("--rank", "0-"), "--rank: '0-' is not a rank or a range such as 3-5"),
         (("--rank", ""), "--rank: '' is not a rank or a range such as 3-5"),
-        (("--rank", "0-99999999"), "--rank: '0-99999999' makes more than 1000000 ranks"),
+        (("--rank", "0-99999999"), "--rank: '0-99999999' makes more than 1000000 ranks; name fewer"),
         (("--rank", "2-4"), "ranks: 3-4 not recorded here; recorded are 0-2"),
         (("--width", "39"), "--width: 39 is too narrow; at least 40 columns are needed"),
         (("--html", "/nowhere/x.html"), "--html: cannot write into /nowhere; name a folder of yours"),

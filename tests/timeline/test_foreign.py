@@ -154,13 +154,16 @@ def test_events_of_neuron_that_end_before_they_start_are_left_out_and_told(tmp_p
     [
         (
             {"traceEvents": [event("overhead", "x", 1, 2)]},
-            "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron",
+            "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these",
         ),
-        ({"trace_events": [{"name": "nrt_execute"}]}, "no compute or communication of a NeuronCore in it"),
+        (
+            {"trace_events": [{"name": "nrt_execute"}]},
+            "no compute or communication of a NeuronCore in it; capture a step of the program",
+        ),
         (kineto(0, [event("overhead", "x", 1, 2)]), "no event of PyTorch's profiler in it"),
         (
             kineto(0, [event("user_annotation", "x", 1, 2)]),
-            "no work of a device in it, and no operator of a host: nothing to show",
+            "no work of a device in it, and no operator of a host: nothing to show; record a step of the program",
         ),
         ({"trace_events": [{"name": "cc_running", "timestamp": "x"}]}, "timestamp is 'x', not a number of nanoseconds"),
         (kineto(0, [event("kernel", "k", None, 1)]), "no event of PyTorch's profiler in it"),
@@ -173,12 +176,20 @@ def test_what_is_no_trace_is_one_line(tmp_path, document, message):
     path = written(tmp_path, document)
     with pytest.raises(UsageError) as caught:
         read_trace(path)
-    assert str(caught.value).removeprefix(f"{path}: ").removeprefix("damaged trace file: ") == message
+    assert (
+        str(caught.value)
+        .removeprefix(f"{path}: ")
+        .removeprefix("damaged trace file: ")
+        .removesuffix("; record it again")
+        == message
+    )
 
 
 def test_files_of_the_same_rank_are_not_merged(tmp_path):
     files = [written(tmp_path, kineto(0, on_cpu(0)), name) for name in ("a.json", "b.json")]
-    with pytest.raises(UsageError, match=r"^not parts of one run: rank 0 is in two of them$"):
+    with pytest.raises(
+        UsageError, match=r"^not parts of one run: rank 0 is in two of them; name the files of one run$"
+    ):
         merged([read_trace(file) for file in files])
 
 

@@ -98,9 +98,14 @@ def test_a_send_that_ended_before_its_receiver_came_has_not_waited() -> None:
 
 
 def test_what_is_not_of_one_run_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^not of one run: 2 ranks on the real clock, and 4 on the real clock$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^not of one run: 2 ranks on the real clock, and 4 on the real clock; name the files of one run$",
+    ):
         merged([part(), part(world_size=4)])
-    with pytest.raises(UsageError, match=r"^not parts of one run: rank 0 is in two of them$"):
+    with pytest.raises(
+        UsageError, match=r"^not parts of one run: rank 0 is in two of them; name the files of one run$"
+    ):
         merged([part(comm(0, 1, 2)), part(comm(0, 1, 2))])
 
 
@@ -139,7 +144,9 @@ def test_parts_are_merged_a_rank_at_a_time_into_what_timelines_are() -> None:
     whole = merged([one, other])
     assert [list(columns.spans()) for columns in merged_columns(parts)] == list(whole.by_rank().values())
     assert merged_header([parts[1].header, parts[0].header]).meta == whole.meta
-    with pytest.raises(UsageError, match=r"^not parts of one run: rank 0 is in two of them$"):
+    with pytest.raises(
+        UsageError, match=r"^not parts of one run: rank 0 is in two of them; name the files of one run$"
+    ):
         list(merged_columns([parts[1], parts[1]]))
 
 
@@ -156,7 +163,7 @@ def test_a_rank_that_no_column_can_hold_is_refused() -> None:
     last = (1 << 31) - 1
     (span,) = parts.read_stream(begin + last.to_bytes(8, "big") + block[8:]).spans
     assert span.rank == last
-    with pytest.raises(UsageError, match=r"^damaged part of a trace: rank 2147483648$"):
+    with pytest.raises(UsageError, match=r"^damaged part of a trace: rank 2147483648; record it again$"):
         parts.read_stream(begin + (last + 1).to_bytes(8, "big") + block[8:])
 
 
@@ -241,7 +248,10 @@ def test_files_of_parts_become_one(tmp_path: Path, capsys: pytest.CaptureFixture
     write_trace(merged([one, other]), names[0])
     assert Path(names[0]).read_bytes() == Path(names[2]).read_bytes()
     assert main(["timeline", names[0], names[1], "-o", names[2]]) == 2
-    assert capsys.readouterr().err == "overlap: not parts of one run: rank 1 is in two of them\n"
+    assert (
+        capsys.readouterr().err
+        == "overlap: not parts of one run: rank 1 is in two of them; name the files of one run\n"
+    )
 
 
 def test_a_part_keeps_where_and_when_computes_were_issued() -> None:

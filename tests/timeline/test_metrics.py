@@ -144,7 +144,7 @@ def test_the_median_step_is_by_the_longest_rank_and_the_shorter_of_two():
     [
         ({"step": 7}, "step: nobody recorded step 7; recorded are 0-2"),
         ({"ranks": [0, 2, 5, 6]}, "ranks: 2, 5-6 not recorded here; recorded are 0-1"),
-        ({"ranks": []}, "ranks: an empty selection shows nothing"),
+        ({"ranks": []}, "ranks: an empty selection shows nothing; name one or more"),
     ],
 )
 def test_what_is_not_there_is_named(training, arguments, message):

@@ -72,5 +72,7 @@ def test_where_nothing_is_left_it_is_no_trace(backwards):
     document = json.loads(backwards.read_text())
     document["traceEvents"] = [event for event in document["traceEvents"] if event["name"] != "work"]
     backwards.write_text(json.dumps(document))
-    with pytest.raises(UsageError, match=r"damaged trace file: all of its spans end before they start$"):
+    with pytest.raises(
+        UsageError, match=r"damaged trace file: all of its spans end before they start; record it again$"
+    ):
         read_trace(backwards)

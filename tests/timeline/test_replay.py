@@ -381,17 +381,22 @@ KNOWN = (
         ("speed=2x", f"--what-if: 'speed=2x': {KNOWN}"),
         ("bandwidth", f"--what-if: 'bandwidth': {KNOWN}"),
         ("order=backward", f"--what-if: 'order=backward': {KNOWN}"),
-        ("algorithm=ring", "--what-if: 'algorithm=ring': the trace does not say on what machine it was recorded"),
+        (
+            "algorithm=ring",
+            "--what-if: 'algorithm=ring': the trace does not say on what machine it was recorded; "
+            "record it with --cluster",
+        ),
         ("awaits=early", f"--what-if: 'awaits=early': {KNOWN}"),
         ("bandwidth=2", "--what-if: 'bandwidth=2': '2' is not a factor; write a number and x, as in 2x or 0.5x"),
-        ("bandwidth=0x", "--what-if: 'bandwidth=0x': nothing travels at 0 times the speed"),
+        ("bandwidth=0x", "--what-if: 'bandwidth=0x': nothing travels at 0 times the speed; give a factor above 0"),
         ("ranks=one", "--what-if: 'ranks=one': 'one' is not a number of ranks from 2 on"),
         ("window=0", "--what-if: 'window=0': '0' is not a number of operations from 1 on"),
         (
             "streams=apart",
-            "--what-if: 'streams=apart': the operations of each line have a stream of their own already",
+            "--what-if: 'streams=apart': the operations of each line have a stream of their own already; "
+            "leave this change out",
         ),
-        ("bucket_bytes=0", "--what-if: 'bucket_bytes=0': a bucket holds at least a byte"),
+        ("bucket_bytes=0", "--what-if: 'bucket_bytes=0': a bucket holds at least a byte; give 1 or more"),
         (
             "bucket_bytes=x",
             "--what-if: 'bucket_bytes=x': bucket_bytes: 'x' is not a size; write a number and one of B, K, M, G, KiB, "
@@ -412,14 +417,19 @@ def test_a_change_that_names_nothing_is_one_line(text, message):
 def test_what_cannot_change_is_one_line():
     with pytest.raises(UsageError) as caught:
         predict(run(layered(forward=True)), [parse_change("order=forward")])
-    assert str(caught.value) == "--what-if: 'order=forward': all gradients have priorities already"
+    assert (
+        str(caught.value) == "--what-if: 'order=forward': all gradients have priorities already; leave this change out"
+    )
     with pytest.raises(UsageError) as caught:
         predict(timeline_of(compute(0, 0, 10)), [parse_change("order=forward")])
-    assert str(caught.value) == "--what-if: 'order=forward': there are no gradients that could change their order"
+    assert (
+        str(caught.value)
+        == "--what-if: 'order=forward': there are no gradients that could change their order; leave this change out"
+    )
     timeline = run(data_parallel(), algorithm="ring")
     for change, message in (
-        ("ring", "no operation could become 'ring'; those recorded are 'ring'"),
-        ("pairwise", "no operation could become 'pairwise'; those recorded are 'ring'"),
+        ("ring", "no operation could become 'ring'; those recorded are 'ring'; leave this change out"),
+        ("pairwise", "no operation could become 'pairwise'; those recorded are 'ring'; leave this change out"),
     ):
         with pytest.raises(UsageError) as caught:
             predict(timeline, [parse_change(f"algorithm={change}")])
@@ -756,7 +766,7 @@ def test_that_awaits_are_late_already_is_told_with_the_updates_that_are_not():
         predict(run(by_hand()), [parse_change("awaits=late")])
     assert str(caught.value) == (
         "--what-if: 'awaits=late': programs await communication at the end of the step only already; 'update' waits "
-        "for all_reduce and holds up 'backward': see updates=late"
+        "for all_reduce and holds up 'backward': see updates=late; leave this change out"
     )
 
 

@@ -250,8 +250,14 @@ BAD = {
     "empty": (b"", "not JSON, or cut off"),
     "text": (b"hello", "not JSON, or cut off"),
     "binary": (b"\xff\xfe\x00", "not JSON, or cut off"),
-    "other JSON": (b'{"a": 1}', "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron"),
-    "number": (b"3", "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron"),
+    "other JSON": (
+        b'{"a": 1}',
+        "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these",
+    ),
+    "number": (
+        b"3",
+        "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these",
+    ),
     "header": (b'{"traceEvents": [], "overlap": 3}', "damaged trace file: the field 'overlap' is not an object"),
     "version": (b'{"traceEvents": [], "overlap": {}}', "damaged trace file: Object missing required field `version`"),
     "newer": (b'{"traceEvents": [], "overlap": {"version": 2}}', "written by a newer version (format 2"),
@@ -321,7 +327,7 @@ def test_a_damaged_event_names_its_field(tmp_path, training, place, value, messa
     path.write_text(json.dumps(document))
     with pytest.raises(UsageError) as caught:
         read_trace(path)
-    assert str(caught.value) == f"{path}: damaged trace file: {message}"
+    assert str(caught.value) == f"{path}: damaged trace file: {message}; record it again"
 
 
 def test_a_missing_file_and_an_unwritable_place_are_usage_errors(tmp_path, training):

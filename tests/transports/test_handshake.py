@@ -206,17 +206,21 @@ def test_a_welcome_cannot_be_made_a_refusal_nor_the_reverse(judge: Callable[[Hel
         (
             b"GET / HTTP/1.1\r\nHost: node-0.example\r\n\r\n",
             "protocol",
-            "begins with b'GET ', not with b'ovlp'; the peer is another program$",
+            "begins with b'GET ', not with b'ovlp'; the peer is another program; choose another port$",
         ),
-        (b"\x16\x03\x01" + bytes(600), "protocol", "the peer is another program$"),
-        (b"", "protocol", "hung up during the handshake$"),
-        (b"ovlp\x00", "protocol", "hung up during the handshake$"),
+        (b"\x16\x03\x01" + bytes(600), "protocol", "the peer is another program; choose another port$"),
+        (b"", "protocol", "hung up during the handshake; see what it has printed$"),
+        (b"ovlp\x00", "protocol", "hung up during the handshake; see what it has printed$"),
         (
             b"ovlp" + struct.pack("!H", VERSION + 1) + bytes(32),
             "version",
             f"version {VERSION + 1}, this side version {VERSION}; install the same",
         ),
-        (b"ovlp" + struct.pack("!H", VERSION) + bytes(32), "left", "hung up during the handshake$"),
+        (
+            b"ovlp" + struct.pack("!H", VERSION) + bytes(32),
+            "left",
+            "hung up during the handshake; see what it has printed$",
+        ),
         (b"ovlp" + struct.pack("!H", VERSION) + bytes(32) + b"\xff\xff", "protocol", "claims 65535 bytes, the limit"),
         (b"ovlp" + struct.pack("!H", VERSION) + bytes(32) + b"\x00\x01x" + bytes(32), "secret", "cannot prove"),
     ],
@@ -236,7 +240,10 @@ def test_silence_ends_at_the_deadline(nbytes: int) -> None:
         wire = Wire.make()
         wire.listener.receive_stream.memory.put_data(data[:nbytes])
         began_s = trio.current_time()
-        with pytest.raises(HandshakeError, match=r"^the other side did not finish the handshake within 2 s$") as caught:
+        with pytest.raises(
+            HandshakeError,
+            match=r"^the other side did not finish the handshake within 2 s; check the network between them$",
+        ) as caught:
             await welcome(wire.listener, SECRET, lambda _: LISTENER)
         assert caught.value.why == "silent"
         return trio.current_time() - began_s
@@ -246,7 +253,7 @@ def test_silence_ends_at_the_deadline(nbytes: int) -> None:
 
 def test_a_listener_that_says_nothing_is_given_up() -> None:
     async def main() -> None:
-        with pytest.raises(HandshakeError, match=r"within 0\.5 s$"):
+        with pytest.raises(HandshakeError, match=r"within 0\.5 s; check the network between them$"):
             await greet(Wire.make().dialler, DIALLER, SECRET, deadline_s=0.5)
         assert trio.current_time() == 0.5
 

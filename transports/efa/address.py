@@ -59,7 +59,9 @@ class PeerAddress:
             if not isinstance(cores, bytes):
                 raise ValueError(f"cores {cores!r}")
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise TransportError(f"process {member} sent no valid address: {error}") from error
+            raise TransportError(
+                f"process {member} sent no valid address: {error}; this is a bug in overlap, please report it"
+            ) from error
         return cls(host=host, unix=unix, tcp=rails, lasting=lasting, cores=_unpack_cores(cores))
 
     def may_part(self, peer: PeerAddress) -> bool:

@@ -247,7 +247,9 @@ class EfaLink(MatchedLink):
         """Answer a LOST frame of a rail that this side has settled or never had."""
         tried = self._tried_numbers.get(index % RAILS_LIMIT)
         if tried is None or index > tried:
-            raise FrameError(f"peer reports the loss of rail {index}, which never existed")
+            raise FrameError(
+                f"peer reports the loss of rail {index}, which never existed; install the same overlap in every process"
+            )
         if index > max(self._slot_numbers(index), default=-1):
             self._received_frames[index] = 0
             self.departures.add(pack(FrameKind.LOST, index, 0))
@@ -294,7 +296,10 @@ class EfaLink(MatchedLink):
         """
         for index in sorted((number for number in self._dead_rails if number % RAILS_LIMIT == slot), reverse=True):
             if index < last:
-                raise FrameError(f"peer received frames on rail {last}, but had not settled rail {index} before")
+                raise FrameError(
+                    f"peer received frames on rail {last}, but had not settled rail {index} before; "
+                    "install the same overlap in every process"
+                )
             self._repeat_frames(index, count if index == last else 0)
 
     def next_number(self, slot: int) -> int:

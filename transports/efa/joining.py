@@ -173,7 +173,10 @@ class SocketJoining:
     def _check_addresses(self, peers: dict[int, PeerAddress]) -> None:
         """Raise `TransportError` unless every process sent an address, with as many rails as this one."""
         if len(peers) != self._members - 1:
-            raise TransportError(f"{len(peers) + 1} processes sent their addresses, {self._members} are expected")
+            raise TransportError(
+                f"{len(peers) + 1} processes sent their addresses, {self._members} are expected; "
+                "this is a bug in overlap, please report it"
+            )
         for member, address in peers.items():
             if len(address.tcp) != len(self._addresses):
                 raise TransportError(
@@ -188,7 +191,9 @@ class SocketJoining:
         connections = "no connection" if absent else f"fewer than {rails} connections"
         peers = ", ".join(map(str, sorted(absent or missing)))
         after = f"after {self.meeting.join_s:g} s"
-        return LinkLostError(f"process {self.member} has {connections} with process {peers} {after}")
+        return LinkLostError(
+            f"process {self.member} has {connections} with process {peers} {after}; see whether these still run"
+        )
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
@@ -231,7 +236,9 @@ class SocketJoining:
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):
-                raise LinkLostError(f"process {member} cannot be reached: {error.strerror}") from error
+                raise LinkLostError(
+                    f"process {member} cannot be reached: {error.strerror}; check the network between them"
+                ) from error
             raise
 
     # -- the side that listens ----------------------------------------------------------------------------------------

@@ -125,7 +125,8 @@ class Rail(ABC):
             return
         if not self._released_frames <= count <= self._released_frames + len(self._kept):
             raise FrameError(
-                f"peer acknowledges {count} frames, and {self._released_frames + len(self._kept)} were sent"
+                f"peer acknowledges {count} frames, and {self._released_frames + len(self._kept)} were sent; "
+                "install the same overlap in every process"
             )
         while self._released_frames < count:
             self.owner.departures.release_entry(self._kept.popleft())

@@ -32,7 +32,7 @@ _EAGER, _CHUNK, _PUSH = map(int, (FrameKind.EAGER, FrameKind.CHUNK, FrameKind.PU
 _NOTHING = memoryview(b"")
 _NO_CHUNK = (0, 0, _NOTHING, b"")
 
-_MISMATCH = "the bytes do not match their checksum"
+_MISMATCH = "the bytes do not match their checksum; check the network"
 
 
 class Destinations(Protocol):

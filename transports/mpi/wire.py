@@ -91,7 +91,7 @@ def _translate_errors(method: Callable[Concatenate[MpiWire, _P], _R]) -> Callabl
         try:
             return method(self, *args, **kwargs)
         except self.failure as error:
-            raise LinkLostError(f"the MPI library failed: {error}") from error
+            raise LinkLostError(f"the MPI library failed: {error}; see what MPI has printed") from error
 
     return call
 

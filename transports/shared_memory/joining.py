@@ -80,7 +80,10 @@ class MemoryJoining:
             if missing:
                 members = ", ".join(str(member) for member, _ in sorted(missing))
                 after = f"of this host after {self.meeting.join_s:g} s"
-                raise LinkLostError(f"process {self.member} shares no memory with process {members} {after}")
+                raise LinkLostError(
+                    f"process {self.member} shares no memory with process {members} {after}; "
+                    "see whether these still run"
+                )
         except BaseException:
             for peer in self.peers.values():
                 peer.socket.close()
@@ -256,7 +259,7 @@ async def _receive_card(connection: socket.socket, count: int) -> tuple[bytes, l
     if len(card) != _CARD.size or len(descriptors) != count:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise HandshakeError("the other side hung up during the handshake", why="left")
+        raise HandshakeError("the other side hung up during the handshake; see what it has printed", why="left")
     return card, descriptors
 
 
@@ -267,5 +270,5 @@ async def _receive_packet(packets: socket.socket) -> bytes:
         with suppress(BlockingIOError):
             got = packets.recv(_VERDICT_BYTES)
             if not got:
-                raise HandshakeError("the other side hung up during the handshake", why="left")
+                raise HandshakeError("the other side hung up during the handshake; see what it has printed", why="left")
             return got

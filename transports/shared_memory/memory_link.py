@@ -167,7 +167,7 @@ class MemoryRequest(Request):
             sent, expected = (peer_bytes, self._nbytes) if self.receives else (self._nbytes, peer_bytes)
             return LengthMismatchError(src=src, dst=dst, tag=tag, sent_bytes=sent, expected_bytes=expected)
         if state == NO_MEMORY:
-            return LinkLostError("out of memory for early messages", src=src, dst=dst, tag=tag)
+            return LinkLostError("out of memory for early messages; receive messages sooner", src=src, dst=dst, tag=tag)
         if state == CORRUPT:
             self.link.lose(f"it wrote invalid data into shared memory; {BROKEN_PROTOCOL}", evident=True)
         return self.link.loss_error(self.lane)

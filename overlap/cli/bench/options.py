@@ -92,7 +92,8 @@ def check_memory(worlds: Sequence[Sequence[Case]], there_bytes: int) -> None:
     if most.memory_bytes > there_bytes:
         raise UsageError(
             f"--maxbytes: {most.operation.name} of {format_bytes(most.size_bytes)} on {most.ranks} ranks needs "
-            f"{format_bytes(most.memory_bytes)} for inputs and results, this machine has {format_bytes(there_bytes)}"
+            f"{format_bytes(most.memory_bytes)} for inputs and results, this machine has {format_bytes(there_bytes)}; "
+            "lower --maxbytes"
         )
 
 
@@ -107,7 +108,9 @@ def world_sizes(text: str, *, fewest: int = 1, processes: int | None = None) -> 
         if not word.strip().isdecimal() or int(word) < fewest:
             raise UsageError(f"--ranks: expected integers of at least {fewest} such as 2,4, got {text!r}")
         if processes is not None and int(word) % processes:
-            raise UsageError(f"--ranks: {word} ranks cannot be divided among --processes {processes}")
+            raise UsageError(
+                f"--ranks: {word} ranks cannot be divided among --processes {processes}; choose multiples of that"
+            )
     return [int(word) for word in words]
 
 

@@ -97,11 +97,11 @@ def main(args: argparse.Namespace) -> int:
         return show_published(args)
     for option in ("machine", "enforce", "record", "json"):
         if getattr(args, option):
-            raise UsageError(f"--{option}: only with --published")
+            raise UsageError(f"--{option}: only with --published; add that, or leave this out")
     if args.here:
         return calibrate_here(args)
     if args.between is not None:
-        raise UsageError("--between: only with --here")
+        raise UsageError("--between: only with --here; add that, or leave this out")
     if args.products is not None:
         return _calibrate_products(args)
     if not args.logs or args.cluster is None:

@@ -55,7 +55,7 @@ def calibrate_here(args: argparse.Namespace) -> int:
         if getattr(args, option) is not None:
             raise UsageError(f"--{option}: --here measures this computer; leave it out")
     if args.logs:
-        raise UsageError(f"--here: measures this computer; got a log too: {args.logs[0]}")
+        raise UsageError(f"--here: measures this computer; got a log too: {args.logs[0]}; leave it out")
     between = args.between or next(iter(BETWEEN))
     cores = len(os.sched_getaffinity(0))
     shared = between == "shared_memory"

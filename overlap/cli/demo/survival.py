@@ -63,7 +63,10 @@ def demonstrate(console: Console, *, steps: int, width: int, ascii: bool) -> boo
     with tempfile.TemporaryDirectory() as folder:
         story, code, errors = _run_job(console, steps, folder)
         if code != 0 or not story.first_ns:
-            raise OverlapError(f"demo: the job ended with code {code}: {headline(errors.splitlines())}")
+            raise OverlapError(
+                f"demo: the job ended with code {code}: {headline(errors.splitlines())}; "
+                "check this machine with `overlap doctor`"
+            )
         timeline = read_trace(Path(folder, f"process-{_SURVIVOR}.json"))
     console.print("\nthe survivor, from its first step to its last; the gap is the loss:")
     console.print(TimelineView(timeline, width=width, ascii=ascii))

@@ -211,7 +211,7 @@ def _read_layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: 
     """Return the layout that the options ask for: `dp` and the global batch are chosen where they are not given."""
     options = values(args, _LAYOUT)
     if twice := [name for name in names if name in options]:
-        raise UsageError(f"--search: {twice[0]} is given, and cannot be searched for too")
+        raise UsageError(f"--search: {twice[0]} is given, and cannot be searched for too; leave one out")
     if (schedule := options.get("schedule")) in FAMILIES:
         options.setdefault("chunks", FAMILIES[schedule].chunks or 2)
     shared = options.get("tp", 1) * options.get("pp", 1) * options.get("cp", 1)
@@ -282,7 +282,8 @@ def _search(
     if result.best is None:
         most = max(result.left_out.items(), key=lambda each: len(each[1]), default=("nothing to try", []))
         raise UsageError(
-            f"--search: none of {result.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}"
+            f"--search: none of {result.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}; "
+            "take more nodes, or a smaller model"
         )
     return False
 

@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         _make_project(folder, "torch" if args.torch else "numpy")
     except OSError as error:
-        raise UsageError(f"NAME: {folder} cannot be made: {error.strerror}") from None
+        raise UsageError(f"NAME: {folder} cannot be made: {error.strerror}; choose another place") from None
     print(f"{folder}: {', '.join(sorted(str(path) for path, _ in _project_files('numpy', folder.name)))}")
     print(f"next: cd {folder}; " + ("torchrun --nproc-per-node 2 train.py" if args.torch else "python train.py"))
     return 0

@@ -49,7 +49,10 @@ def show(op: str, options: Mapping[str, Any]) -> int:
     dtype, machine = options.get("dtype", "float32"), _machine(options["cluster"], ranks)
     nbytes, element_bytes = parse_bytes(options["bytes"], argument="--bytes"), itemsize_bytes(dtype)
     if nbytes % element_bytes:
-        raise UsageError(f"--bytes: {nbytes} bytes are not whole elements of {dtype}, of {element_bytes} bytes")
+        raise UsageError(
+            f"--bytes: {nbytes} bytes are not whole elements of {dtype}, of {element_bytes} bytes; "
+            "choose a multiple of that"
+        )
     asked = {name: options[name] for name in ("root", "peer_direct", "exact") if name in options}
     chosen = plan(op, nbytes, machine, ranks, dtype=dtype, **asked)
     if options.get("json"):

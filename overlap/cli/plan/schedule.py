@@ -66,7 +66,7 @@ def _find_schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
     try:
         return PipelineSchedule.parse(path.read_text(encoding="utf-8"), name=path.name)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"SUBJECT: {name} cannot be read: {error}") from error
+        raise UsageError(f"SUBJECT: {name} cannot be read: {error}; name a schedule, as text") from error
 
 
 def _formula_idle_time(schedule: PipelineSchedule) -> int | None:

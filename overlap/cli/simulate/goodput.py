@@ -175,7 +175,10 @@ class _Measurement:
         self._cluster, self._ranks = cluster, run.timeline.world_size
         self._each = cluster.ranks_per_node if cluster.nodes > 1 else 1
         if self._ranks % self._each:
-            raise UsageError(f"--mtbf: {self._ranks} ranks do not fill nodes of {self._each}, of which losses take one")
+            raise UsageError(
+                f"--mtbf: {self._ranks} ranks do not fill nodes of {self._each}, of which losses take one; "
+                f"choose a multiple of {self._each}"
+            )
         self.units = self._ranks // self._each
         self.samples = run.outcome.samples
         self._step_ends_s = _step_ends_s(run.timeline)
@@ -250,7 +253,7 @@ class _Measurement:
         except OverlapError as error:
             raise UsageError(f"--mtbf: the program does not go on after a loss: {error}") from error
         if len(simulation.runs) < 2:
-            raise UsageError(f"--mtbf: the program has ended before the loss at {instant_s:g} s")
+            raise UsageError(f"--mtbf: the program has ended before the loss at {instant_s:g} s; train for more steps")
         return simulation
 
 

@@ -218,7 +218,10 @@ def simulate(
         names = _call_program(program)
     wall_s = perf_counter() - begun_s
     if not seen:
-        raise UsageError("simulate: the program did not call overlap.run, so there is nothing in virtual time")
+        raise UsageError(
+            "simulate: the program did not call overlap.run, so there is nothing in virtual time; "
+            "call it in the program"
+        )
     samples = _read_samples(names.get(SAMPLES))
     return Simulation(runs=tuple(_measure_run(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
 

@@ -86,7 +86,9 @@ class Prefetched(Gathering):
             UsageError: If there is no step before.
         """
         if not self._expected:
-            raise UsageError("finish: with uneven=True, stage 3 needs at least one step of every rank")
+            raise UsageError(
+                "finish: with uneven=True, stage 3 needs at least one step of every rank; give each a batch"
+            )
         for bucket in self._expected:
             bucket.unused.append(bucket.drop_gathered(self.visit(bucket)))
 

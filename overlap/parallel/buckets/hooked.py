@@ -103,7 +103,9 @@ class BucketHook:
         reduced = await result
         reduced = await reduced if isinstance(reduced, Future) else reduced
         if not isinstance(reduced, np.ndarray):
-            raise UsageError(f"hook: its result for bucket {index} is of type {type(reduced).__name__}, not an array")
+            raise UsageError(
+                f"hook: its result for bucket {index} is of type {type(reduced).__name__}, not an array; return one"
+            )
         return self._rank_part(reduced, buffer)
 
     def _rank_part(self, reduced: Array, buffer: Array) -> Array:
@@ -117,6 +119,6 @@ class BucketHook:
         if (reduced.shape, reduced.dtype) != (buffer.shape, buffer.dtype):
             raise UsageError(
                 f"hook: bucket {self._plan.index} is {buffer.dtype} {buffer.shape}, the result of the hook is "
-                f"{reduced.dtype} {reduced.shape}"
+                f"{reduced.dtype} {reduced.shape}; return one like the bucket"
             )
         return reduced[part]

@@ -245,9 +245,11 @@ class Checkpoints:
                     notify(f"{lost.partition(';')[0]}; going on from the checkpoint of step {step}")
                 return await self._load_checkpoint(model, step, manifest, site)
         if steps:
-            raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
+            raise UsageError(
+                f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read; name another folder"
+            )
         if lost:
-            raise UsageError(f"{lost}; there is no checkpoint in {self._folder}")
+            raise UsageError(f"{lost}; there is no checkpoint in {self._folder}; start the job anew")
         return None
 
     async def _load_checkpoint(
@@ -272,7 +274,10 @@ class Checkpoints:
         try:
             await self._write_parts(site, step, pieces, notes, extra)
         except OSError as error:  # which no line of the program has raised
-            failure = OSError(f"checkpoint of step {step} (saved at {call_site(*site)}) cannot be written: {error}")
+            failure = OSError(
+                f"checkpoint of step {step} (saved at {call_site(*site)}) cannot be written: {error}; "
+                "make room there, or name another folder"
+            )
             failure.errno = error.errno
             raise failure from None
 
@@ -346,14 +351,17 @@ class Checkpoints:
         }
         expected = {name: form for name, form in self._naming.tensors(tensors).items() if prod(form[1])}
         if prefix and not saved:
-            raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}")
+            raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}; name one that was saved")
         if self._naming.is_cut:  # others have the rest
             parts = await self._group.all_gather_object(expected, stream=self._stream, name="restore", call_site=site)
             for part in parts:
                 expected |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in part.items()}
         wrong = describe_difference(saved, expected, prefix)
         if wrong:
-            raise UsageError(f"model: {folder} is of another model: {wrong}")
+            raise UsageError(
+                f"model: {folder} is of another model: {wrong}; "
+                "restore the model that was saved, or name another folder"
+            )
 
     def _read_pieces(self, reader: Reader, wanted: Sequence[Shard]) -> Own:
         """Read the wanted pieces into the model's memory; return the arrays that this rank alone had."""

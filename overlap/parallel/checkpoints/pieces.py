@@ -122,5 +122,8 @@ class Cut:
         """
         rows, rest = divmod(whole.shape[self.axis], self.of)
         if rest:
-            raise UsageError(f"cuts: {whole.shape[self.axis]} of {self.name!r} do not divide by {self.of}")
+            raise UsageError(
+                f"cuts: {whole.shape[self.axis]} of {self.name!r} do not divide by {self.of}; "
+                "choose a number of ranks that divides them"
+            )
         return whole[(slice(None),) * self.axis + (slice(self.index * rows, (self.index + 1) * rows),)]

@@ -57,7 +57,10 @@ def check_floats(bucket: GradientBucket, hook: str) -> None:
         UsageError: Naming the hook and the bucket.
     """
     if bucket.buffer.dtype.kind != "f" and bucket.buffer.dtype.name != "bfloat16":
-        raise UsageError(f"hook: {hook} takes gradients of floats, bucket {bucket.index} has {bucket.buffer.dtype}")
+        raise UsageError(
+            f"hook: {hook} takes gradients of floats, bucket {bucket.index} has {bucket.buffer.dtype}; "
+            "leave out the hook"
+        )
 
 
 def add_padding(bucket: GradientBucket, values: Values) -> Values:

@@ -39,7 +39,7 @@ def as_input(value: object) -> Array:
     try:
         x = np.from_dlpack(value) if _exports_only_dlpack(value) else np.asarray(value)  # type: ignore[arg-type]
     except Exception as error:
-        raise UsageError(f"x: cannot make an array of {type(value).__name__}: {error}") from error
+        raise UsageError(f"x: cannot make an array of {type(value).__name__}: {error}; pass a numpy array") from error
     if x.dtype.kind in "OSUMm" or x.dtype.names is not None:
         hint = "; broadcast_object, gather_object and their like carry objects" if x.dtype.kind in "OSU" else ""
         raise UsageError(f"x: expected an array of numbers, got {type(value).__name__} with dtype {x.dtype}{hint}")

@@ -29,7 +29,10 @@ def profile_timeline(profile: RankProfile) -> Timeline:
     """
     work = select_work(profile)
     if not len(work.rows):
-        raise UsageError(f"{profile.path}: no work of a device in it, and no operator of a host: nothing to show")
+        raise UsageError(
+            f"{profile.path}: no work of a device in it, and no operator of a host: nothing to show; "
+            "record a step of the program"
+        )
     notes = [note for note in recording_notes(profile, work) if not profile.cut or "cut off" not in note]
     meta = {ORIGIN: PROFILER, **({CUT: "only what is complete"} if profile.cut else {})}
     compute = work.compute if work.on_device else outermost(profile, work.compute)

@@ -68,12 +68,12 @@ def merged_header(headers: Sequence[Header]) -> Header:
         if (other.world_size, other.clock) != (first.world_size, first.clock):
             raise UsageError(
                 f"not of one run: {first.world_size} ranks on the {first.clock} clock, "
-                f"and {other.world_size} on the {other.clock} clock"
+                f"and {other.world_size} on the {other.clock} clock; name the files of one run"
             )
     ranks = sorted(rank for header in headers for rank in header.ranks)
     for rank, following in pairwise(ranks):
         if rank == following:
-            raise UsageError(f"not parts of one run: rank {rank} is in two of them")
+            raise UsageError(f"not parts of one run: rank {rank} is in two of them; name the files of one run")
     errors = [int(header.meta[_ERROR]) for header in headers if _ERROR in header.meta]
     cut = [header.meta[CUT] for header in headers if CUT in header.meta]
     meta = first.meta | ({CUT: cut[0]} if cut else {}) | ({_ERROR: str(max(errors))} if errors else {})

@@ -32,7 +32,7 @@ def from_neuron(events: Sequence[Json]) -> Timeline:
     if backwards and not spans:
         raise ValueError("all of its events end before they start")
     if not spans:
-        raise UsageError("no compute or communication of a NeuronCore in it")
+        raise UsageError("no compute or communication of a NeuronCore in it; capture a step of the program")
     world = max(span.rank for span in spans) + 1
     meta = {ORIGIN: "Neuron system profile", **({LEFT_OUT: _describe_left_out(backwards)} if backwards else {})}
     return Timeline(spans=spans, world_size=world, meta=meta)

@@ -80,7 +80,7 @@ def checked_header(fields: object, *, version: int, origin: str) -> Header:
     """
     written = fields.get("version") if isinstance(fields, Mapping) else None
     if isinstance(written, int) and written > version:
-        raise UsageError(f"{origin}a newer version (format {written}, this one reads up to {version})")
+        raise UsageError(f"{origin}a newer version (format {written}, this one reads up to {version}); update overlap")
     return msgspec.convert(fields, Header)
 
 
@@ -140,14 +140,14 @@ def _read_header(file: BinaryIO) -> Header:
         fields = msgpack.unpackb(_read_block(file))
         return checked_header(fields, version=_VERSION, origin="part of a trace: of ")
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise UsageError(f"damaged part of a trace: {error!r}") from error
+        raise UsageError(f"damaged part of a trace: {error!r}; record it again") from error
 
 
 def _read_block(file: BinaryIO) -> bytes:
     """Read a block after its length, decompressed; raise UsageError if it is damaged or larger than `BLOCK_BYTES`."""
     length_bytes = int.from_bytes(file.read(4), "big")
     if not 0 < length_bytes <= BLOCK_BYTES:
-        raise UsageError(f"damaged part of a trace: a block of {length_bytes} bytes")
+        raise UsageError(f"damaged part of a trace: a block of {length_bytes} bytes; record it again")
     return _decompress(file.read(length_bytes))
 
 
@@ -184,7 +184,7 @@ def _stream_blocks(file: BytesIO) -> Iterator[SpanColumns]:
         if len(packed := file.read(length_bytes)) < length_bytes:
             return
         if rank >= 1 << 31:
-            raise UsageError(f"damaged part of a trace: rank {rank}")
+            raise UsageError(f"damaged part of a trace: rank {rank}; record it again")
         yield _unpack_columns(rank, _decompress(packed))
 
 
@@ -265,9 +265,9 @@ def _decompress(packed: bytes) -> bytes:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(packed, BLOCK_BYTES)
     except zlib.error as error:
-        raise UsageError(f"damaged part of a trace: {error}") from error
+        raise UsageError(f"damaged part of a trace: {error}; record it again") from error
     if not unpacker.eof:
-        raise UsageError("damaged part of a trace: cut off, or too long")
+        raise UsageError("damaged part of a trace: cut off, or too long; record it again")
     return data
 
 
@@ -294,7 +294,7 @@ def _unpack_columns(rank: int, data: bytes) -> SpanColumns:
         _check_indexes(found)
         return found
     except (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:
-        raise UsageError(f"damaged part of a trace: {error!r}") from error
+        raise UsageError(f"damaged part of a trace: {error!r}; record it again") from error
 
 
 def _check_indexes(columns: SpanColumns) -> None:

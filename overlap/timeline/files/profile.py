@@ -250,9 +250,11 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
         with open(path, "rb") as raw:
             return _read_events(str(path), open_unpacked(raw), progress or (lambda _: None))
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}; name a file that can be read") from error
     except (OverflowError, FloatingPointError) as error:
-        raise UsageError(f"{path}: damaged trace file: a number in it has more than 64 bits") from error
+        raise UsageError(
+            f"{path}: damaged trace file: a number in it has more than 64 bits; record it again"
+        ) from error
 
 
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -274,7 +276,9 @@ class _TextReader:
         self.bytes_read += len(piece)
         self.ended = not piece
         if len(self.data) > MAX_PIECE_BYTES:
-            raise UsageError(f"no event ends within {MAX_PIECE_BYTES >> 20} MiB: not a trace file, or damaged")
+            raise UsageError(
+                f"no event ends within {MAX_PIECE_BYTES >> 20} MiB: not a trace file, or damaged; record it again"
+            )
         return bool(piece)
 
 
@@ -285,7 +289,7 @@ def _read_events(path: str, file: BinaryIO, progress: Callable[[int], None]) -> 
     while match is None and text.read_more():
         match = _BEGIN.search(text.data)
     if match is None:
-        raise UsageError(f"{path}: not a trace file: no list 'traceEvents' in it")
+        raise UsageError(f"{path}: not a trace file: no list 'traceEvents' in it; name a file of export_chrome_trace")
     header = _parse_object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
     text.data, closed = text.data[match.end() :], False
     while not closed:
@@ -394,7 +398,9 @@ def _build_profile(path: str, header: dict[str, Any], columns: _ColumnBuilder, *
     columns.pieces.clear()  # so that memory holds one column twice, not all
     joined_columns: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
     if not columns.count:
-        raise UsageError(f"{path}: no event of PyTorch's profiler in it" + " before it was cut off" * cut)
+        raise UsageError(
+            f"{path}: no event of PyTorch's profiler in it" + " before it was cut off; record it again" * cut
+        )
     order = np.lexsort((-joined_columns[3], joined_columns[2]))
     position = np.empty(len(order), np.intp)
     position[order] = np.arange(len(order))

@@ -76,7 +76,7 @@ def _write_file(header: Header, ranks: Iterable[SpanColumns], path: str | os.Pat
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"trace: cannot write {path}: {error.strerror}") from error
+        raise UsageError(f"trace: cannot write {path}: {error.strerror}; name another file") from error
 
 
 def _write_pieces(pieces: Iterable[bytes], file: BinaryIO, *, packed: bool) -> None:
@@ -112,16 +112,18 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except OverflowError as error:
-        raise UsageError(f"{path}: damaged trace file: a number in it has more than 64 bits") from error
+        raise UsageError(
+            f"{path}: damaged trace file: a number in it has more than 64 bits; record it again"
+        ) from error
     except ValueError as error:
-        raise UsageError(f"{path}: damaged trace file: {error}") from error
+        raise UsageError(f"{path}: damaged trace file: {error}; record it again") from error
 
 
 def _stream_timeline(data: bytes) -> Timeline:
     """Return the timeline of the stream that a process left when it was killed before it wrote its trace."""
     timeline = read_stream(data)
     if not timeline.spans:
-        raise UsageError("the run was killed before it had recorded anything")
+        raise UsageError("the run was killed before it had recorded anything; run it again")
     return replace(timeline, meta=timeline.meta | {CUT: "what was recorded before the run was killed"})
 
 
@@ -167,9 +169,9 @@ def _open_data(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
                 file.seek(0)
                 yield file.read(), True
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"damaged: {error}") from error
+        raise UsageError(f"damaged: {error}; record it again") from error
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}") from error
+        raise UsageError(f"cannot be read: {error.strerror}; name a file that can be read") from error
 
 
 def _parse_timeline(data: bytes, *, complete: bool) -> tuple[Timeline, bool]:
@@ -184,7 +186,9 @@ def _parse_timeline(data: bytes, *, complete: bool) -> tuple[Timeline, bool]:
         return from_neuron(hardware), cut
     events = content.get("traceEvents") if isinstance(content, dict) and "overlap" in content else None
     if not isinstance(content, dict) or not isinstance(events, list):
-        raise UsageError("not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron")
+        raise UsageError(
+            "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these"
+        )
     known = [event for event in events if isinstance(event, dict)]
     return msgspec.convert(content | {"traceEvents": known}, Document).timeline(), cut
 
@@ -201,7 +205,7 @@ def _load_json(data: bytes, *, complete: bool) -> tuple[Json, bool]:
     except (ValueError, RecursionError) as error:
         if (part := complete_part(data.decode("utf-8", "ignore"))) is not None:
             return part, True
-        raise UsageError(f"not JSON, or cut off before its first event: {error}") from error
+        raise UsageError(f"not JSON, or cut off before its first event: {error}; record it again") from error
 
 
 def _unpack_gzip(data: bytes) -> tuple[bytes, bool]:

@@ -235,7 +235,7 @@ def _select_ranks(recorded: list[int], ranks: Iterable[int] | None) -> list[int]
     """Return the chosen ranks, ascending, all known ones by default; raise UsageError for none, or unknown ones."""
     chosen = recorded if ranks is None else sorted(set(ranks))
     if not chosen:
-        raise UsageError("ranks: an empty selection shows nothing")
+        raise UsageError("ranks: an empty selection shows nothing; name one or more")
     if missing := sorted(set(chosen) - set(recorded)):
         raise UsageError(f"ranks: {listed(missing)} not recorded here; recorded are {listed(recorded)}")
     return chosen
@@ -244,7 +244,9 @@ def _select_ranks(recorded: list[int], ranks: Iterable[int] | None) -> list[int]
 def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
     """Return, by rank, the window of a step or of the whole run; windows and errors as for `coverage`."""
     if not timeline.spans:
-        raise UsageError("the timeline has no spans: nothing was computed, communicated or marked as a step")
+        raise UsageError(
+            "the timeline has no spans: nothing was computed, communicated or marked as a step; record a run that does"
+        )
     if step is None:
         start_ns, end_ns = int(timeline.columns.start_ns.min()), int(timeline.columns.end_ns.max())
         return dict.fromkeys(timeline.ranks(), (start_ns, end_ns))

@@ -47,12 +47,12 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     fitting = fit_transfers(graph)
     series = bucket_series(graph)
     if not series:
-        raise UsageError("there are no all-reduces that could be buckets")
+        raise UsageError("there are no all-reduces that could be buckets; leave this change out")
     library_bounds = {key: boundaries(graph, nodes, nbytes) for key, nodes in series.items()}
     bounds = {key: library_bounds[key] or _even_ends(nodes, nbytes) for key, nodes in series.items()}
     series = {key: nodes for key, nodes in series.items() if bounds[key] != _current_ends(nodes)}
     if not series:
-        raise UsageError("the all-reduces are buckets of that size already")
+        raise UsageError("the all-reduces are buckets of that size already; try another size")
     old_transfers: set[Node] = set()
     new_transfers: list[Node] = []
     ends: dict[Node, list[Node]] = {}

@@ -163,7 +163,9 @@ def _await_late(graph: Graph) -> None:
     if not changed:
         held = hold_ups(graph)
         other = f"; '{held[0].name}' {held[0].clause}: see updates=late" if held else ""
-        raise UsageError(f"programs await communication at the end of the step only already{other}")
+        raise UsageError(
+            f"programs await communication at the end of the step only already{other}; leave this change out"
+        )
     for _, end, span in graph.steps:
         end.after += [(node, 0) for node in ends.get((span.rank, span.step), ())]
 
@@ -192,7 +194,7 @@ def _free_loops(graph: Graph) -> None:
     """Let programs compute in parallel to their event loops: other ranks and transfers no longer wait for that."""
     loops = set(graph.kept_loops())
     if not loops:
-        raise UsageError("no program kept an event loop")
+        raise UsageError("no program kept an event loop; leave this change out")
     for node in graph.nodes:
         if node.kind == "transfer" or (node.kind == "program" and node.ranks):
             for loop in [each for each, _ in node.after if each in loops]:
@@ -204,7 +206,7 @@ def _drop_barriers(graph: Graph) -> None:
     """Remove all waits for barriers; a step still ends when its operations have ended."""
     barriers = {node for node in graph.nodes if node.kind == "end" and node.info and node.info.op == "barrier"}
     if not barriers:
-        raise UsageError("there are no barriers")
+        raise UsageError("there are no barriers; leave this change out")
     for node in graph.nodes:
         for before in [each for each, _ in node.after if each in barriers]:
             remove_wait(node, before)
@@ -219,7 +221,7 @@ def _fitted_transfers(graph: Graph) -> list[tuple[Node, Fit]]:
     found = fit_transfers(graph)
     transfers = [(node, found[transfer_kind(node)]) for node in graph.nodes if node.kind == "transfer"]
     if not transfers:
-        raise UsageError("there is no communication that it could change")
+        raise UsageError("there is no communication that it could change; leave this change out")
     return transfers
 
 
@@ -234,7 +236,7 @@ def _scale_transfers(graph: Graph, *, latency: float, size: float) -> None:
 def _change_bandwidth(value: str) -> tuple[str, Apply]:
     """Return the change of bandwidth by a factor, and before it its description."""
     if not (factor := _parse_factor(value)):
-        raise UsageError("nothing travels at 0 times the speed")
+        raise UsageError("nothing travels at 0 times the speed; give a factor above 0")
     return f"wires carry {factor:g} times as much", lambda graph: _scale_transfers(graph, latency=1.0, size=1 / factor)
 
 
@@ -310,7 +312,7 @@ def _change_buckets(value: str) -> tuple[str, Apply]:
     """Return the change of all-reduces to buckets of a size, and before it its description."""
     nbytes = parse_bytes(value, argument="bucket_bytes")
     if nbytes < 1:
-        raise UsageError("a bucket holds at least a byte")
+        raise UsageError("a bucket holds at least a byte; give 1 or more")
     what = f"all-reduces of {format_bytes(nbytes)} in the order of the gradients"
     return what, lambda graph: rebucket(graph, nbytes)
 

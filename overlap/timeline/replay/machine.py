@@ -48,7 +48,7 @@ class ReplayMachine:
     def __init__(self, meta: Mapping[str, str], world_size: int) -> None:
         name = meta.get("cluster")
         if name is None:
-            raise UsageError("the trace does not say on what machine it was recorded")
+            raise UsageError("the trace does not say on what machine it was recorded; record it with --cluster")
         try:
             self._cluster = machine_called(name, ranks=world_size)
         except TopologyError as error:
@@ -108,7 +108,7 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
     machine = ReplayMachine(graph.meta, graph.world_size)
     streams = transfers_by_stream(graph, GENERATORS)
     if not streams:
-        raise UsageError(f"there are no operations that could become {algorithm!r}")
+        raise UsageError(f"there are no operations that could become {algorithm!r}; leave this change out")
     unseen = take_turns(graph, streams)
     changed, supported = False, set[str]()
     for node in (node for nodes in streams.values() for node in nodes):
@@ -124,7 +124,7 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
         changed = True
     if not changed:
         names = ", ".join(map(repr, sorted(supported)))
-        raise UsageError(f"no operation could become {algorithm!r}; those recorded are {names}")
+        raise UsageError(f"no operation could become {algorithm!r}; those recorded are {names}; leave this change out")
 
 
 def best_algorithm(timeline: Timeline) -> str | None:

@@ -301,7 +301,7 @@ def _remove_guesses(cycle: Collection[Node]) -> bool:
             if before in inside and _is_guess(node, before):
                 guesses.setdefault(before.after[0][0] if before.kind == "end" else before, []).append((node, before))
     if not guesses:
-        raise UsageError("with this change operations would wait for each other for ever")
+        raise UsageError("with this change operations would wait for each other for ever; try another change")
     first = min(guesses, key=lambda each: (each.kind != "transfer", _began_ns(each)))
     for node, before in guesses[first]:
         remove_wait(node, before)

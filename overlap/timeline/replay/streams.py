@@ -28,7 +28,9 @@ def change_window(graph: Graph, window: int) -> None:
     """
     arrivals = _stream_arrivals(graph)
     if arrivals and not any(_window_matters(nodes, window) for nodes in arrivals.values()):
-        raise UsageError("streams work on as many operations at once already, or on all that there are")
+        raise UsageError(
+            "streams work on as many operations at once already, or on all that there are; try another window"
+        )
     late_ns = _release_windows(graph)
     _limit_by_window(graph, {lane: (nodes, window) for lane, nodes in arrivals.items()}, late_ns)
 
@@ -43,7 +45,7 @@ def part_streams(graph: Graph) -> None:
     windows = {lane: _observed_window(nodes) for lane, nodes in arrivals.items()}
     mixed = {lane for lane, nodes in arrivals.items() if len({_call_site(node) for node in nodes}) > 1}
     if arrivals and not mixed:
-        raise UsageError("the operations of each line have a stream of their own already")
+        raise UsageError("the operations of each line have a stream of their own already; leave this change out")
     late_ns = _release_windows(graph)
     for node in graph.nodes:
         if node.kind == "transfer" and node.lane is not None:
@@ -102,7 +104,7 @@ def _release_windows(graph: Graph) -> dict[Node, float]:
     """
     streams = transfers_by_stream(graph, GENERATORS)
     if not streams:
-        raise UsageError("there are no operations on streams")
+        raise UsageError("there are no operations on streams; leave this change out")
     fresh = [[node for node in nodes if node.lane is None] for nodes in streams.values()]
     unseen = take_turns(graph, streams)
     for nodes in fresh:
@@ -197,10 +199,10 @@ def forward_first(graph: Graph) -> None:
     """
     streams = transfers_by_stream(graph, ("all_reduce", "reduce_scatter"))
     if not streams:
-        raise UsageError("there are no gradients that could change their order")
+        raise UsageError("there are no gradients that could change their order; leave this change out")
     plain = {lane: nodes for lane, nodes in streams.items() if len({operation_priority(node) for node in nodes}) == 1}
     if not plain:
-        raise UsageError("all gradients have priorities already")
+        raise UsageError("all gradients have priorities already; leave this change out")
     take_turns(graph, plain)
     ends = _transfer_ends(graph, {node for nodes in plain.values() for node in nodes})
     computes = {key: [node for node in nodes if node.work_ns] for key, nodes in graph.computes().items()}

@@ -67,7 +67,7 @@ def issue_late(graph: Graph) -> None:
         changed |= bool(passed)
         _reorder(lane, later)
     if not changed:
-        raise UsageError("no compute of a step waits for a reduction and holds up others")
+        raise UsageError("no compute of a step waits for a reduction and holds up others; leave this change out")
 
 
 def _compute_line(node: Node) -> _Line:

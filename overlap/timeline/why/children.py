@@ -85,7 +85,8 @@ def _read_in_child(function: str, files: Sequence[Path], children: list[subproce
         data, _ = child.communicate()
     if child.returncode:
         raise UsageError(
-            f"why: the process that read {files[0]} ended with {child.returncode}, perhaps for lack of memory"
+            f"why: the process that read {files[0]} ended with {child.returncode}, perhaps for lack of memory; "
+            "name fewer files"
         )
     results: list[Any] = pickle.loads(data)  # of our own child
     return [UsageError(each) if isinstance(each, str) else each for each in results]

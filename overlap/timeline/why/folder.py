@@ -58,7 +58,7 @@ def _trace_files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         if not path.exists():
-            raise UsageError(f"why: {path}: no such file or folder")
+            raise UsageError(f"why: {path}: no such file or folder; name one that exists")
         if not path.is_file():
             raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
         return [path]
@@ -80,7 +80,7 @@ def _read_report(path: Path) -> Why | None:
             return None
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"why: {path}: cannot be read: {error.strerror}") from error
+        raise UsageError(f"why: {path}: cannot be read: {error.strerror}; name a file that can be read") from error
     return from_json(data) if f'"schema": "{SCHEMA}"'.encode() in data and b'"traceEvents"' not in data else None
 
 

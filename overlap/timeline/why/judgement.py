@@ -53,7 +53,7 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
     if shown_step not in walls:
         raise UsageError(f"why: no step {step} is recorded; recorded are {listed(sorted(map(_step_order, walls)))}")
     if not walls[shown_step]:
-        raise UsageError(f"why: {reports[0].path}: what it records takes no time")
+        raise UsageError(f"why: {reports[0].path}: what it records takes no time; leave it out")
     facts = _collect_facts(reports, ranks, shown_step, sorted(walls, key=_step_order))
     costs = facts.steps[shown_step]
     causes = _sorted_causes(reports, facts, costs)
@@ -95,7 +95,10 @@ def _check_same_run(reports: Sequence[RankReport]) -> None:
             )
     worlds = {report.world_size for report in reports}
     if len(worlds) > 1 and min(worlds) > 1:
-        raise UsageError(f"why: the files are of different runs: world sizes {', '.join(map(str, sorted(worlds)))}")
+        raise UsageError(
+            f"why: the files are of different runs: world sizes {', '.join(map(str, sorted(worlds)))}; "
+            "name the files of one run"
+        )
 
 
 def _collect_facts(

@@ -46,7 +46,7 @@ def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
     timelines = [read_trace(file) for file in files]
     timeline = timelines[0] if len(timelines) == 1 else merged(timelines)
     if step is not None and step not in timeline.steps():
-        raise UsageError(f"why: no step {step} is recorded")
+        raise UsageError(f"why: no step {step} is recorded; leave out the step to have one chosen")
     return build_report(timeline, step=median_step(timeline) if step is None else step)
 
 

@@ -112,16 +112,20 @@ def from_json(data: bytes | str) -> Why:
     try:
         fields = json.loads(data)
     except ValueError as error:
-        raise UsageError(f"why: not JSON: {error}") from error
+        raise UsageError(f"why: not JSON: {error}; name a file of `overlap why --json`") from error
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
-        raise UsageError(f"why: not a report: it has no field 'schema' that is {SCHEMA!r}")
+        raise UsageError(
+            f"why: not a report: it has no field 'schema' that is {SCHEMA!r}; name a file of `overlap why --json`"
+        )
     version = fields.get("schema_version")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise UsageError(f"why: written by a newer version (format {version}; this one reads up to {SCHEMA_VERSION})")
+        raise UsageError(
+            f"why: written by a newer version (format {version}; this one reads up to {SCHEMA_VERSION}); update overlap"
+        )
     try:
         return msgspec.convert(fields, Why)
     except msgspec.ValidationError as error:
-        raise UsageError(f"why: damaged report: {error}") from error
+        raise UsageError(f"why: damaged report: {error}; write it again") from error
 
 
 def median_length_step(steps_ns: Mapping[int | None, int]) -> int | None:
