@@ -327,7 +327,8 @@ def test_what_an_error_tells_does_not_move_the_cursor(overlap, script):
     )
     told = r"overlap: rank 0 failed at train.py:3: ValueError: \x00\x1b[2J ..."
     assert overlap("run", script(body))[2].splitlines()[-1] == told
-    assert overlap("run", "\x1b[2J.py") == (2, "", "overlap: run: \\x1b[2J.py: No such file or directory\n")
+    expected = "overlap: run: \\x1b[2J.py: No such file or directory; name a script that can be read\n"
+    assert overlap("run", "\x1b[2J.py") == (2, "", expected)
 
 
 def test_a_program_without_a_world_has_no_trace(overlap, script):

@@ -59,7 +59,7 @@ def events(kind: type[RankEvent], channels: list[int]) -> st.SearchStrategy[Rank
 @pytest.mark.parametrize("kind", get_args(RankEvent), ids=lambda kind: kind.__name__)
 def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypatch: pytest.MonkeyPatch) -> None:
     planes, blamed = list[ControlPlane](), list[tuple[int, BaseException]]()
-    attached = ControlPlane.exchanging_reports
+    attached = ControlPlane.attach
 
     def known(plane: ControlPlane, world: World) -> Any:
         planes.append(plane)
@@ -94,7 +94,7 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypa
         over.set()
 
     begun, over = trio.Event(), trio.Event()
-    monkeypatch.setattr(ControlPlane, "exchanging_reports", known)
+    monkeypatch.setattr(ControlPlane, "attach", known)
     monkeypatch.setattr(World, "fail_elsewhere", blame)
     monkeypatch.setattr(World, "stopped_elsewhere", lambda world, reason: None)
     run_far(main, 2, 2, nemesis=nemesis)

@@ -30,4 +30,4 @@ def test_other_weights_are_noticed():
     for member in (1, 2):
         story.record(member, {"digest": "of other weights"})
     assert story.digests == {1: "of other weights", 2: "of other weights"}
-    assert survival.replayed(story.history, 22) not in story.digests.values()
+    assert survival.replay_digest(story.history, 22) not in story.digests.values()

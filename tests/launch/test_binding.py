@@ -10,7 +10,7 @@ import pytest
 
 from overlap.launch.binding import bound_to_cores, share_cores, share_own_cores, sort_by_package
 from tests.interpreters import ROOT, Python
-from transports.patience import usable
+from transports.patience import usable_cores
 
 ANY = frozenset[int]()
 
@@ -45,21 +45,21 @@ def test_cores_of_which_nothing_is_said_keep_their_order(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
 def test_who_starts_them_keeps_its_own_cores() -> None:
-    before = usable()
+    before = usable_cores()
     one = frozenset({min(before)})
     with bound_to_cores(one):
-        assert usable() == one
-    assert usable() == before
+        assert usable_cores() == one
+    assert usable_cores() == before
     with bound_to_cores(ANY):
-        assert usable() == before
+        assert usable_cores() == before
     with bound_to_cores(frozenset({1 << 12})):  # there is no such
-        assert usable() == before
-    assert usable() == before
+        assert usable_cores() == before
+    assert usable_cores() == before
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
 def test_shares_are_of_the_cores_that_this_thread_may_use() -> None:
-    one = frozenset({min(usable())})
+    one = frozenset({min(usable_cores())})
     with bound_to_cores(one):
         assert share_own_cores(2) == [one, one]
 
@@ -74,11 +74,13 @@ overlap.run(main)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(len(usable()) < 2 or sys.platform != "linux", reason="there are no two cores to be shared out")
+@pytest.mark.skipif(
+    len(usable_cores()) < 2 or sys.platform != "linux", reason="there are no two cores to be shared out"
+)
 @pytest.mark.parametrize(("options", "bound"), [([], True), (["--no-bind"], False)])
 def test_each_process_of_a_launch_keeps_to_its_share(tmp_path: Path, options: list[str], bound: bool) -> None:
     (tmp_path / "tells.py").write_text(_TELLS)
-    cores = sorted(usable())
+    cores = sorted(usable_cores())
     command = ("-m", "overlap", "run", "--processes", "2", "--no-prefix", *options, "tells.py")
     job = Python(*command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     told, _ = job.communicate(timeout=60)

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from overlap import UsageError
-from overlap.processes.secret import generate, given_secret, hand_over, user_secret
+from overlap.processes.secret import ADVICE, generate, given_secret, hand_over, user_secret
 
 HEX = "00ff" * 16
 
@@ -107,7 +107,7 @@ def test_a_link_instead_of_the_folder_is_not_trusted(tmp_path):
 def test_a_secret_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
     (tmp_path / "file").touch()
     inside = tmp_path / "file" / "s"
-    assert error_of({"OVERLAP_SECRET_FILE": str(inside)}) == f"{inside}: Not a directory"
+    assert error_of({"OVERLAP_SECRET_FILE": str(inside)}) == f"{inside}: Not a directory; {ADVICE}"
     (tmp_path / "loop").symlink_to("loop")
     assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "loop")}).startswith(f"{tmp_path / 'loop'}: Too many levels")
     assert (

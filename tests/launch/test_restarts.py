@@ -300,7 +300,7 @@ def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
     ("options", "variables", "message"),
     [
         ([], {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
-         "torchrun has started this process, and would have to start it again"),
+         "torchrun has started this process, and would have to start it again; leave it out"),
     ],
 )  # fmt: skip
 def test_who_does_not_start_the_processes_cannot_start_them_again(job, options, variables, message):

@@ -188,7 +188,7 @@ def test_gradients_that_are_missing_or_come_twice_are_named():
         )
         with pytest.raises(overlap.UsageError) as caught:
             model.step()
-        assert str(caught.value) == "step: no gradient of 'w0', 'w2', 'w3' in step 0"
+        assert str(caught.value) == "step: no gradient of 'w0', 'w2', 'w3' in step 0; hand it over"
 
     overlap.run(main, ranks=1)
 

@@ -63,11 +63,7 @@ def check_alike(
                 item = "the digests have come damaged"
             else:
                 item = f"one of those after {items[index - 1]}"
-            raise mark_agreed(
-                UsageError(
-                    f"{subject} differ between rank {this_rank} and rank {rank}: {item}; pass the same on all ranks"
-                )
-            )
+            raise mark_agreed(UsageError(f"{subject} differ between rank {this_rank} and rank {rank}: {item}"))
 
 
 def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
