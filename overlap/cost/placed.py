@@ -110,7 +110,7 @@ class PlacedRound:
         return alone_s
 
     def delays_s(self, slot_bytes: float, pieces: int) -> tuple[Floats, Floats]:
-        """Return (messages,) the times to start and to arrive, besides the bytes.
+        """Return two arrays, a value a message: the delay of its start and its latency, without the time of its bytes.
 
         Pieces that a ring reduces and passes on take as long as all their bytes, or as the delays and one piece: while
         one piece is on the wire another one is reduced. The last step has nothing to hide behind.
@@ -123,12 +123,12 @@ class PlacedRound:
             return self.start_s, self.latency_s + self.reduce_s
         wire_s = self.wire_s(slot_bytes)
         memory_s = (self.moving_s_per_byte + self.adding_s_per_byte) * slot_bytes
-        then_s = np.maximum(memory_s, self.reducing_s_per_byte * slot_bytes)
-        whole_s, piece_s = np.maximum(wire_s, then_s), (wire_s + then_s) / pieces
+        local_s = np.maximum(memory_s, self.reducing_s_per_byte * slot_bytes)
+        all_bytes_s, piece_s = np.maximum(wire_s, local_s), (wire_s + local_s) / pieces
         delay_s = self.start_s + (pieces - 1) * self.gap_s + self.latency_s
-        shown_s = np.maximum(delay_s + piece_s - whole_s, 0.0)
-        latency_s = np.minimum(self.latency_s, shown_s)
-        return shown_s - latency_s, latency_s
+        exposed_s = np.maximum(delay_s + piece_s - all_bytes_s, 0.0)  # what the bytes do not hide
+        latency_s = np.minimum(self.latency_s, exposed_s)
+        return exposed_s - latency_s, latency_s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -118,12 +118,16 @@ class EqualNodes:
         return Representatives(placement=self._sampled_ranks[0], groups=[range(len(self._home_ranks))])
 
     def between_sample(self) -> Representatives | None:
-        """Return the sample for phases between nodes where nodes differ; None if no node represents others."""
+        """Return the simulated ranks of phases between unequal nodes: of each node, those of its first set of adapters.
+
+        None if there is only one set.
+        """
         if not self.folds:
             return None
         placement, number = self._sampled_ranks
         groups = [[number[node[place]] for node in self.geometry.nodes] for place in self._first_bundle]
-        # Places in the home node, which is the first in the placement.
+        # Places in the home node, which is the first in the placement; rank others[i] behaves as the i-th of the
+        # first set, counted round and round.
         others = [place for bundle in self._adapter_bundles[1:] for place in bundle]
         return Representatives(
             placement=placement, groups=groups, alike=(others, self._first_bundle * len(self._adapter_bundles[1:]))

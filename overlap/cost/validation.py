@@ -285,7 +285,7 @@ def _predict_training() -> ValidationRow:
 
 
 def _predict_crossover(knee: Knee) -> Crossover:
-    """Search for the size at which the cheapest algorithm changes; None if it does not near the published size."""
+    """Search for the size at which the cheapest algorithm changes; its bytes are None if none is near the published."""
     machine, ranks = cluster(knee.machine), tuple(range(knee.ranks))
 
     def cheapest_algorithm(nbytes: int) -> str:

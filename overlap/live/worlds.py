@@ -144,7 +144,7 @@ def _find_records(folder: str | os.PathLike[str] | None) -> list[Path]:
 
 
 def find_world(name: str | None, folder: str | os.PathLike[str] | None = None) -> RunningWorld:
-    """Return the world of that job, with that process or of that program; without a name the newest.
+    """Return the running world whose job, process id or program is `name`, the newest without one; close all others.
 
     Raises:
         UsageError: There is none, or the program has several.

@@ -36,8 +36,9 @@ def choose_simulation(whole: FullSimulation, microbatches: int) -> FullSimulatio
 def fill_and_period(layout: Layout) -> tuple[int, int]:
     """Return the number of microbatches that fill a pipeline, and the period after which its times repeat.
 
-    With one stage on a rank those are the stages, and one. Interleaved stages repeat with each round, which has as many
-    microbatches as there are ranks if these divide the microbatches; else the rounds change, and nothing repeats.
+    With one stage on a rank, the number of ranks fills it and each microbatch repeats. Folded schedules need twice as
+    many, one more if an odd number would be left, and repeat every second microbatch. Interleaved stages repeat with
+    each round of as many microbatches as ranks, if the ranks divide the microbatches; else nothing repeats.
     """
     p, m = layout.pp, layout.microbatches
     if layout.chunks == 1:

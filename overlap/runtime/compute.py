@@ -181,7 +181,7 @@ class ComputeFuture(OwnCode[T_co]):
         return True
 
     def failure_of(self, error: BaseException) -> Failure:
-        """Return the failure of its function, given the error."""
+        """Return the failure for an error of this future's function; the error gets an explanation."""
         explain(error)
         return Failure(error, prompt=self.prompt and arose_here(error))
 

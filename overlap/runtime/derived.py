@@ -34,7 +34,7 @@ class Derived(Future[T_co]):
         self._remaining = len(parts)
 
     def begin(self) -> Derived[T_co]:
-        """Wait for the parts; on the loop's thread only, unless they have not been issued. Return this future."""
+        """Register a callback on each part, and return this future; issued parts need the event loop's thread."""
         for part in self._parts:
             call_when_done(part, partial(self._part_done, part))
         return self

@@ -60,12 +60,18 @@ class WorldEnding:
     def add(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int | None) -> None:
         """Record a failure after the first that is no consequence of it.
 
+        Of ranks that fail in one instant of virtual time, the lowest becomes the first culprit.
+
         Args:
-            now_ns: The instant in virtual time: of ranks that fail in one instant the lowest is the first.
+            culprit: Rank that failed.
+            cause: Its error.
+            doing: Unfinished operations of the rank, as text.
+            now_ns: Virtual time of the failure; None in real time.
         """
         assert self.failure is not None
         if now_ns == self._since_ns and culprit < self.failure[0]:
-            (culprit, cause), self.failure, self.doing = self.failure, (culprit, cause), doing
+            first, self.failure, self.doing = self.failure, (culprit, cause), doing
+            culprit, cause = first
         self.others[culprit] = cause
 
     def peer_failed(self) -> PeerFailedError:

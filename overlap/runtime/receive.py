@@ -147,7 +147,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         return super()._ends_at_once()
 
     def _resume(self) -> None:
-        """Take part again: at the old place if that is still free, else behind receives issued in the meantime."""
+        """Take part again: in its place, or, if it had left the queue, behind the receives issued since."""
         if self.state is UNWANTED:
             self._enter(MATCHING if self.scope is None else RUNNING)
         if self.state is not PARKED:

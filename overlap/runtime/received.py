@@ -120,7 +120,7 @@ class TreeReceive(ReceiveFuture[object]):
         super().finish(end_ns, meeting)
 
     def call_and_bytes(self, value: object) -> tuple[Call, Array | None]:
-        """Return the call and the bytes of the message, as a flat copy."""
+        """Return the expected call, and the leaves of a tree as one flat copy of bytes; an array as a plain receive."""
         if value is None or not self._form or self.context.arrays.shapes_only:
             return self._pattern, super().call_and_bytes(value)[1]
         flat = np.concatenate([as_output(leaf, "like").reshape(-1).view(np.uint8) for leaf in leaves_of(value)])

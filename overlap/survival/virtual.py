@@ -23,13 +23,13 @@ EPOCH, AFTER, STATE = "epoch", "after step", "state (bytes)"
 
 
 def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, size: int) -> list[T]:
-    """Run a program in virtual time, again in each epoch, until one ends well.
+    """Run a program in virtual time; after losses run it again with the survivors, until an epoch ends well.
 
     All ranks are in this process, so the reports of an epoch are there at once. Models, their reports, the rule that
     decides on the next world, and the order of the calls are those of real processes.
 
     Args:
-        live: Lives one world.
+        live: Runs the ranks of one epoch, and returns their results.
         assumptions: The assumptions of the simulation, with faults.
         cluster: Cluster of the ranks.
         size: Number of ranks in the first world.

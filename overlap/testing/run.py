@@ -312,7 +312,7 @@ class Run:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Return whether two results are the same, bit by bit, but for NaN."""
+    """Return whether two results have equal values; NaN equals NaN in arrays, and a list a tuple of equal items."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind in "fc"))
     if hasattr(a, "equal") and hasattr(b, "equal"):  # tensors

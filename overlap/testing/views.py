@@ -104,7 +104,7 @@ class RankView:
         self._outside: Callable[[], None] | None = None
 
     def enter(self) -> None:
-        """Set the process to the state of this rank."""
+        """Set the process to the state of this rank, and keep the function that undoes it for `leave`."""
         before, has_own_folder = _Process(), _has_own_folder()
         hidden = {name: sys.modules.get(name) for name in self._own}
         states = [exchange() for exchange in self._more]

@@ -170,7 +170,7 @@ class SharedMemory(MemoryMessages):
         return Post(engine, {self.placement[i][0]: i for i in members if len(self.placement[i]) == 1})
 
     def _on_note(self, member: int, first: int, second: int, third: int) -> None:
-        """Handle a note of another process: its goodbye, or one about the rows of a rank."""
+        """Handle a note, three numbers: its second is `GOODBYE` at the end of a process; all others are for boards."""
         if second == GOODBYE:
             self.links[member].on_goodbye()
         elif self._boards is not None:

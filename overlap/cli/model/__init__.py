@@ -178,6 +178,7 @@ def main(args: argparse.Namespace) -> int:
     searched = None if result is None else (names, result)
 
     def lines() -> list[str]:
+        """Return the printed page: the search, if there was one, and the predicted step."""
         from ..console import Console
 
         width = Console(width=args.width).width

@@ -48,10 +48,10 @@ class Reader:
         self._headers: dict[str, tuple[dict[str, Any], int]] = {}
 
     def check_file(self, name: str) -> None:
-        """Compare a file with its size and checksum in the manifest.
+        """Compare a file with its size and checksum in the manifest, and its pieces with their lengths there.
 
         Raises:
-            DamagedError: If it is something else.
+            DamagedError: If one differs, or the header cannot be read.
         """
         path, (nbytes, written) = self._folder / name, self.files[name]
         if not path.is_file() or path.stat().st_size != nbytes or checksum(path) != written:

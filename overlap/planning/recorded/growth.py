@@ -68,7 +68,7 @@ class Growth:
         return name in self.names or (name == WORLD and len(members) == self.recorded)
 
     def place(self, recorded: int) -> int:
-        """Return the place of a recorded rank on the growing axis."""
+        """Return the index of a recorded rank on the axis that a larger cluster lengthens, such as data parallelism."""
         return self._coordinates(recorded, self.degree)[1]
 
     def _copy_number(self, rank: int) -> int:

@@ -247,7 +247,7 @@ def world_watch(
 
 
 def _report_busy(others: Others | None, busy: BusyLoop, seconds: float, *, alone: bool) -> None:
-    """Notify the user of the rank that keeps the loop; in the thread of the watch."""
+    """Notify the user and the other processes of the rank that blocks the event loop; in the thread of the watch."""
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(
         f"rank {busy.rank} has kept the event loop busy for {format_s(seconds)} at {busy.place}; {waiting}; "

@@ -180,10 +180,10 @@ class _Simulation:
                     push(events, (due_ns, next(number), later, 0))
         return ready, over
 
-    def _begin_node(self, node: Node, at_ns: float) -> None:
-        """Schedule the end of a node that waits for nothing, or of a transfer its start, at an instant."""
-        self._begins_ns[node.place] = at_ns
-        self._schedule(at_ns if node.kind == "transfer" else at_ns + node.work_ns, node, 0)
+    def _begin_node(self, node: Node, begin_ns: float) -> None:
+        """Begin a node whose waits are over: schedule the start of a transfer, and the end of any other node."""
+        self._begins_ns[node.place] = begin_ns
+        self._schedule(begin_ns if node.kind == "transfer" else begin_ns + node.work_ns, node, 0)
 
     def _schedule(self, at_ns: float, node: Node, version: int) -> None:
         heappush(self._events, (at_ns, next(self._event_numbers), node, version))
