@@ -23,7 +23,8 @@
 
 and a warning: TraceWarning, a timeline could not be written; the results stand.
 
-Errors carry data and build their message from it.
+Errors about one operation carry its facts and build their message from them. `UsageError`, `ScheduleError` and
+errors of peers get their text where they are raised. Errors of wires are a tree of their own: `transports.failures`.
 """
 
 from __future__ import annotations

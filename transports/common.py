@@ -53,7 +53,7 @@ class Board(ABC):
 
         Args:
             table: The program of the operation.
-            owner: Its `ended` is called on the event loop's thread, unless a waiting thread finds the end first.
+            owner: Its `on_end` is called on the event loop's thread, unless a waiting thread finds the end first.
             number: Number of the operation.
             tag: Tag of the operation, the same for all ranks with equal calls; its last byte is 0.
             source: Address of the input; 0: there is none.

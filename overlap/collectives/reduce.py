@@ -124,7 +124,7 @@ class Reducer:
 
 
 def _divide(total: Array, count: int) -> Array:
-    """Divide a sum by a count; integers are rounded down."""
+    """Divide a sum by a count; integers are truncated towards zero."""
     if total.dtype.kind in "iu":
         return (total - np.fmod(total, count)) // count
     return np.true_divide(total, count, out=total)

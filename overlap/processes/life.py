@@ -267,7 +267,8 @@ def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, s
     if cluster is None or cluster == "local":
         return topology.cluster("local", ranks=ranks or DEFAULT_RANKS)
     try:
-        placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster
+        is_local = isinstance(cluster, str) and cluster.split()[0] == "local"  # "local x2" has as many ranks as wanted
+        placed = topology.cluster(cluster, ranks=ranks if is_local else None) if isinstance(cluster, str) else cluster
     except topology.TopologyError as error:
         raise UsageError(f"cluster: {error}{source}") from error
     if ranks is not None and ranks > placed.world_size:

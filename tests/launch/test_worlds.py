@@ -95,7 +95,7 @@ overlap.run(main)
 @pytest.mark.parametrize(
     ("transport", "method"),
     [
-        pytest.param("efa", "SocketJoining._check", marks=pytest.mark.slow),
+        pytest.param("efa", "SocketJoining._check_addresses", marks=pytest.mark.slow),
         ("shared_memory", "MemoryJoining._find_neighbours"),
     ],
 )
@@ -173,6 +173,33 @@ def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
     run = launched(tmp_path, program(tmp_path, worlds=2), *hosts(4), "--ranks-per-process", "1")
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == 2 * results(4, 1)
+
+
+OPERATOR = """
+import numpy as np
+import overlap
+from overlap.collectives.reduce import Operator
+
+def farther(a, b, out=None):
+    out = np.empty_like(a) if out is None else out
+    np.copyto(out, np.where(np.abs(a) >= np.abs(b), a, b))
+    return out
+
+overlap.OPS["farthest"] = Operator(combine=farther, reference=None)
+
+async def main(rank):
+    return await rank.all_reduce(np.array([rank.rank, -rank.rank]) - 2, op="farthest")
+
+if __name__ == "__main__":
+    print(*overlap.run(main))
+"""
+
+
+def test_an_operator_of_the_program_that_is_no_ufunc_works_between_processes(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OPERATOR)
+    done = launched(tmp_path, script, "--processes", "2", "--ranks", "2", "--no-prefix")
+    assert (done.returncode, done.stdout) == (0, "[-2 -3]\n" * 2), done.stderr
 
 
 @pytest.mark.slow

@@ -388,7 +388,7 @@ def _reducer(reducer: Reducer, size: int) -> tuple[object, object, int, int, byt
     """Return a reducer for the engine: numpy's loops, and the divisor; None if the engine cannot run it."""
     dtype, kind = reducer.dtype, reducer.accumulator
     narrow = _NARROW.get(dtype.name, 0) or (_MEANS.get(dtype.kind, 0) if reducer.divides else 0)
-    if not (reducer.plain or narrow):
+    if not (isinstance(reducer.combine, np.ufunc) and (reducer.plain or narrow)):  # the engine runs numpy's loops only
         return None
     divides = reducer.divides and kind.kind in "fc"
     divisor = np.array(size, kind).tobytes() if divides else b""
