@@ -100,12 +100,13 @@ class Numbering:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         bundles = max(1, min(cluster.nics_per_node, cluster.devices_per_node))
-        node, device, self.core = _place_ranks(cluster, np.arange(cluster.world_size))
-        self.device = node * cluster.devices_per_node + device
-        self.unit = node // cluster.servers
-        self.nic = node * bundles + device * bundles // cluster.devices_per_node
-        self.first_nic = cluster.world_size * cluster.ranks_per_device
-        self.first_link = self.first_nic + 2 * bundles * cluster.nodes
+        node, device, core = _place_ranks(cluster, np.arange(cluster.world_size))
+        self.core: Ints = core
+        self.device: Ints = node * cluster.devices_per_node + device
+        self.unit: Ints = node // cluster.servers
+        self.nic: Ints = node * bundles + device * bundles // cluster.devices_per_node
+        self.first_nic: int = cluster.world_size * cluster.ranks_per_device
+        self.first_link: int = self.first_nic + 2 * bundles * cluster.nodes
         self.links: list[Link] = []
         self._number: dict[Link, int] = {}
         self._ways: list[list[int]] = []

@@ -19,11 +19,12 @@ class Ends:
     """Messages sorted by the clock that they start from or end at."""
 
     def __init__(self, clock: Ints) -> None:
-        self.order = np.argsort(clock, kind="stable")
+        self.order: Ints = np.argsort(clock, kind="stable")
         clocks = clock[self.order]
-        self.first = np.flatnonzero(np.append(True, clocks[1:] != clocks[:-1])) if len(clock) else np.zeros(0, np.int64)
-        self.clock = clocks[self.first]
-        self.alone = len(self.first) == len(clock)
+        starts = np.append(True, clocks[1:] != clocks[:-1]) if len(clock) else np.zeros(0, bool)
+        self.first: Ints = np.flatnonzero(starts)
+        self.clock: Ints = clocks[self.first]
+        self.alone: bool = len(self.first) == len(clock)
 
     def latest(self, time: Ints) -> Ints:
         """Return the latest time at each clock in `clock`."""

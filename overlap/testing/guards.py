@@ -98,7 +98,8 @@ class Patches:
     """
 
     def __init__(self, current: Callable[[], Any]) -> None:
-        self.stack, self._current = ExitStack(), current
+        self.stack: ExitStack = ExitStack()
+        self._current = current
 
     def replace(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
         """Replace a function; the replacement gets the rank and the original before the arguments."""

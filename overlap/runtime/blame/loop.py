@@ -67,7 +67,7 @@ class Turn(trio.abc.Instrument):
     """
 
     def __init__(self, over: Callable[[BusyLoop, int], None]) -> None:
-        self.began_ns = perf_counter_ns()
+        self.began_ns: int = perf_counter_ns()
         self.samples: list[BusyLoop] = []  # Samples of a long turn, in order; the watch appends, in its thread
         self._over = over
 
