@@ -338,7 +338,7 @@ TWO = schedules.one_f_one_b(2, 4)
     [
         (
             lambda rank: build(rank, schedules.gpipe(4, 4), layers={}, params={}),
-            "schedule: gpipe is for 4 ranks, group 'world' has 2",
+            "schedule: gpipe is for 4 ranks, group 'world' has 2; make one for as many",
         ),
         (
             lambda rank: build(rank, TWO, layers={rank.rank + 1: block_layer(rank)}),

@@ -230,7 +230,10 @@ def test_forward_is_a_checkpoint_of_layers_that_only_compute_too() -> None:
             lambda rank: Local(rank, b.tanh, b.tanh_backward, backward_input=b.block_input),
             "backward_input, backward_weights: one is the half of the other; give both, or none",
         ),
-        (lambda rank: rank.mesh(pp=2, tp=3), "axes: pp=2 x tp=3 makes 6 ranks, but the world has 2"),
+        (
+            lambda rank: rank.mesh(pp=2, tp=3),
+            "axes: pp=2 x tp=3 makes 6 ranks, but the world has 2; choose sizes with that product",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_told_on_every_rank(make, told: str) -> None:

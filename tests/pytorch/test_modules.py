@@ -354,7 +354,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "nothing to train": (
         lambda rank: DataParallel(nn.ReLU(), adam, rank=rank),
-        "module: it has no parameter that requires a gradient",
+        "module: it has no parameter that requires a gradient; call it without a wrapper",
     ),
     "a norm that is none": (
         lambda rank: DataParallel(nn.Linear(1, 1), adam, rank=rank, clip_norm=0),
