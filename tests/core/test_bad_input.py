@@ -254,7 +254,7 @@ BAD_RUNS: list[tuple[dict[str, object], str]] = [
     ({"trace": ""}, "^trace: expected the name of a file, got ''$"),
     ({"cluster": "trn9"}, r"^cluster: unknown cluster 'trn9'; known: .*trn1\.32xlarge"),
     ({"cluster": 5}, "^cluster: expected a cluster or its name, got 5$"),
-    ({"transport": 5}, "^transport: expected a transport, or a function that makes one of another, got 5$"),
+    ({"transport": 5}, "^transport: expected a transport, or a function that makes one, got 5$"),
     ({"algorithm": 5}, "^algorithm: 5 is unknown; known are "),
     ({"timeout_s": -3.0}, "^timeout_s: expected a positive number of seconds, got -3.0$"),
     ({"cluster": "trn1.2xlarge", "ranks": 33}, "^ranks: 33 do not fit on trn1.2xlarge"),
