@@ -144,7 +144,7 @@ text = "gerade Größen"
     "argv",
     [
         ("plan", "mine.toml"),
-        ("plan", "all_reduce", "--bytes", "1MiB", "--cluster", "mine.toml", "--ranks", "0-7"),
+        ("plan", "all_reduce", "--bytes", "1MiB", "--cluster", "mine.toml", "--group", "0-7"),
         ("simulate", "--cluster", "mine.toml", "--ranks", "8", "train.py"),
         pytest.param(
             ("simulate", "--cluster", "mine.toml", "--sweep", "ranks=2,8", "train.py"), marks=pytest.mark.slow
