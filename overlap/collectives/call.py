@@ -79,6 +79,17 @@ class Call:
             return self.result_shape
         return (result_rows(self.kind, self.counts, self.size, position), *self.result_shape[1:])
 
+    def receives_at(self, position: int) -> bool:
+        """Whether the member at a position of the group receives anything from another one."""
+        match self.kind:
+            case Collective.BROADCAST | Collective.SCATTER:
+                return position != self.root
+            case Collective.REDUCE | Collective.GATHER:
+                return position == self.root
+            case Collective.PERMUTE:
+                return any(target == position for _, target in self.pairs)
+        return True
+
     def agrees(self, other: Call) -> bool:
         """Whether two ranks issued the same call; a call without dtype and shape agrees with any."""
         if self.dtype is None or other.dtype is None:

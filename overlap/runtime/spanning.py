@@ -8,6 +8,7 @@ differs from its own call fails the operation everywhere, with both calls.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType, MappingProxyType
@@ -34,6 +35,10 @@ Called: TypeAlias = tuple[int, Call, CodePlace]
 # small messages may be ahead by as many as its transport takes without a receiver.
 REMEMBERED = 256
 
+# Finished operations in which a rank received nothing, remembered beside them: another process may report its own some
+# 25 ms later, and a rank that waits for nobody has issued thousands of operations by then.
+_REMEMBERED_SENDS = 4096
+
 # Calls with cached tags, and places with cached calls: training repeats a few, but blocks of different sizes make a new
 # one each time.
 _CACHED_CALLS = 256
@@ -41,6 +46,11 @@ _CACHED_CALLS = 256
 ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
 """Operations in which ranks that only receive need no dtype and shape: the root's process reports them soon, or at
 once if another process has asked."""
+
+# Collectives in which some ranks receive nothing, and so wait for nobody. Were all ranks of a group such ranks, each by
+# its own call, no wait would show that the calls differ. The calls of roots that send, and of the first rank, are
+# reported, which suffices: if all agreed with such a report, one of them would receive.
+_ONE_SIDED = frozenset((*ANNOUNCED, Collective.REDUCE, Collective.GATHER, Collective.PERMUTE))
 
 
 class ControlNotices(Protocol):
@@ -132,6 +142,7 @@ class SpanningCommunicator(Communicator):
         self._cached_calls: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
         self._withdrawn: dict[int, None] = {}  # numbers of the last operations without an input on a rank here
         self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and the call
+        self._past_sends: OrderedDict[int, Called] = OrderedDict()  # by number: the last calls that received nothing
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that no rank with another operation shares."""
@@ -188,12 +199,18 @@ class SpanningCommunicator(Communicator):
 
     def record_call(self, operation: Operation) -> None:
         """Record the call of a rank, and report it to ranks that may need it."""
-        rank, seq = self.members[operation.port.position], operation.seq
+        position, seq, call = operation.port.position, operation.seq, operation.call
+        rank = self.members[position]
         if seq >= self.issued.get(rank, 0):
             self.issued[rank] = seq + 1
-        self._past[seq % REMEMBERED] = seq, (rank, operation.call, operation.place)
-        if operation.kind in ANNOUNCED and operation.port.position == operation.call.root:
-            self._notices.announce_call(self.id, seq, self._cached_rank_call(operation))
+        called = rank, call, operation.place
+        self._past[seq % REMEMBERED] = seq, called
+        if operation.kind in _ONE_SIDED and not call.receives_at(position):
+            self._past_sends[seq] = called
+            if len(self._past_sends) > _REMEMBERED_SENDS:
+                self._past_sends.popitem(last=False)
+            if position == 0 or operation.kind in ANNOUNCED:
+                self._notices.announce_call(self.id, seq, self._cached_rank_call(operation))
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
         """Receive what fits the array for the result, which needs no report; without an array, ask the others.
@@ -329,7 +346,7 @@ class SpanningCommunicator(Communicator):
             called = self.find_past_call(seq)
             if called is not None and not called[1].agrees(report.call):
                 own = RankCall(rank=called[0], call=called[1], call_site=call_site(*called[2]))
-                if not self._reported and self._is_root(own) and self._is_root(report):
+                if not self._reported and self._waits_for_nobody(own) and self._waits_for_nobody(report):
                     self._shared.unraised.setdefault(self.id, mismatch(self.name, seq, report, own))
                 self._fail_different_calls(seq, own, report)
             return called is not None or match is not None or seq < max(self.issued.values(), default=0) - REMEMBERED
@@ -351,14 +368,14 @@ class SpanningCommunicator(Communicator):
         self._reported = True
         self._shared.unraised.pop(self.id, None)
 
-    def _is_root(self, report: RankCall) -> bool:
-        """Whether a reported call is that of the root, whose end waits for no other rank."""
-        return report.call.kind in ANNOUNCED and self.members[report.call.root] == report.rank
+    def _waits_for_nobody(self, report: RankCall) -> bool:
+        """Whether a rank receives nothing in its call, so that nothing failed on it."""
+        return not report.call.receives_at(self.members.index(report.rank))
 
     def find_past_call(self, seq: int) -> Called | None:
         """Return the rank, call and place of one of the last operations; None if it is too old."""
         number, called = self._past.get(seq % REMEMBERED, (-1, None))
-        return called if number == seq else None
+        return called if number == seq else self._past_sends.get(seq)
 
     def _rank_calls(self, match: Match) -> list[RankCall]:
         """Return the calls of all ranks that are known to have arrived, here or in other processes."""
