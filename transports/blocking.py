@@ -65,15 +65,17 @@ class AnnouncingEndpoint(StartingEndpoint):
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         """Wait until a message of the choices is announced."""
-        self.announced(choices, free_bits=free_bits)  # raises the errors of the arguments at once
-        changed = trio.Event()
         await trio.lowlevel.checkpoint()
-        with self.watching([src for src, _ in choices], lambda: changed.set()):
-            while (envelope := self.announced(choices, free_bits=free_bits)) is None:
-                for src, tag in choices:
-                    self.require_alive((src, self.rank, tag))
-                await changed.wait()
-                changed = trio.Event()
+        envelope = self.announced(choices, free_bits=free_bits)  # raises the errors of the arguments
+        if envelope is None:
+            changed = trio.Event()
+            with self.watching([src for src, _ in choices], lambda: changed.set()):
+                while envelope is None:
+                    for src, tag in choices:
+                        self.require_alive((src, self.rank, tag))
+                    await changed.wait()
+                    changed = trio.Event()
+                    envelope = self.announced(choices, free_bits=free_bits)
         return envelope
 
     @abstractmethod

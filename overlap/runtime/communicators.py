@@ -264,7 +264,7 @@ class Communicators:
         """Wait until another process announces a message of some keys, with any call; return that message."""
         raise AssertionError("this is a bug in overlap: a world of one process has no other to wait for")
 
-    def report_if_announced(self, key: Key, receive: Operation) -> None:
+    def report_if_different(self, key: Key, receive: Operation, message: Envelope) -> None:
         """Report the call of a receive to another process that has announced a message with another call."""
 
     def has_sent_all(self, key: Key) -> bool:
@@ -401,7 +401,7 @@ class AnySource:
         if message is not None and (oldest is None or message.since_ns < oldest[0]):
             key = self._find_key(message)
             self._choose(receive, key.src)
-            communicators.report_if_announced(key, receive)
+            communicators.report_if_different(key, receive, message)
         elif oldest is not None:
             self._choose(receive, oldest[1])
         elif self._sender_keys and all(communicators.has_sent_all(key) for key in self._sender_keys):
@@ -415,7 +415,7 @@ class AnySource:
     def _find_announced(self, arrived: Envelope | None) -> tuple[Envelope | None, Sequence[Key]]:
         """Return the oldest announced message that no other receive waits for, and the keys without such receives."""
         communicators, rank, free_keys = self._communicators, self._context.rank, self._remote_keys
-        while free_keys and (message := communicators.oldest_announced(rank, free_keys) or arrived) is not None:
+        while free_keys and (message := arrived or communicators.oldest_announced(rank, free_keys)) is not None:
             key = self._find_key(message)
             if communicators.last_receive(key) is None:
                 return message, free_keys

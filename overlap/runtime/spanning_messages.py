@@ -303,13 +303,15 @@ class SpanningCommunicators(Communicators):
         """Whether another process has announced a message of a key, with any call."""
         return self.is_sender_elsewhere(key) and self.oldest_announced(key.ends[1], [key]) is not None
 
-    def report_if_announced(self, key: Key, receive: Operation) -> None:
-        """Report the call of a receive to the sender if its message is still announced, not matched: the calls differ.
+    def report_if_different(self, key: Key, receive: Operation, message: Envelope) -> None:
+        """Report the call of a receive to the sender of the message that it chose, if the message has another call.
 
         A receive without a call has asked for one.
         """
         messages = self.spanning.get(key.id)
-        if messages is not None and receive.call.dtype is not None and self.has_announced(key):
+        if messages is None or receive.call.dtype is None:
+            return
+        if message.tag != messages.tag(receive.call, receive.seq):
             messages.report_call(receive)
 
     def drop_announced(self, key: Key) -> None:
