@@ -161,6 +161,7 @@ def found_imports(name: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, inner if inner in FILES else base
 
 
+@pytest.mark.slow
 def test_imports_only_point_down_the_house() -> None:
     """One test of all files, as in the other tests of each: of a thousand, pytest's own work would be most of it."""
     up, waiting = [], []

@@ -371,6 +371,7 @@ def test_what_does_not_go_with_measuring_here_is_refused(overlap, argv, expected
     assert overlap("calibrate", *argv) == (2, "", f"overlap: {expected}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_was_measured_here_becomes_a_machine_that_plans_and_says_its_errors(processes, overlap, monkeypatch):
     from overlap.cli.calibrate import here

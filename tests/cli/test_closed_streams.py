@@ -68,6 +68,7 @@ def shell(tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.everyday(1)
 @pytest.mark.parametrize("case", often(product(COMMANDS, STREAMS), EVERYDAY), ids=" ".join)
 def test_closed_streams_change_nothing_but_what_is_seen(shell, tmp_path, case):

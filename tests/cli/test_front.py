@@ -253,6 +253,7 @@ def test_a_broken_pipe_of_the_programs_own_is_not_hidden(capfd):
 LOST = "overlap: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.slow
 @pytest.mark.everyday(1)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
 @pytest.mark.parametrize(

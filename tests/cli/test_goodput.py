@@ -40,6 +40,7 @@ def goodput(overlap, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_losses_cost_what_they_cost_in_the_program(goodput):
     found = goodput("whole", "--spares", "2", "--recovery", "0.4s")
     assert found["step_s"]["4"] == pytest.approx(0.1, rel=1e-3)
@@ -62,6 +63,7 @@ def test_a_seed_repeats_the_losses(goodput):
     assert goodput("whole", "--seed", "1")["goodput"] != goodput("whole")["goodput"]
 
 
+@pytest.mark.slow
 def test_replicas_repeat_steps(goodput):
     found = goodput("5")
     repeated = [loss["repeated_steps"] for loss in found["losses"]]

@@ -84,6 +84,7 @@ def test_what_cannot_be_meant_is_told_in_one_line(overlap, argv, expected):
     assert overlap("model", *argv) == (2, "", f"overlap: {expected}\n")
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
     from overlap.planning import search
 

@@ -157,6 +157,7 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, int, int]:
     return schedule, draw(st.integers(0, len(schedule) - 1)), draw(st.integers(0, 1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", FATAL, ids=lambda damage: damage.__name__)
 @MANY
 @given(case=cases())

@@ -31,6 +31,7 @@ def test_in_virtual_time(orders: list[list[int]], kinds: list[str], count: int) 
     assert looked[:2] == [len(kinds) * sum(rank in order for order in orders) for rank in (0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wire", "count"),
     [

@@ -133,6 +133,7 @@ def test_in_virtual_time(kind: str, size: int, cluster: str) -> None:
     check_world(todo, overlap.run(issue_all, todo, ranks=size, cluster=cluster, clock="virtual"))
 
 
+@pytest.mark.slow
 @pytest.mark.everyday(1)
 @pytest.mark.parametrize("path", ["direct", "mesh", pytest.param("bruck", marks=pytest.mark.slow)])
 def test_every_dtype(path: str) -> None:

@@ -228,6 +228,7 @@ def test_a_world_that_does_not_come_together_says_so() -> None:
         run(lambda: main(company))
 
 
+@pytest.mark.slow
 def test_who_keeps_its_loop_busy_is_not_silent() -> None:
     """Each stops its own loop in turn, for longer than any member may be silent."""
     patience = SilenceLimits(beat_s=0.02, suspect_s=0.4, silence_s=0.5)

@@ -65,6 +65,7 @@ def test_an_mpiexec_that_cannot_start_is_quoted(tmp_path: Path) -> None:
     assert str(caught.value) == told
 
 
+@pytest.mark.slow
 def test_an_mpiexec_that_stays_is_killed_when_the_launch_is_given_up(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
 

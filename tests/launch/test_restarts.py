@@ -277,6 +277,7 @@ def test_many_kills_of_one_node_of_four_leave_the_same_bits(job, tmp_path, kills
     check_kills(job, tmp_path, kills, "--processes", "4", "--ranks-per-process", "2")
 
 
+@pytest.mark.slow
 def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
     (tmp_path / "fails").mkdir()
     failing = tmp_path / "fails" / "fail.py"

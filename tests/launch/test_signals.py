@@ -160,6 +160,7 @@ def test_a_launcher_tells_what_is_saved_of_a_job_that_is_told_to_end(start: Star
     assert err.splitlines()[-1] == "overlap: ended by SIGTERM; step 41 is saved"
 
 
+@pytest.mark.slow
 def test_a_program_that_keeps_the_loop_is_interrupted(start: Start, tmp_path: Path) -> None:
     job = start("train.py", "busy", OVERLAP_TRACE="run.json", OVERLAP_RANKS="1")
     job.pid_of_one_that_is_up()
@@ -167,6 +168,7 @@ def test_a_program_that_keeps_the_loop_is_interrupted(start: Start, tmp_path: Pa
     assert read_trace(tmp_path / "run.json").steps() == [3]
 
 
+@pytest.mark.slow
 def test_all_nodes_of_a_launcher_end_so(start: Start, tmp_path: Path) -> None:
     job = start("-m", "overlap", "run", "--processes", "2", "--trace", "run.json", "--grace", str(LIMIT_S), "train.py")
     job.pid_of_one_that_is_up()
@@ -275,6 +277,7 @@ def test_a_world_that_is_asked_tells_who_waits_and_where_its_tasks_are(start: St
     assert job.ends(signal.SIGTERM)[0] == 143
 
 
+@pytest.mark.slow
 def test_a_busy_program_tells_all_the_same(start: Start) -> None:
     job = start("train.py", "busy", OVERLAP_RANKS="1")
     pid = job.pid_of_one_that_is_up()

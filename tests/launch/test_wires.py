@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from overlap.timeline import read_trace
 from tests import interpreters
 
@@ -63,6 +65,7 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_timeline_shows_that_a_rail_was_lost_and_is_back(tmp_path: Path) -> None:
     run = launched(tmp_path, script(tmp_path, RAILS), "--processes", "2", "--rails", "3", "--trace", "run.json")
     assert run.returncode == 0, run.stderr

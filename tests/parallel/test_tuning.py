@@ -148,6 +148,7 @@ def test_the_replay_takes_what_can_be_worked_out_by_hand():
     assert together == pytest.approx(0.004 + 0.016 + 0.004, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("known", "size", "order"),

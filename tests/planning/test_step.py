@@ -240,6 +240,7 @@ def test_a_zero_bubble_schedule_and_an_interleaved_one_wait_less_than_1f1b():
     assert max(steps[each] for each in ("zb-h1", "interleaved-1f1b", "zb-v", "dualpipe-v")) < steps["1f1b"]
 
 
+@pytest.mark.slow
 def test_ranks_that_stand_for_others_take_what_all_of_them_take():
     one = predicted()
     everyone = replace(one.virtual, alike=0)

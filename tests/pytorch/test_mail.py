@@ -273,6 +273,7 @@ def test_both_may_send_first(groups: list[ProcessGroup]) -> None:
     assert do([partial(swap, group) for group in groups]) == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_future_and_a_callback_hear_of_the_end(groups: list[ProcessGroup]) -> None:
     x, heard = torch.zeros(1), threading.Event()
     work = groups[1].recv([x], 0, 0)

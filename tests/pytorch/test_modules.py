@@ -129,6 +129,7 @@ def both(worlds: list[overlap.Connection], function: Callable[..., Any], *args: 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket_bytes", [None, 200])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_learn_what_one_learns_from_the_whole_batch(

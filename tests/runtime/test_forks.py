@@ -196,6 +196,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.everyday(1)
 @pytest.mark.parametrize("wires", [["--transport", "efa"], []], ids=["sockets", "memory"])
 def test_between_processes_forks_leave_wires_and_files_alone(tmp_path: Path, wires: list[str]) -> None:

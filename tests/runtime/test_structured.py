@@ -124,6 +124,7 @@ def test_a_connection_whose_receive_has_timed_out_on_asyncio_can_be_left(transpo
     assert in_threads(live, 2) == [2.0, 2.0]
 
 
+@pytest.mark.slow
 @clocks
 @pytest.mark.parametrize("way", ["task", "compute"])
 def test_an_error_from_elsewhere_that_ends_a_task_is_not_lost(way: str, clock: Any) -> None:

@@ -43,6 +43,7 @@ def weight_of(history):
     return -sum(means)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "kills", "sizes"),
     [

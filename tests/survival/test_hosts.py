@@ -75,6 +75,7 @@ def test_hosts_go_on_after_the_loss_of_a_process(start, tmp_path):
     assert list((tmp_path / "shared").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_finds_itself_out(start):
     hosts = start("--lost-after", "2", hosts=3)
     for job in hosts:
@@ -88,6 +89,7 @@ def test_a_process_that_was_stopped_finds_itself_out(start):
     assert "result" not in hosts[1].out
 
 
+@pytest.mark.slow
 def test_a_host_without_the_folder_ends(start, tmp_path):
     hosts = start("--lost-after", "2")
     for job in hosts:

@@ -79,6 +79,7 @@ def test_a_loss_ends_a_job_that_does_not_survive(start):
     check_nothing_is_left(job)
 
 
+@pytest.mark.slow
 def test_a_program_may_ask_to_survive(start):
     job = start("--processes", "3", last_epoch=1, manner="asks")
     job.until("goes on 0")
@@ -88,6 +89,7 @@ def test_a_program_may_ask_to_survive(start):
     check_nothing_is_left(job)
 
 
+@pytest.mark.slow
 def test_an_option_wins_over_the_program(start):
     job = start("--processes", "2", "--no-survive", last_epoch=1, manner="asks")
     job.until("goes on 0")

@@ -128,6 +128,7 @@ def job(tmp_path):
         made.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "spares"),
     [pytest.param("1", 0, marks=pytest.mark.slow), ("3", 0), pytest.param("3", 1, marks=pytest.mark.slow)],

@@ -108,6 +108,7 @@ def test_a_spare_that_dies_while_it_waits_is_not_taken(start):
     assert re.search(r"spare 2 \(pid \d+\) is lost, the others go on: exit code -9", job.err)
 
 
+@pytest.mark.slow
 def test_a_late_spare_joins_after_a_step(start, tmp_path):
     job = start("--processes", "2", "--spares", "1", epochs=2, READY=str(tmp_path / "ready"))
     kill(job, 0)
@@ -119,6 +120,7 @@ def test_a_late_spare_joins_after_a_step(start, tmp_path):
     assert f"process 2 joins; going on with 2 of 1 processes after step {history[2][1]}" in job.err
 
 
+@pytest.mark.slow
 def test_a_spare_with_another_program_is_refused(start, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.read_text())

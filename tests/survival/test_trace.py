@@ -15,6 +15,7 @@ from tests.faults.job import Job
 PROGRAM = str(Path(__file__).with_name("looping.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "killed", [[0], *(pytest.param(killed, marks=pytest.mark.slow) for killed in ([1, 2], [2, 0]))], ids=str
 )

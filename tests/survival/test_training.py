@@ -21,6 +21,7 @@ def history_of(output: str, each: int = 1) -> list[tuple[list[int], int]]:
     return [([member * each + i for member in members for i in range(each)], step) for members, step in worlds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "killed"),
     [

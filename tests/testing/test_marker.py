@@ -176,6 +176,7 @@ async def computing(rank: overlap.Rank) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_program_that_never_ends_is_ended_in_virtual_time_and_in_real_time() -> None:
     assert (
         "did not finish within timeout_s=0.001"

@@ -137,6 +137,7 @@ def writes_while_ranks_take_turns(moves: bool) -> None:
     thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["in the run's", "of one for all", "in the rank's"])
 def test_threads_of_ranks_write_to_the_folder_of_the_run(tmp_path, monkeypatch, how) -> None:
     """Also where threads cannot have folders of their own; where they can, each to that of its rank."""

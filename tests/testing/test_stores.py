@@ -68,6 +68,7 @@ def counts_tasks() -> list[int]:
     return mine
 
 
+@pytest.mark.slow
 def test_other_ranks_come_between_two_requests_of_one() -> None:
     run = Ranks().function(takes_tasks, ranks=2)
     assert sum(map(len, run.results)) > 5
@@ -86,6 +87,7 @@ def passes_two_barriers() -> None:
         assert store.check([f"round {round}"])
 
 
+@pytest.mark.slow
 def test_a_barrier_that_counts_on_is_found_to_let_ranks_through() -> None:
     with pytest.raises(RanksFailed, match="AssertionError"):
         Ranks().function(passes_two_barriers, ranks=4, seeds=20, real_timeout_s=20)
@@ -106,6 +108,7 @@ def serves() -> list[bytes]:
     return [mine.get(str(other)) for other in reversed(range(size))]  # blocks
 
 
+@pytest.mark.slow
 def test_a_server_of_the_programs_own_is_that_of_all_who_name_its_port() -> None:
     for run in Ranks().function(serves, ranks=3, seeds=4, real_timeout_s=20).runs:
         assert run.results == [[b"of 2", b"of 1", b"of 0"]] * 3

@@ -26,6 +26,7 @@ HERE = Path(__file__).parent / "programs"
 ROOT = str(Path(__file__).parents[2])
 
 
+@pytest.mark.slow
 def test_ddp_has_the_same_weights_on_all_ranks_and_those_of_one_process() -> None:
     ranks = Ranks(HERE)
     run, alone = ranks.program("ddp.py", ranks=8), ranks.program("ddp.py", ranks=1)

@@ -120,6 +120,7 @@ for step in range(int(sys.argv[sys.argv.index("--steps") + 1])):
 """
 
 
+@pytest.mark.slow
 def test_a_failing_program_is_given_fewer_steps(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     with pytest.raises(RanksFailed) as caught:

@@ -1,5 +1,6 @@
 """Columns say what the spans said, in the same order; what a look at a window finds is all that matters to it."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def test_columns_are_sorted_as_spans_are(timeline, shuffle):
     assert found.by_rank() == {rank: found.for_rank(rank) for rank in found.ranks()}
 
 
+@pytest.mark.slow
 @given(traces(), st.integers(0, 30))
 def test_what_is_near_a_window_is_all_that_matters_inside(timeline, end):
     window = (end // 2, end)

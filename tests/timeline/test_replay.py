@@ -353,6 +353,7 @@ def test_the_order_of_two_changes_does_not_matter(change, other):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_window_may_come_before_or_after_a_factor():
     changes, timeline = [parse_change("window=2"), parse_change("bandwidth=0.2x")], run(windowed(4))
     found = [predict(timeline, some).predicted.wall_ns for some in (changes, changes[::-1])]

@@ -24,6 +24,7 @@ def recording(tmp_path):
     return why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cause", "place"),
     [

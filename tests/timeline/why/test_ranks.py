@@ -208,6 +208,7 @@ def test_files_without_a_rank_have_that_of_their_name(tmp_path):
     assert by_rank(write(tmp_path, recordings), 1)[0] == {"compute": 6_500, "waiting": 3_000, "wire": 500}
 
 
+@pytest.mark.slow
 def test_processes_measure_large_files_alike(tmp_path, monkeypatch):
     found = write(tmp_path, two_ranks())
     monkeypatch.setattr(children, "SMALL_BYTES", 0)

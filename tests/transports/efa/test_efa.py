@@ -819,6 +819,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes certificates")
 
 
+@pytest.mark.slow
 @pytest.mark.everyday(4)
 @needs_openssl
 @pytest.mark.parametrize("check", CHECKS)

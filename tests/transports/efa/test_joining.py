@@ -26,6 +26,7 @@ def test_who_was_not_heard_in_time_calls_again(rails: int) -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_whom_nobody_ever_hears_says_so_in_the_end() -> None:
     async def main() -> None:
         world, failures = ProxiedWorld(mute=100), []

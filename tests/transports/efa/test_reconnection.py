@@ -84,6 +84,7 @@ def test_a_rail_whose_connection_broke_is_back_and_used(kind: str) -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_a_link_that_was_down_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is dialled until it gets through; meanwhile the other rail carries everything."""
     monkeypatch.setattr(returning, "_LONGEST_PAUSE_S", 0.2)
@@ -208,6 +209,7 @@ def test_a_single_connection_may_end_before_its_processes_unless_it_never_leaves
     assert [why for why, other in moves.items() if unix.may_part(replace(other, unix="name"))] == list(moves)[1:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rails"), [("tcp", 1), ("tcp", 4), ("unix", 4)])
 def test_the_last_rail_comes_back_where_somebody_else_watches_the_process(kind: str, rails: int) -> None:
     """All connections end in the middle of long and short messages both ways, again and again."""
@@ -273,6 +275,7 @@ def test_who_cannot_be_reached_for_long_is_lost(rails: int, monkeypatch: pytest.
     run(main)
 
 
+@pytest.mark.slow
 def test_who_answers_but_lets_nobody_in_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may keep the loop of its process from opening the door; not for ever."""
 
