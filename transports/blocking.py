@@ -65,18 +65,19 @@ class AnnouncingEndpoint(StartingEndpoint):
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         """Wait until a message of the choices is announced."""
+        lanes, changed = self.checked_lanes(choices), trio.Event()
         await trio.lowlevel.checkpoint()
-        envelope = self.announced(choices, free_bits=free_bits)  # raises the errors of the arguments
-        if envelope is None:
-            changed = trio.Event()
-            with self.watching([src for src, _ in choices], lambda: changed.set()):
-                while envelope is None:
-                    for src, tag in choices:
-                        self.require_alive((src, self.rank, tag))
-                    await changed.wait()
-                    changed = trio.Event()
-                    envelope = self.announced(choices, free_bits=free_bits)
+        with self.watching([src for src, _ in choices], lambda: changed.set()):
+            while (envelope := self.announced(choices, free_bits=free_bits)) is None:
+                for lane in lanes:
+                    self.require_alive(lane)
+                await changed.wait()
+                changed = trio.Event()
         return envelope
+
+    @abstractmethod
+    def checked_lanes(self, choices: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """Return the lanes of some choices; raises `ArgumentError` or `TransportError` if one is impossible."""
 
     @abstractmethod
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:

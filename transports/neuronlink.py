@@ -366,12 +366,18 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
             receive.queue()
         return receive
 
+    def checked_lanes(self, choices: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """Return the lanes of some choices; raises `ArgumentError` or `TransportClosedError` if one is impossible."""
+        check_choices(choices)
+        for src, tag in choices:
+            self._link.receiver_mailbox(src, self.rank, src, tag)
+        return [(src, self.rank, tag) for src, tag in choices]
+
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         """Return the oldest message of the choices that waits here."""
-        check_choices(choices)
-        box, *_ = [self._link.receiver_mailbox(src, self.rank, src, tag) for src, tag in choices]
-        lanes = {(src, tag >> free_bits) for src, tag in choices}
-        first = [queue[0] for (src, tag), queue in box.sends.items() if (src, tag >> free_bits) in lanes]
+        lanes = {(src, tag >> free_bits) for src, _, tag in self.checked_lanes(choices)}
+        sends = self._link.receiver_mailbox(self.rank, self.rank, self.rank, 0).sends
+        first = [queue[0] for (src, tag), queue in sends.items() if (src, tag >> free_bits) in lanes]
         oldest = min(first, key=attrgetter("since_ns"), default=None)
         return oldest.envelope(self.rank) if oldest is not None else None
 

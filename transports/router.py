@@ -139,11 +139,13 @@ class _RouterEndpoint(Endpoint):
         return min((message for message in announced if message is not None), key=_since_ns, default=None)
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        """Wait at every endpoint that a choice needs; return the oldest message."""
+        """Wait at every endpoint that a choice needs; return the oldest message that is announced then."""
         routes = self._group_by_route(choices)
         if len(routes) == 1:
             return await self._route(choices[0][0]).wait_any(choices, free_bits=free_bits)
-        return min(await _wait_first(routes, free_bits), key=_since_ns)
+        waited_for = await _wait_first(routes, free_bits)
+        # the wait takes turns of the loop, in which another receive may have taken the message that ended it
+        return self.announced(choices, free_bits=free_bits) or min(waited_for, key=_since_ns)
 
     def _group_by_route(self, choices: Sequence[tuple[int, int]]) -> dict[Endpoint, list[tuple[int, int]]]:
         """Return the choices of each endpoint that they need."""

@@ -81,14 +81,10 @@ class Call:
 
     def receives_at(self, position: int) -> bool:
         """Whether the member at a position of the group receives anything from another one."""
-        match self.kind:
-            case Collective.BROADCAST | Collective.SCATTER:
-                return position != self.root
-            case Collective.REDUCE | Collective.GATHER:
-                return position == self.root
-            case Collective.PERMUTE:
-                return any(target == position for _, target in self.pairs)
-        return True
+        traits = self.kind.traits
+        if traits.rooted:
+            return (position == self.root) == (traits.reduces or traits.gathers)
+        return self.kind is not Collective.PERMUTE or any(target == position for _, target in self.pairs)
 
     def agrees(self, other: Call) -> bool:
         """Whether two ranks issued the same call; a call without dtype and shape agrees with any."""

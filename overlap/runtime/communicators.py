@@ -385,7 +385,7 @@ class AnySource:
         """Take the oldest message; of messages of one time, the one of the lowest rank. Fail if none can come.
 
         Args:
-            arrived: Message of another process, for transports that do not know announced messages.
+            arrived: Message that another process has announced just now.
         """
         receive, communicators = self._receive, self._communicators
         if receive is None:

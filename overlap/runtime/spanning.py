@@ -8,7 +8,6 @@ differs from its own call fails the operation everywhere, with both calls.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType, MappingProxyType
@@ -35,8 +34,8 @@ Called: TypeAlias = tuple[int, Call, CodePlace]
 # small messages may be ahead by as many as its transport takes without a receiver.
 REMEMBERED = 256
 
-# Finished operations in which a rank received nothing, remembered beside them: another process may report its own some
-# 25 ms later, and a rank that waits for nobody has issued thousands of operations by then.
+# The same, of calls in which a rank receives nothing: another process may report its own some 25 ms later, and a rank
+# that waits for nobody has issued thousands of operations by then.
 _REMEMBERED_SENDS = 4096
 
 # Calls with cached tags, and places with cached calls: training repeats a few, but blocks of different sizes make a new
@@ -46,11 +45,6 @@ _CACHED_CALLS = 256
 ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
 """Operations in which ranks that only receive need no dtype and shape: the root's process reports them soon, or at
 once if another process has asked."""
-
-# Collectives in which some ranks receive nothing, and so wait for nobody. Were all ranks of a group such ranks, each by
-# its own call, no wait would show that the calls differ. The calls of roots that send, and of the first rank, are
-# reported, which suffices: if all agreed with such a report, one of them would receive.
-_ONE_SIDED = frozenset((*ANNOUNCED, Collective.REDUCE, Collective.GATHER, Collective.PERMUTE))
 
 
 class ControlNotices(Protocol):
@@ -142,7 +136,7 @@ class SpanningCommunicator(Communicator):
         self._cached_calls: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
         self._withdrawn: dict[int, None] = {}  # numbers of the last operations without an input on a rank here
         self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and the call
-        self._past_sends: OrderedDict[int, Called] = OrderedDict()  # by number: the last calls that received nothing
+        self._past_sends: dict[int, tuple[int, Called]] = {}  # the same, modulo `_REMEMBERED_SENDS`
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that no rank with another operation shares."""
@@ -203,13 +197,12 @@ class SpanningCommunicator(Communicator):
         rank = self.members[position]
         if seq >= self.issued.get(rank, 0):
             self.issued[rank] = seq + 1
-        called = rank, call, operation.place
-        self._past[seq % REMEMBERED] = seq, called
-        if operation.kind in _ONE_SIDED and not call.receives_at(position):
-            self._past_sends[seq] = called
-            if len(self._past_sends) > _REMEMBERED_SENDS:
-                self._past_sends.popitem(last=False)
-            if position == 0 or operation.kind in ANNOUNCED:
+        self._past[seq % REMEMBERED] = past = seq, (rank, call, operation.place)
+        if not call.receives_at(position):
+            # A rank that receives nothing waits for nobody. Were all ranks such ranks, each by its own call, no wait
+            # would show that the calls differ: if all agreed with the call of the first rank, one would receive.
+            self._past_sends[seq % _REMEMBERED_SENDS] = past
+            if position == 0 or call.kind in ANNOUNCED:
                 self._notices.announce_call(self.id, seq, self._cached_rank_call(operation))
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
@@ -369,13 +362,16 @@ class SpanningCommunicator(Communicator):
         self._shared.unraised.pop(self.id, None)
 
     def _waits_for_nobody(self, report: RankCall) -> bool:
-        """Whether a rank receives nothing in its call, so that nothing failed on it."""
+        """Whether a rank receives nothing in its call: its end finishes whatever the others do."""
         return not report.call.receives_at(self.members.index(report.rank))
 
     def find_past_call(self, seq: int) -> Called | None:
         """Return the rank, call and place of one of the last operations; None if it is too old."""
-        number, called = self._past.get(seq % REMEMBERED, (-1, None))
-        return called if number == seq else self._past_sends.get(seq)
+        for past, length in ((self._past, REMEMBERED), (self._past_sends, _REMEMBERED_SENDS)):
+            number, called = past.get(seq % length, (-1, None))
+            if number == seq:
+                return called
+        return None
 
     def _rank_calls(self, match: Match) -> list[RankCall]:
         """Return the calls of all ranks that are known to have arrived, here or in other processes."""

@@ -1,14 +1,17 @@
-"""Messages that tasks begin keep their order: `TaskStarter` over an endpoint whose tasks start in the worst order."""
+"""Adapters between awaiting calls and calls with a callback, over endpoints that do everything in the worst order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 import trio
+import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 from transports import Delivery, Endpoint, Envelope, Request, Starter
-from transports.blocking import TaskStarter
+from transports.blocking import AnnouncingEndpoint, TaskStarter
 from transports.buffers import Buffer
 
 
@@ -153,3 +156,34 @@ def test_a_receive_that_returns_no_delivery_fails() -> None:
     ended: list[Request] = []
     trio.run(_forgetful, ended)
     assert [str(call.error) for call in ended] == ["recv of Forgetful must return the Delivery, and it returned None"]
+
+
+class Late(AnnouncingEndpoint):
+    """An endpoint whose message arrives in another thread, as the first watcher begins to watch: too late to notify."""
+
+    rank = 0
+    message: Envelope | None = None
+
+    def begin_send(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError
+
+    begin_recv = begin_send
+
+    def checked_lanes(self, choices: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        return [(src, 0, tag) for src, tag in choices]
+
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        return self.message
+
+    @contextmanager
+    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
+        self.message = Envelope(src=1, dst=0, tag=2, nbytes=1)
+        yield
+
+
+def test_a_message_that_arrives_just_before_the_watch_is_found() -> None:
+    async def main() -> None:
+        with trio.fail_after(10):
+            assert await Late().wait_any([(1, 2)]) == Envelope(src=1, dst=0, tag=2, nbytes=1)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -115,6 +117,27 @@ def test_the_oldest_message_of_all_parts_is_first() -> None:
                 served.append(message.src)
             assert served == [0, 0, 1, 0]
             assert end.announced(choices) is None
+
+    trio.run(main)
+
+
+def test_a_message_that_another_receive_takes_as_the_wait_ends_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        router, near, far = split()
+        end, choices = far.endpoint(0), [(0, 5), (1, 6)]
+        wait_any = end.wait_any
+
+        async def taken_at_once(*args: Any, **options: Any) -> Envelope:
+            message = await wait_any(*args, **options)
+            await end.recv_into(message.src, message.tag, bytearray(1))
+            nursery.start_soon(near.endpoint(0).send, 0, 5, b"x")
+            return message
+
+        monkeypatch.setattr(end, "wait_any", taken_at_once)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(far.endpoint(1).send, 0, 6, b"x")
+            assert (await router.endpoint(0).wait_any(choices)).src == 0
+            await near.endpoint(0).recv_into(0, 5, bytearray(1))
 
     trio.run(main)
 
