@@ -250,7 +250,7 @@ class Communicator(PutBack):
         """Start all ends here that are not running, once any rank has given dtype and shape."""
         if match.pattern is not None and match.pattern.has_all_values:
             for operation in match.ends:
-                if operation.scope is None and not operation.done:
+                if operation.can_start:
                     self.start_end(match, operation)
 
     def start_end(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:

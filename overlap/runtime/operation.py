@@ -471,6 +471,11 @@ class CollectiveFuture(IssuedFuture[T_co]):
         if self.state is MATCHING:  # else it began before, or no task waits for it any more
             self._enter(RUNNING)
 
+    @property
+    def can_start(self) -> bool:
+        """Whether its bytes neither move nor have moved."""
+        return self.scope is None and self.state < DONE
+
     def reset_receive(self) -> None:
         """Forget the work on a receive that the transport has given back; it may start again."""
         self.scope = self.poll = None

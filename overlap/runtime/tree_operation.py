@@ -165,6 +165,11 @@ class TreeOperation(CollectiveFuture[Any]):
             self._finish_tree(end_ns, meeting)
 
     @property
+    def can_start(self) -> bool:
+        """Whether the bytes of its own arrays neither move nor have moved: they may end before those of its parts."""
+        return self._meeting is None and super().can_start
+
+    @property
     def _failure_of_parts(self) -> Failure | None:
         """Failure of the first part that has failed, perhaps while its bytes still move."""
         return next((part._failure for part in self.parts if part._failure is not None), None)

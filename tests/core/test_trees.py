@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import trio
 
 import overlap
 from tests.embedded.connecting import TIMEOUT_S, connected
@@ -229,3 +230,15 @@ def test_the_form_of_a_tree_may_be_unknown_to_ranks_that_pass_nothing() -> None:
         return "no error"
 
     assert run(main, 2) == ["pass a tree of that form on all ranks"] * 2
+
+
+def test_an_end_whose_part_still_moves_starts_once() -> None:
+    """The array of the first dtype has left rank 1, that of the second is being added up, and rank 2 arrives."""
+
+    async def main(rank: R) -> list[Any] | None:
+        for _ in range(20 if rank.rank == 2 else 0):
+            await trio.lowlevel.checkpoint()
+        return await rank.reduce([np.full(2, 1.0), np.full(1 << 22, 1, np.int32)])
+
+    (few, many), *others = run(main, 3, path="mesh")
+    assert (few.tolist(), many.min(), many.max(), others) == ([3.0, 3.0], 3, 3, [None, None])
