@@ -116,15 +116,18 @@ class Handover:
         Raises:
             RunFinishedError: If the loop has ended.
         """
-        self._queue.append((function, args))
-        if not self._called:
-            self._called = True
-            try:
+        try:
+            self._queue.append((function, args))
+            if not self._called:
+                self._called = True
                 self._token.run_sync_soon(self._run_posted)
-            except RunFinishedError:
-                self._called = False  # so that the next call raises too
-                self._queue.clear()
-                raise
+        except RunFinishedError:
+            self._called = False  # so that the next call raises too
+            self._queue.clear()
+            raise
+        except BaseException:  # a Ctrl-C, perhaps before the loop was called: the next post calls it
+            self._called = False
+            raise
 
     def post_if_open(self, function: Callable[..., object]) -> None:
         """Let the loop call a function soon, if there is a loop; any thread, and at any point of a program."""

@@ -238,7 +238,7 @@ def test_an_end_whose_part_still_moves_starts_once() -> None:
     async def main(rank: R) -> list[Any] | None:
         for _ in range(20 if rank.rank == 2 else 0):
             await trio.lowlevel.checkpoint()
-        return await rank.reduce([np.full(2, 1.0), np.full(1 << 22, 1, np.int32)])
+        return await rank.reduce([np.full(2, 1.0), np.full(1 << 24, 1, np.int32)])
 
     (few, many), *others = run(main, 3, path="mesh")
     assert (few.tolist(), many.min(), many.max(), others) == ([3.0, 3.0], 3, 3, [None, None])
