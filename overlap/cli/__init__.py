@@ -33,7 +33,7 @@ GROUPS = {
         "why": "say in one sentence why a job is slow or stuck, or how it ended: from traces, dumps, flight records",
     },
     "see where its time goes": {
-        "timeline": "draw a trace: what was hidden, what was exposed, and what to change",
+        "timeline": "draw a trace: what was hidden, and what was exposed",
         "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
     },
     "plan for machines": {
@@ -51,7 +51,6 @@ COMMANDS = {name: line for commands in GROUPS.values() for name, line in command
 
 SUCCESSORS: dict[str, tuple[str, ...]] = {
     "autopsy": ("why",),
-    "advise": ("timeline", "--advise"),
     "ls": ("top", "--list"),
     "topology": ("plan",),
     "validate": ("calibrate", "--published"),

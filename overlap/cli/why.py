@@ -6,12 +6,11 @@ import argparse
 import sys
 
 from ..errors import UsageError
-from ..explanation import explain_files, why
+from ..explanation import explain_files
 from ..notice import notify
 from ..timeline.why.against import Comparison, compare
 from ..timeline.why.causes import WORDING
-from ..timeline.why.mcp import serve
-from ..timeline.why.page import markdown, page_lines
+from ..timeline.why.page import page_lines
 from ..timeline.why.report import SCHEMA_VERSION, Why
 from ..timeline.why.verdict import Limit, parse_limit
 from ..units import integer
@@ -44,6 +43,7 @@ OPTIONS = {
     "fail_if": shared_option(
         "fail_if", "'regression' (needs --compare), 'step > 40ms', 'launch > 20%%'; names are the causes'"
     ),
+    "json": shared_option("json"),
 }
 
 
@@ -55,10 +55,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
         help="traces, dumps or flight records of one job, or a folder with them; default: the last flight record here",
     )  # fmt: skip
     add_options(parser, OPTIONS)
-    form = parser.add_mutually_exclusive_group()
-    add_options(form, {"json": shared_option("json")})
-    form.add_argument("--markdown", action="store_true", help="print it as Markdown, for a pull request")
-    form.add_argument("--mcp", action="store_true", help="serve agents: one tool, `why`, of the Model Context Protocol")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -67,9 +63,6 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: A file cannot be read, files are not of one job, or a test is none.
     """
-    if args.mcp:
-        serve(sys.stdin, sys.stdout, why)
-        return 0
     tests = [_parse_condition(test, comparing=args.compare is not None) for test in args.fail_if or ()]
     report = explain_files(args.paths, step=args.step, progress=_print_progress, whole=bool(args.all))
     comparison = (
@@ -80,8 +73,6 @@ def main(args: argparse.Namespace) -> int:
         if comparison is not None:
             document["against"] = {"judgement": comparison.judgement, "sentence": comparison.sentence}
         print(as_json(document, version=SCHEMA_VERSION), end="")
-    elif args.markdown:
-        print(*([f"**{comparison.sentence}**", ""] if comparison else []), markdown(report), sep="\n", end="")
     else:
         print(*([comparison.sentence, ""] if comparison else []), *page_lines(report), sep="\n")
     failed = [sentence for test in tests if (sentence := _failure_text(test, report, comparison))]

@@ -14,7 +14,6 @@ from topology import Cluster
 
 from ..errors import UsageError
 from ..notice import notify
-from ..timeline.replay.computes import Replayed
 from ..timeline.spans import Timeline
 from ..units import format_s
 
@@ -106,22 +105,17 @@ class Profile:
 
     median_ns: Mapping[str, int]  # median of the spans of a name on all ranks; of an even number the lower one
     source: str = "a timeline"  # origin of the profile, for messages
-    # every single call, if computes are to take the time of the same call; else all of a name take the same time.
-    replayed: Replayed | None = None
 
     @classmethod
-    def of(cls, timeline: Timeline, *, source: str = "a timeline", each_call: bool = False) -> Profile:
+    def of(cls, timeline: Timeline, *, source: str = "a timeline") -> Profile:
         """Return the profile of the computes of a timeline.
 
         Args:
-            timeline: The timeline; that of the whole run, if each call counts.
+            timeline: The timeline.
             source: Origin of the timeline, for messages.
-            each_call: Whether each compute takes the recorded time of the same call, the n-th of its name on its rank,
-                after the recorded pause. For the same program on the same number of ranks; further calls take the
-                median. Sleeps of the program count twice.
 
         Raises:
-            UsageError: If it has none, or some are missing where each call counts.
+            UsageError: If it has none.
         """
         spans: dict[str, list[int]] = {}
         for span in timeline.spans:
@@ -129,26 +123,21 @@ class Profile:
                 spans.setdefault(span.name, []).append(span.duration_ns)
         if not spans:
             raise UsageError(f"profile: no compute in {source}; name a trace that has some")
-        if each_call and timeline.dropped:
-            raise UsageError(
-                f"each_call: {source} lacks {timeline.dropped} spans, which came before the others; leave out each_call"
-            )
         return cls(
             median_ns={name: median_low(each) for name, each in sorted(spans.items())},
             source=source,
-            replayed=Replayed.of(timeline) if each_call else None,
         )
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], *, each_call: bool = False) -> Profile:
-        """Read the profile of a trace file; arguments as in `of`.
+    def read(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read the profile of a trace file.
 
         Raises:
-            UsageError: If it cannot be read, has no computes, or lacks some where each call counts.
+            UsageError: If it cannot be read, or has no computes.
         """
         from ..timeline.files.tracefile import read_trace  # here, because few runs have a profile
 
-        return cls.of(read_trace(path), source=os.fspath(path), each_call=each_call)
+        return cls.of(read_trace(path), source=os.fspath(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

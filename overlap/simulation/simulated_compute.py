@@ -13,7 +13,6 @@ from ..runtime.failure import Failure
 from ..runtime.settling import deliver
 from ..runtime.state import BLOCKED, QUEUED, RUNNING
 from ..runtime.waits import call_when_done
-from ..timeline.replay.computes import ComputeKey, RecordedCall
 from . import ComputeCosts, Conditions, EventOrder, FabricDriver
 from .faulty_world import FaultInjector
 from .kernel import Kernel
@@ -40,8 +39,6 @@ class ComputeStarts:
         self.injector = injector
         self.rated = False  # whether a compute was priced by the peak of the device
         self.alone: bool = traffic.fabric.interference.off
-        replayed = costs.profile.replayed if costs.profile else None
-        self.replaying: Callable[[ComputeKey, int], RecordedCall] | None = replayed.player() if replayed else None
         self._waiting: list[SimulatedCompute] = []
 
     def start_soon(self, stream: SimulatedCompute) -> None:
@@ -128,7 +125,7 @@ class SimulatedCompute(ComputeStream):
                 for end in (pending, operation):  # its own end is a cancellation
                     call_when_done(end, partial(self.context.soon, partial(self._start_if_first, operation)))
             else:
-                self._start_or_delay(self._queue.popleft())
+                self._run_function(self._queue.popleft())
             del operation, pending  # as in `_run_function`
             return
 
@@ -138,27 +135,6 @@ class SimulatedCompute(ComputeStream):
         del operation  # as in `_run_function`
         if is_first:
             self._start_next()
-
-    def _start_or_delay(self, operation: ComputeFuture[object]) -> None:
-        """Start a function; if real calls are replayed, after the recorded pause since the call before."""
-        replaying = self._starts.replaying
-        if replaying is None:
-            self._run_function(operation)
-            del operation  # as in `_run_function`
-            return
-        assert operation.cost is not None
-        usual_ns, kind = operation.cost
-        before_ns, cost_ns = replaying((self.number, self.lane, operation.name), usual_ns)
-        operation.cost = cost_ns, kind
-        self._kernel.call_at(self._kernel.now_ns + before_ns, self.number, partial(self._run_delayed, operation))
-
-    def _run_delayed(self, operation: ComputeFuture[object]) -> None:
-        """Run a function after its recorded pause, unless it was given up in the meantime."""
-        if operation.done or self._stopped:  # given up in the meantime
-            self._start_next()
-        else:
-            self._run_function(operation)
-        del operation  # as in `_run_function`
 
     def _run_function(self, operation: ComputeFuture[object]) -> None:
         """Call a function now, and end it after its modelled time; fail at once if its arguments failed."""

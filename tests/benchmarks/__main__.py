@@ -93,7 +93,7 @@ or, by itself,
   sockets     every collective between 2 and 4 processes, 16 KiB to 64 MiB, in turn with gloo's (10 minutes)
   torch       PyTorch on our backend, in turn with gloo in one torchrun: training steps, single all-reduces (minutes)
   engines     worlds on a cluster of Ray: up, a killed actor, a lost node, steps beside overlap run (needs Ray; minutes)
-  timeline    a run of a million spans packed, written, loaded, drawn; 1024 ranks folded; a what-if (a minute)
+  timeline    a run of a million spans packed, written, loaded, drawn; 1024 ranks folded (a minute)
   gains       what `overlap why` promises of changes to programs of PyTorch on the CPU, and what they really gain
   algorithms  each collective by each algorithm between 2 and 4 processes: do plans name the fastest? (4 minutes)
   truth       programs on the real clock, over paced links and as they are, and simulated: how far apart they are

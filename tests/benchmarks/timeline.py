@@ -1,4 +1,4 @@
-"""What looking at a run costs: writing, reading, drawing, folding, replaying."""
+"""What looking at a run costs: writing, reading, drawing, folding."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from time import process_time_ns
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.timeline import Recorder, Timeline, TimelineView, read_trace, write_trace
 from overlap.timeline.files.parts import pack_part
-from overlap.timeline.replay.changes import parse_change
-from overlap.timeline.replay.prediction import predict
 
 from .figures import Figure, time_of
 
@@ -36,9 +34,6 @@ def figures(sampling: Sampling) -> Iterator[Figure]:
     yield _line(
         "fold", "fold and draw a step of 1024 ranks", few, lambda: TimelineView(wide, step=1).lines(height=24), 2e9
     )
-    hundred = _timeline(8, 100, layers=4)
-    change = [parse_change("compute 'backward 1'=0.5x")]
-    yield _line("what_if", "a what-if of 100 steps on 8 ranks", few, lambda: predict(hundred, change), 2e9)
 
 
 def _line(name: str, text: str, few: int, run: Callable[[], object], aim_ns: float | None, times: int = 1) -> Figure:

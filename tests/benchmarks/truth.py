@@ -2,14 +2,13 @@
 
 Two comparisons over wires that are paced in real time, each of a training loop that reduces the gradient of one layer
 while another is computed: with stated computes, run and simulated with the same figures of wires; and a measured trace,
-replayed with the figures that were measured of the wires. And programs as they are, on this computer, each simulated
-with its computes as they were: in one process, and in two.
+replayed with the figures that were measured of the wires.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -24,10 +23,9 @@ from overlap.simulation import Profile
 from overlap.timeline.spans import Timeline
 from transports import LinkSpeed, NeuronLink, Paced
 
-from . import unpaced
 from .figures import Figure
 
-__all__ = ["figures", "mean_deviation"]
+__all__ = ["figures"]
 
 RANKS, LAYERS, STEPS = 4, 4, 5
 ELEMENTS = 8192
@@ -36,7 +34,6 @@ SPEED = LinkSpeed(latency_s=0.001, bandwidth_bytes_per_s=2e5)
 BACKWARD_S, UPDATE_S = 0.07, 0.005
 PROBED = (0, ELEMENTS)  # elements of the messages by which wires are measured
 AIM = 0.95  # of the longer step, the shorter one
-UNPACED_AIM, MEAN_AIM = 0.97, 0.015  # for each program, and for how far all of them are off in the mean
 
 _MACHINE = """\
 name = "paced"
@@ -63,27 +60,6 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
             ("replayed", "a trace replayed, wires as measured", _replayed),
         ):
             yield _figure(name, text, [compared(trace) for _ in range(sampling.few)], AIM)
-        yield from _unpaced(trace, min(sampling.few, 3))
-
-
-def _unpaced(trace: Path, runs: int) -> Iterator[Figure | str]:
-    """Compare programs as they are; text is a remark."""
-    yield f"{unpaced.RANKS} ranks of a program as it is, its computes as they were; the median step"
-    deviations = []
-    for name in unpaced.PROGRAMS:
-        for place in unpaced.PLACES:
-            pairs = [unpaced.pair(name, place, trace) for _ in range(runs)]
-            deviations.append(median(simulated / measured for measured, simulated in pairs) - 1)
-            yield _figure(f"{name} {place}", f"{name}, {place}", pairs, UNPACED_AIM)
-    yield mean_deviation(deviations)
-
-
-def mean_deviation(deviations: Sequence[float]) -> str:
-    """Say how far simulated steps are from real ones; each is the simulated one over the real one, less 1."""
-    mean = sum(map(abs, deviations)) / len(deviations)
-    worst = max(deviations, key=abs)
-    met = "met" if mean <= MEAN_AIM else "MISSED"
-    return f"virtual against real, unpaced: {mean:.1%} in the mean (aim {MEAN_AIM:.1%}: {met}), worst {worst:+.1%}"
 
 
 def _figure(name: str, text: str, pairs: list[tuple[float, float]], aim: float) -> Figure:

@@ -1,14 +1,13 @@
 import argparse
 import json
-import re
 from itertools import combinations
+from xml.etree import ElementTree
 
 import pytest
 
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
-from overlap.timeline import Span, Timeline, verdict_of, write_trace
-from overlap.timeline.draw.page import page, page_data
+from overlap.timeline import verdict_of, write_trace
 from tests.timeline.made import render_text
 
 
@@ -110,24 +109,6 @@ def test_json_has_a_version_and_exact_figures(command, training):
     }
 
 
-def test_html_stands_alone(command, training, tmp_path, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    command("--html", str(tmp_path / "run.html"))
-    html = (tmp_path / "run.html").read_text(encoding="utf-8")
-    assert "0.1 waiting for rank 2" in html
-    assert re.findall(r"https?:|<link|src=|@import|url[(]", html) == []
-    data = json.loads(re.search(r"data=(\{.*\});$", html, re.M)[1])
-    assert data == page_data(training(3), step=1)
-    assert data["lanes"][:4] == ["0 compute", "0 comm", "0 comm (2)", "0 comm (3)"]
-    lane = data["lanes"].index("2 comm")
-    row = next(row for row in data["spans"] if row[0] == lane)
-    assert row[1:6] == ["comm", "all_reduce 0", 4_950_000, 6_950_000, 4_950_000]
-    assert row[7] == [[5_000_000, 5_900_000], [6_000_000, 6_900_000]]  # computed meanwhile
-    for one, other in combinations([row for row in data["spans"] if row[1] == "comm"], 2):
-        assert one[0] != other[0] or one[4] <= other[3] or other[4] <= one[3]  # nothing crosses in a lane
-    assert (data["origin_ns"], data["length_ns"], data["left_out"]) == (5_012_000_000, 11_600_000, 0)
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -139,7 +120,7 @@ def test_html_stands_alone(command, training, tmp_path, monkeypatch):
         (("--rank", "0-99999999"), "--rank: '0-99999999' makes more than 1000000 ranks; name fewer"),
         (("--rank", "2-4"), "ranks: 3-4 not recorded here; recorded are 0-2"),
         (("--width", "39"), "--width: 39 is too narrow; at least 40 columns are needed"),
-        (("--html", "/nowhere/x.html"), "--html: cannot write into /nowhere; name a folder of yours"),
+        (("-o", "/nowhere/x.svg"), "--output: cannot write into /nowhere; name a folder of yours"),
     ],
 )
 def test_user_errors_are_one_line(command, argv, message):
@@ -153,26 +134,14 @@ def test_a_missing_file_is_a_user_error(command, tmp_path):
         command(file=tmp_path / "none.json")
 
 
-def test_names_cannot_leave_the_page():
-    span = Span(rank=0, kind="compute", lane="compute", name="</script><b>", start_ns=0, end_ns=1)
-    told = page(Timeline(spans=[span], world_size=1), "<verdict>")
-    assert "</script><b>" not in told
-    assert "&lt;verdict&gt;" in told
-    assert told.count("</script>") == 1
-
-
 OPTIONS = {
     "-o": ["o.json"], "--step": ["1"], "--rank": ["0"], "--all": [], "--width": ["60"], "--ascii": [], "--ops": [],
-    "--stragglers": [], "--critical-path": [], "--what-if": ["bandwidth=2x"], "--advise": [],
-    "--compare": ["run.trace.json"], "--fail-if": ["exposed > 100%"], "--json": [], "--html": ["h.html"],
-    "--svg": ["s.svg"],
+    "--stragglers": [], "--critical-path": [],
+    "--compare": ["run.trace.json"], "--fail-if": ["exposed > 100%"], "--json": [],
 }  # fmt: skip
-TABLES, PICTURES = {"--ops", "--stragglers", "--critical-path"}, {"--html", "--svg"}
-PREDICTIONS = {"--what-if", "--advise"}
+TABLES = {"--ops", "--stragglers", "--critical-path"}
 REFUSED = {
     "-o": OPTIONS.keys() - {"-o"},
-    "--what-if": {*TABLES, *PICTURES, "--compare", "--rank", "--all", "--advise"},
-    "--advise": {*TABLES, *PICTURES, "--compare", "--rank", "--all"},
     "--compare": {*TABLES, "--json"},
     "--json": TABLES,
 }
@@ -194,5 +163,12 @@ def test_two_options_do_what_each_is_for_or_are_refused(command, pair, tmp_path,
         told = json.loads(shown)
         assert "--rank" not in pair or [row["rank"] for row in told["ranks"]] == [0]
         assert "--step" not in pair or told["step"] == 1
-    for option in PICTURES.intersection(pair):
-        assert (tmp_path / OPTIONS[option][0]).stat().st_size > 0
+
+
+@pytest.mark.parametrize("option", ["--step", "--rank", "--all", "--ascii"])
+def test_a_picture_is_written_with_the_characters_of_the_terminal(command, option, tmp_path):
+    assert command("-o", str(tmp_path / "a.svg"), option, *OPTIONS[option]) == ""
+    texts = [each.text or "" for each in ElementTree.parse(tmp_path / "a.svg").iter("{http://www.w3.org/2000/svg}text")]
+    drawn = " ".join(texts).replace("\xa0", " ")
+    assert "waiting for rank 2" in drawn
+    assert "compute" in drawn

@@ -9,12 +9,10 @@ import trio
 
 import overlap
 from overlap.cli import main
-from overlap.cli.timeline.tables import advice_text
 from overlap.config import overriding
 from overlap.errors import OverlapError, UsageError
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace, verdict_of
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.replay.prediction import advise
 from overlap.timeline.why.oddities import oddities
 
 
@@ -103,7 +101,7 @@ def test_a_program_of_torch_hears_what_records_its_computes(monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("how", ["failed", "was stopped"])
-def test_a_drawing_and_advice_say_that_the_run_has_not_ended_well(tmp_path, how):
+def test_a_drawing_says_that_the_run_has_not_ended_well(tmp_path, how):
     async def main(rank):
         await rank.all_reduce(rank.compute(lambda: [1.0], seconds=1.0))
         if how == "failed":
@@ -115,7 +113,6 @@ def test_a_drawing_and_advice_say_that_the_run_has_not_ended_well(tmp_path, how)
         overlap.run(main, ranks=2, clock="virtual", timeout_s=2.0 if how == "was stopped" else None)
     title = "".join(text for text, _ in TimelineView(timelines[0]).lines(width=120)[0])
     assert title == f"whole run: 2 of 2 ranks, virtual time, of a run that {how}; ranks in one row are equal"
-    assert advice_text(advise(timelines[0]), width=120)[0].endswith(f" in a run that {how}; it would take")
 
 
 def test_a_system_profile_of_neuron(tmp_path):

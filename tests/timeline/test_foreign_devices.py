@@ -10,7 +10,6 @@ from overlap.cli.timeline.tables import stragglers_table
 from overlap.timeline.files.tracefile import read_trace
 from overlap.timeline.measure.metrics import breakdowns
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.replay.prediction import advise
 from overlap.timeline.spans import Timeline
 from overlap.timeline.why.oddities import oddities
 from overlap.timeline.why.stragglers import stragglers
@@ -130,22 +129,3 @@ def test_operations_of_other_sizes_are_rows_of_their_own(tmp_path: Path) -> None
     events = [event("kernel", name, 100 * at, 10 + at, 9, **sums(size)) for at, size in enumerate((1024, 4096, 1024))]
     rows = operations(read(tmp_path, *events, world=1))
     assert [(row.count, row.nbytes, row.transfer_ns) for row in rows] == [(2, 8192, 22_000), (1, 16384, 11_000)]
-
-
-def test_advice_on_communication_gains_no_more_than_was_exposed(tmp_path: Path) -> None:
-    """Replays know no awaits in a trace of a device: they took the host's gaps for waits for collectives."""
-    events = [event("user_annotation", f"ProfilerStep#{step}", 1000 * step, 1000) for step in (1, 2, 3)]
-    number = 0
-    for step in (1, 2, 3):
-        for at in range(0, 1000, 100):
-            begin = 1000 * step + at
-            events += launched(number, begin, begin + 1, 20)
-            name = "ncclKernel_AllReduce_RING_LL_Sum_float"
-            events += launched(number + 1, begin + 2, begin + 21, 10, name, tid=20)
-            number += 2
-    timeline = read(tmp_path, *events, world=2)
-    exposed_ns = max(row.exposed_ns for row in breakdowns(timeline, step=2))
-    assert exposed_ns == 100_000
-    found = advise(timeline, step=2)
-    gains = {one.changes[0].text: one.gain_ns for one in found if not one.changes[0].text.startswith("compute")}
-    assert all(gain_ns <= exposed_ns for gain_ns in gains.values()), gains

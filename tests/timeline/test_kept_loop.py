@@ -1,12 +1,7 @@
-"""Event loops that programs keep: a loss of its own in metrics, verdict, picture, what-ifs and advice."""
+"""Event loops that programs keep: a loss of its own in metrics, verdict and picture."""
 
-from overlap.cli.timeline.tables import advice_text
 from overlap.timeline import Span, breakdowns
 from overlap.timeline.measure.critical_path import critical_path
-from overlap.timeline.replay.changes import parse_change
-from overlap.timeline.replay.inference import graph_of
-from overlap.timeline.replay.prediction import advise, predict
-from overlap.timeline.replay.simulation import run_graph
 from overlap.timeline.why.verdict import verdict_of
 from tests.timeline.made import comm, compute, render_text, timeline_of
 
@@ -67,41 +62,3 @@ def test_a_rank_that_waits_for_a_rank_whose_loop_another_keeps_blames_the_other(
     timeline = timeline_of(*both(0, 40, by=1), comm(2, 0, 40, 42, ranks=pair), comm(0, 40, 40, 42, ranks=pair))
     (cause,) = [cause for cause in verdict_of(timeline).causes if cause.victim == 2 and cause.rank is not None]
     assert (cause.rank, str(cause), cause.duration_ns) == (1, "its program at train.py:50", 40)
-
-
-def test_a_replay_without_changes_is_the_recorded_run():
-    timeline = one_keeps()
-    again = run_graph(graph_of(timeline), timeline, likely=True)
-    assert [(s.rank, s.lane, s.start_ns, s.end_ns) for s in again.spans] == [
-        (s.rank, s.lane, s.start_ns, s.end_ns) for s in timeline.spans
-    ]
-
-
-def test_a_free_loop_lets_bytes_move_meanwhile():
-    found = predict(one_keeps(), [parse_change("loop=free")])
-    assert (found.replayed.wall_ns, found.predicted.wall_ns) == (88_000, 78_000)
-    smaller = predict(one_keeps(), [parse_change("bytes=0.5x")])
-    assert smaller.predicted.wall_ns == 83_000
-
-
-def test_a_change_of_rank_that_samples_saw_late_ends_where_the_other_rank_goes_on():
-    spans = [*both(0, 430, by=0), *both(430, 800, by=1)]
-    timeline = timeline_of(*spans, comm(1, 400, 400, 900, ranks=(0, 1)), comm(0, 2, 400, 900, ranks=(0, 1)))
-    loops = graph_of(timeline).kept_loops()
-    assert [(loop.span.start_ns, loop.span.end_ns) for loop in loops] == [(0, 400), (430, 800)]
-
-
-def test_advice_names_rank_and_line_of_a_kept_loop():
-    changes = {
-        one.changes[0].text: one.changes[0].what for one in advise(timeline_of(*one_keeps().spans, compute(0, 0, 1)))
-    }
-    assert changes["loop=free"] == "rank 1 computes at train.py:50 beside the event loop"
-    assert "stragglers=none" not in changes  # on one event loop, shared work takes as long
-
-
-def test_advice_on_a_kept_loop_says_to_await_late():
-    told = advice_text([predict(one_keeps(), [parse_change("loop=free")])], width=1000)
-    assert told[1].endswith(
-        "; trio.to_thread.run_sync in a nursery in place of the call, awaited late: awaited at once, it makes the "
-        "others wait as well; rank.compute(function, ...) would queue it behind the computes of the rank"
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,16 +19,13 @@ from ...timeline.files.parts import Part, pack_part
 from ...timeline.files.tracefile import read_trace, write_merged
 from ...timeline.measure.metrics import median_step
 from ...timeline.ranklist import listed, unlisted
-from ...timeline.replay.changes import parse_change
-from ...timeline.replay.prediction import Prediction, advise, neighbours, predict
 from ...timeline.spans import ORIGIN, Timeline
 from ...timeline.why.oddities import oddities
 from ...timeline.why.verdict import Verdict, parse_limit, verdict_of
 from ...units import switch
 from ..options import add_options, check_width, shared_option
 from ..output import as_json, output_path, try_to_write
-from ..pace import pace
-from .report import SCHEMA_VERSION, describe, report
+from .report import SCHEMA_VERSION, report
 
 _DESCRIPTION = """\
 Show which ranks computed, which communicated, and how much communication was hidden or exposed.
@@ -52,11 +48,8 @@ examples:
   overlap timeline run.trace.json                draw its median step
   overlap timeline run.trace.json --step 3 --rank 0,4-7
   overlap timeline run.trace.json --step all --json
-  overlap timeline run.trace.json --html run.html  a page to scroll, zoom and search
+  overlap timeline run.trace.json -o run.svg     write the picture
   overlap timeline run.trace.json --ops --stragglers --critical-path
-  overlap timeline run.trace.json --what-if bucket_bytes=4MiB --what-if "compute 'tokenise'=0.5x"
-  overlap timeline run.json --advise
-  overlap timeline rank0.json rank1.json --advise  files of PyTorch's profiler, one for each rank
   overlap timeline new.json --compare old.json --fail-if "exposed > 5%" --fail-if "step > 41ms"
   overlap timeline run-process0.json run-process1.json -o run.json
                                                  make one file of those of several processes
@@ -66,7 +59,7 @@ The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 
 
 OPTIONS = {
-    "output": shared_option("output", "the files as one trace file, and draw nothing"),
+    "output": shared_option("output", "the files as one trace file, or, to FILE.svg, the picture; print nothing"),
     "step": shared_option("step", "by wall time; all: every step"),
     "rank": Option(read=str, metavar="LIST", help="ranks to show, such as 0,3-5; default: all", old=("--ranks",)),
     "all": shared_option("all", "otherwise ranks that are alike share a row"),
@@ -75,22 +68,10 @@ OPTIONS = {
     "ops": Option(read=switch, help="the cost of each operation, by place in the program"),
     "stragglers": Option(read=switch, help="ranks that come late, or move bytes slowly"),
     "critical_path": Option(read=switch, help="the chain of work that made the step as long as it is"),
-    "what_if": Option(
-        read=str, metavar="CHANGE", repeated=True,
-        help="predict the step with a change: bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
-        "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
-        "awaits=late, updates=late, barriers=none, loop=free, streams=apart, window=8; several hold together",
-    ),
-    "advise": Option(read=switch, help="try such changes, and list the five that would shorten the step most"),
     "compare": shared_option("compare", "its trace: both pictures, and the differences"),
     "fail_if": shared_option("fail_if", "'exposed > 5%%', 'step > 40ms'"),
     "json": shared_option("json"),
-    "html": Option(read=str, metavar="FILE", help="also write a page that stands alone: zoom, search, details"),
-    "svg": Option(read=str, metavar="FILE", help="also write the picture as SVG"),
 }  # fmt: skip
-
-_ADVISE_S = 60.0
-"""Advice on a long run takes no longer: what is not tried by then is named."""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
@@ -106,14 +87,12 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: The file cannot be read or understood, or an option does not fit it.
     """
-    for option in ("html", "svg", "output"):
-        setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
+    args.output = output_path(args.output, option="--output")
     _check_together(args)
-    if args.output is not None:
+    if args.output is not None and not args.output.endswith(".svg"):
         return 0 if _merge_files(args.files, args.output) else EXIT_FAILED
     check_width(args.width)
     limits = [parse_limit(text) for text in args.fail_if or ()]
-    changes = [parse_change(text) for text in args.what_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
     if wrong := oddities(timeline):
         notify(wrong)
@@ -121,43 +100,28 @@ def main(args: argparse.Namespace) -> int:
         notify(f"a profile of PyTorch: `overlap why {args.files[0]}` names operators, modules and lines, and says why")
     step = _read_step(args.step, timeline)
     ranks = _read_ranks(args.rank)
-    is_written = True
-    if args.advise:
-        verdict = verdict_of(timeline, step=step)
-        with pace() as print_pace:
-            advice = advise(timeline, step=step, progress=print_pace, within_s=_ADVISE_S)
-        _print_advice(args, advice)
-    elif changes:
-        verdict = _print_prediction(args, predict(neighbours(timeline, step), changes, step=step))
-    elif args.json:
+    if args.output is not None:
+        from . import show
+
+        return 0 if show.write_svg(show.view(args, timeline, step, ranks), args.output) else EXIT_FAILED
+    if args.json:
         verdict = verdict_of(timeline, step=step, ranks=ranks)
         print(as_json(report(timeline, step, ranks, verdict), version=SCHEMA_VERSION), end="")
-        is_written = _write_pictures(args, timeline, verdict, step, ranks)
     else:
-        verdict, is_written = _print_pages(args, timeline, step, ranks)
+        verdict = _print_pages(args, timeline, step, ranks)
     failed = [limit for limit in limits if limit.holds(verdict)]
     for limit in failed:
         print(f"--fail-if: {limit.describe(verdict)}", file=sys.stderr)
-    return EXIT_FAILED if failed or not is_written else 0
+    return EXIT_FAILED if failed else 0
 
 
 _TABLES = ("ops", "stragglers", "critical_path")
-_PICTURES = ("html", "svg")
+_PICTURE = ("step", "rank", "all", "ascii")
+"""Options of a picture, which `-o FILE.svg` takes."""
 _EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
     "output": (
-        (
-            "step", "rank", "all", "width", "ascii", *_TABLES, "what_if", "advise", "compare",
-            "fail_if", "json", *_PICTURES,
-        ),
-        "-o only writes the files as one trace file",
-    ),
-    "advise": (
-        (*_PICTURES, *_TABLES, "compare", "rank", "all"),
-        "--advise only prints predictions, of all ranks: run the command once more without --advise",
-    ),
-    "what_if": (
-        (*_PICTURES, *_TABLES, "compare", "rank", "all"),
-        "--what-if only prints predictions, of all ranks: run the command once more without --what-if",
+        (*_PICTURE, "width", *_TABLES, "compare", "fail_if", "json"),
+        "-o only writes a file: the files as one trace file, or the picture as SVG",
     ),
     "compare": ((*_TABLES, "json"), "--compare prints two pictures and their differences"),
     "json": (_TABLES, "the JSON has operations and arrivals; for tables, run the command once more without --json"),
@@ -167,14 +131,10 @@ _EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
 
 def _check_together(args: argparse.Namespace) -> None:
     """Raise `UsageError` if two options are given that exclude each other."""
-    if args.advise and args.what_if:
-        raise UsageError(
-            "--advise, --what-if: one or the other; --advise tries changes to the run as it was recorded, --what-if "
-            "predicts those that you give"
-        )
     for option, (others, why) in _EXCLUDED.items():
         for other in others:
-            if _is_given(args, option) and _is_given(args, other):
+            draws = option == "output" and other in _PICTURE and (args.output or "").endswith(".svg")
+            if _is_given(args, option) and _is_given(args, other) and not draws:
                 raise UsageError(f"{_option_spelling(option)}, {_option_spelling(other)}: one or the other; {why}")
 
 
@@ -186,31 +146,10 @@ def _option_spelling(option: str) -> str:
     return "-o" if option == "output" else f"--{option.replace('_', '-')}"
 
 
-def _print_advice(args: argparse.Namespace, advice: list[Prediction]) -> None:
-    """Print the predictions of the changes that would gain most."""
-    from . import show
-
-    if args.json:
-        print(as_json({"advice": [describe(one) for one in advice]}), end="")
-    else:
-        show.advice(show.console(args), advice)
-
-
-def _print_prediction(args: argparse.Namespace, prediction: Prediction) -> Verdict:
-    """Print a prediction, and return its verdict."""
-    from . import show
-
-    if args.json:
-        print(json.dumps(describe(prediction), indent=2, sort_keys=True))
-    else:
-        show.prediction(show.console(args), prediction)
-    return prediction.predicted
-
-
 def _print_pages(
     args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None
-) -> tuple[Verdict, bool]:
-    """Print the requested pages; return the verdict, and whether all requested files are written."""
+) -> Verdict:
+    """Print the requested pages, and return the verdict."""
     from . import show
 
     console = show.console(args)
@@ -225,19 +164,7 @@ def _print_pages(
         show.tables(console, args, timeline, step, ranks, view.verdict)
     else:
         show.picture(console, view, timeline, ranks)
-    return view.verdict, _write_pictures(args, timeline, view.verdict, step, ranks)
-
-
-def _write_pictures(
-    args: argparse.Namespace, timeline: Timeline, verdict: Verdict, step: int | None, ranks: Sequence[int] | None
-) -> bool:
-    """Write the files that are asked for; return whether all are written."""
-    from . import show
-
-    is_written = args.html is None or show.write_html(timeline, verdict, args.html, step=step, ranks=ranks)
-    if args.svg is None:
-        return is_written
-    return show.write_svg(show.view(args, timeline, step, ranks), args.svg) and is_written
+    return view.verdict
 
 
 def _merge_files(files: Sequence[str], path: str) -> bool:

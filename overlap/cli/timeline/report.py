@@ -1,4 +1,4 @@
-"""Figures of a timeline, and predictions, as JSON."""
+"""Figures of a timeline as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 from ...timeline.measure.metrics import Breakdown, breakdowns
 from ...timeline.measure.operations import operations
-from ...timeline.replay.prediction import Prediction
 from ...timeline.span import Span
 from ...timeline.spans import Timeline
 from ...timeline.why.stragglers import arrivals
@@ -41,23 +40,6 @@ def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
     return [
         span for span in timeline.chosen(timeline.columns.is_kind("wires")) if (ranks is None or span.rank in ranks)
     ]
-
-
-def describe(prediction: Prediction) -> dict[str, object]:
-    """Return a prediction for JSON of `--what-if` and `--advise`: integers of nanoseconds."""
-    predicted = asdict(prediction.predicted)
-    for name in ("causes", "kept", "small"):
-        predicted.pop(name)
-    return {
-        "changes": [change.text for change in prediction.changes],
-        "measured_ns": prediction.measured.wall_ns,
-        "replayed_ns": prediction.replayed.wall_ns,
-        "predicted_ns": prediction.predicted.wall_ns,
-        "least_ns": prediction.least_ns,
-        "most_ns": prediction.most_ns,
-        "gain_ns": prediction.gain_ns,
-        "predicted": predicted,
-    }
 
 
 _FIGURES = (

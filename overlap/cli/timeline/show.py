@@ -1,18 +1,18 @@
-"""Pages of a timeline on a console: pictures, tables, predictions and advice; and files with pictures."""
+"""Pages of a timeline on a console: pictures and tables; and the picture as a file."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from io import StringIO
 
+from rich.console import Console as RichConsole
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
-from ...timeline.draw.page import page
-from ...timeline.draw.picture import svg
 from ...timeline.draw.view import MIN_WIDTH, TimelineView
 from ...timeline.measure.critical_path import critical_path
 from ...timeline.measure.operations import operations
-from ...timeline.replay.prediction import Prediction
 from ...timeline.spans import Timeline
 from ...timeline.why.stragglers import stragglers
 from ...timeline.why.verdict import Verdict
@@ -21,12 +21,10 @@ from ..console import Console
 from ..output import write_file
 from .report import wires
 from .tables import (
-    advice_text,
     comparison_sentence,
     comparison_table,
     critical_path_table,
     operations_table,
-    prediction_table,
     stragglers_table,
 )
 
@@ -75,22 +73,6 @@ def tables(
     _print_sentence(on, str(verdict))
 
 
-def advice(on: Console, found: list[Prediction]) -> None:
-    """Print the predictions of the changes that would gain most, and how to make the changes."""
-    for line in advice_text(found, width=on.width):
-        on.print(line, soft_wrap=True)
-
-
-def prediction(on: Console, predicted: Prediction) -> None:
-    """Print a prediction beside the measured run."""
-    for change in predicted.changes:
-        _print_sentence(on, f"{change.text}: {change.what}")
-    for line in ["", *prediction_table(predicted, width=on.width), ""]:
-        on.print(line, soft_wrap=True)
-    _print_sentence(on, f"predicted: {predicted.predicted}")
-    _print_sentence(on, str(predicted))
-
-
 def _print_sentence(on: Console, text: str) -> None:
     """Print a sentence, wrapped between words."""
     for line in wrapped(text, on.width):
@@ -119,11 +101,14 @@ _LABEL = len("100 like 100")
 _LINES_SAVED = 6  # of a picture whose table and verdict are left out
 
 
-def write_html(timeline: Timeline, of: Verdict, path: str, *, step: int | None, ranks: Sequence[int] | None) -> bool:
-    """Write a page that stands alone; return False if it could not be written."""
-    return write_file(page(timeline, str(of), step=step, ranks=ranks), path, option="--html")
+_SVG_COLUMNS = 140
+"""Columns of a written picture: an axis of some 120 cells, of which each shows eighths."""
 
 
 def write_svg(view: TimelineView, path: str) -> bool:
     """Write the picture as SVG; return False if it could not be written."""
-    return write_file(svg(view), path, option="--svg")
+    recorder = RichConsole(file=StringIO(), record=True, width=_SVG_COLUMNS, color_system="truecolor")
+    recorder.print(view)
+    return write_file(
+        recorder.export_svg(title=str(view.verdict), theme=DEFAULT_TERMINAL_THEME), path, option="--output"
+    )

@@ -1,4 +1,4 @@
-"""Tables that the command prints of a timeline: operations, stragglers, the critical path, two runs, predictions."""
+"""Tables that the command prints of a timeline: operations, stragglers, the critical path, two runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from ...timeline.measure.critical_path import PathLink
 from ...timeline.measure.operations import Operations
-from ...timeline.replay.prediction import AWAITS_LATER, Prediction
-from ...timeline.spans import ENDED
 from ...timeline.why.stragglers import Straggler
 from ...timeline.why.verdict import Verdict
-from ...units import columns, figure, figure_unit, format_bytes, parse_bytes, wrapped
+from ...units import columns, figure, figure_unit, format_bytes
 
 
 def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
@@ -154,65 +152,3 @@ def _signed_figure(ns: float, unit_ns: int) -> str:
 
 def _percent_text(first: float, second: float) -> str:
     return f"{100 * (first - second) / second:+.1f}%" if second else "n/a"
-
-
-def prediction_table(one: Prediction, *, width: int) -> list[str]:
-    """Return the table of a prediction: the step and the means of the ranks, as measured, replayed and predicted."""
-    unit, unit_ns = figure_unit(one.measured.wall_ns)
-    verdicts = (one.measured, one.replayed, one.predicted)
-    rows = [("step", *(figure(verdict.wall_ns, unit_ns) for verdict in verdicts))]
-    for text, name in (("compute", "compute_ns"), ("waiting for ranks", "waiting_ns"), ("on the wire", "wire_ns")):
-        rows.append((text, *(figure(getattr(v, name) / max(v.ranks, 1), unit_ns) for v in verdicts)))
-    heads = (f"mean of a rank/{unit}", "measured", "replayed", "predicted")
-    return columns(heads, rows, width=width, words=[0])
-
-
-_HOW = {
-    "stragglers": "share its work out evenly; to move it off the step, or to mend a slow host, gains more",
-    "loop": "trio.to_thread.run_sync in a nursery in place of the call, awaited late: awaited at once, it makes the "
-    "others wait as well; rank.compute(function, ...) would queue it behind the computes of the rank",
-    "barriers": "leave out await rank.barrier(): operations wait for their ranks themselves",
-    "awaits": "issue first and await at the end of the step: keep the futures in a list",
-    "updates": "rank.compute(..., stream='optimizer'); this holds if no compute of the loop needs its result",
-    "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",
-    "order": "order='forward', or a priority= that is lower for what forward needs first",
-    "algorithm": "overlap run --algorithm NAME, or run(..., algorithm='NAME')",
-    "streams": "stream=rank.stream(...), another name for each line that issues operations",
-    "window": "rank.stream(name, window=NAME), or DataParallel(..., in_flight=NAME)",
-    "bytes": "hook=hooks.bfloat16(), or another hook that sends less",
-    "compute": "what half the time would bring there; the rest is up to you",
-}
-_HOW_TORCH = {
-    "awaits": "issue first and wait at the end of the step: async_op=True, and keep the works in a list",
-    "bucket_bytes": "DistributedDataParallel(..., bucket_cap_mb=NAME), or flatten tensors before all_reduce",
-    "algorithm": "OVERLAP_ALGORITHM=NAME",
-    "bytes": "register_comm_hook of DistributedDataParallel, with bf16_compress_hook or another that sends less",
-    "barriers": "leave out dist.barrier(): operations wait for their ranks themselves",
-}
-"""The same for programs of PyTorch, where there is another word for it."""
-
-
-def advice_text(advice: list[Prediction], *, width: int) -> list[str]:
-    """Return the advice: each change, the step that it would give, and how to make it."""
-    if not advice:
-        return ["nothing that was tried would make the step shorter by half a percent"]
-    unit, unit_ns = figure_unit(advice[0].measured.wall_ns)
-    ended = advice[0].timeline.meta.get(ENDED)
-    badly = f" in a run that {ended}" if ended else ""
-    lines = [f"the step takes {figure(advice[0].measured.wall_ns, unit_ns)} {unit}{badly}; it would take"]
-    for number, prediction in enumerate(advice, 1):
-        change = prediction.changes[0]
-        kind, _, value = change.text.partition("=")
-        how = _change_advice(kind.split(" ")[0], value, torch=prediction.measured.torch)
-        gain = ", ".join(filter(None, (f"{-prediction.gain_share:+.1%}", prediction.range_text(unit_ns))))
-        head = f"{number}. {figure(prediction.predicted.wall_ns, unit_ns)} {unit} ({gain})  {change.text}: "
-        sentences = (change.what, AWAITS_LATER, how) if prediction.awaits_later else (change.what, how)
-        lines += wrapped(head + "; ".join(sentences), width, rest="   ")
-    return lines
-
-
-def _change_advice(kind: str, value: str, *, torch: bool) -> str:
-    """Return how a program makes a change: "bucket_bytes" and "4MiB" are bucket_cap_mb=4 in PyTorch."""
-    if torch and kind == "bucket_bytes":
-        value = f"{parse_bytes(value, argument=kind) / 2**20:g}"
-    return {**_HOW, **(_HOW_TORCH if torch else {})}[kind].replace("NAME", value)

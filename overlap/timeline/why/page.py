@@ -1,4 +1,4 @@
-"""Pages of a report: text for a terminal, at most 24 lines, and Markdown for a pull request."""
+"""Page of a report: text for a terminal, at most 24 lines."""
 
 from __future__ import annotations
 
@@ -68,26 +68,3 @@ def _advice_lines(number: int, item: Advice, width: int) -> list[str]:
 def _wrap(line: str, width: int, *, indent: int) -> list[str]:
     """Return a text as at most two lines, the second one indented; longer texts end in " ..."."""
     return textwrap.wrap(printable(line), width, max_lines=2, placeholder=" ...", subsequent_indent=" " * indent)
-
-
-def markdown(why: Why) -> str:
-    """Return the report as Markdown: verdict, a table of causes, advice and open questions."""
-    if why.hang is not None:
-        return "\n".join([f"**{_escape(why.verdict)}**", "", "```", *why.hang["page"], "```", ""])
-    unit, unit_ns = figure_unit(why.step_ns)
-    lines = [f"**{_escape(why.verdict)}**", "", f"| {unit} | part | cause | where |", "|--:|--:|---|---|"]
-    for cause in why.causes:
-        where = _escape(cause.places[0]) if cause.places else ""
-        lines.append(f"| {figure(cause.duration_ns, unit_ns)} | {cause.share:.0%} | {cause.text} | {where} |")
-    lines += [""] * bool(why.advice)
-    for number, item in enumerate(why.advice, 1):
-        where = f" ({_escape(item.place)})" if item.place else ""
-        lines.append(f"{number}. {_escape(item.change)}{where}. {_escape(item.evidence)}; gain {item.gain_text}.")
-    rest = [f"- Cannot be told: {_escape(each)}" for each in why.undecided]
-    rest += [f"- {_escape(each)}" for each in why.notes]
-    return "\n".join([*lines, *([""] if rest else []), *rest, ""])
-
-
-def _escape(name: str) -> str:
-    """Return a text with the characters of Markdown escaped that names of kernels and ranks contain."""
-    return "".join(f"\\{each}" if each in "\\`*_|<>[]" else each for each in printable(name))

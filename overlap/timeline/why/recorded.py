@@ -1,40 +1,46 @@
-"""Reports on traces of our own and of other tools: their verdict, and advice from replays."""
+"""Reports on traces of our own and of other tools: their verdict, and a change for each large loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import monotonic
 
 from ...errors import UsageError
+from ...units import format_ns
 from ..files.merge import merged
 from ..files.tracefile import read_trace
 from ..measure.metrics import Breakdown, breakdowns, median_step
 from ..ranklist import named_ranks
-from ..replay.prediction import Prediction, advise, neighbours, predict
 from ..spans import ORIGIN, STARVED, Timeline
-from .advice import MAX_ADVICE, MIN_STEPS, WORTH_SHARE, bound_gains
+from .advice import MAX_ADVICE, WORTH_SHARE
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .oddities import oddities
 from .report import Advice, Cause, Why, mean_costs
 from .verdict import Verdict, verdict_of
-
-ADVICE_S = 20.0
-"""Time for replays."""
-REPLAYED_STEPS = 5
-"""Steps that are replayed at most for the range of a gain."""
-REPLAY_ERROR_SHARE = 0.05
-"""Largest error of a replay as part of a step, against changed programs in virtual time (tests: test_replay)."""
 
 _WORDING = WORDING | {
     COPY: "copies and sets of memory", QUEUE: "operations are queued, and nothing runs",
     UNKNOWN: "idle: nothing runs, and nothing is queued",
 }  # fmt: skip
 
-
-_CAUSES = {"compute": COMPUTE, "stragglers": WAIT, "barriers": WAIT, "loop": LOOP}
-"""Causes that changes reduce, by their beginnings; all others reduce exposed communication."""
+_AWAIT_LATE = "issue first and await at the end of the step: keep the futures in a list"
+_CHANGES = {
+    WAIT: "share its work out evenly, or look for what slows its host",
+    WIRE: _AWAIT_LATE,
+    COMM: _AWAIT_LATE,
+    LOOP: "call it in a thread, trio.to_thread.run_sync in a nursery, and await that late",
+    COPY: "copy in parallel with computes, on another stream of the device",
+    QUEUE: "issue on another stream, rank.stream(...), or give it a larger window=",
+}
+"""Change of the program for each loss."""
+_TORCH_CHANGES = {
+    WIRE: "issue first and wait at the end of the step: async_op=True, and keep the works in a list",
+    QUEUE: "issue fewer and larger operations",
+}
+"""Changes of programs of PyTorch, where there is another word for it."""
+_LARGER = "join arrays before the call, or give DataParallel a larger bucket_bytes="
+_LARGER_TORCH = "flatten tensors before the call, or give DistributedDataParallel a larger bucket_cap_mb="
+_NOT_COMPUTED = "not computed: run the changed program, for real or under `overlap simulate`"
 
 
 def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
@@ -78,7 +84,7 @@ def build_report(timeline: Timeline, *, step: int | None) -> Why:
             )
             for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]) if ns
         ),
-        advice=tuple([*([starved] if starved else []), *_replay_advice(timeline, verdict)][:MAX_ADVICE]),
+        advice=tuple([*([starved] if starved else []), *_advice(verdict, mean_ns)][:MAX_ADVICE]),
         undecided=tuple(filter(None, [oddities(timeline)])),
         costs=tuple(
             (rank, number, cause, ns)
@@ -130,41 +136,21 @@ def _cause_places(verdict: Verdict, cause: str) -> tuple[str, ...]:
     return ()
 
 
-def _replay_advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
-    """Return the changes whose replays gain enough, as advice; none without steps or ranks."""
+def _advice(verdict: Verdict, mean_ns: Mapping[str, int]) -> list[Advice]:
+    """Return a change for each loss that is worth one, the largest first; none without steps or ranks."""
     if verdict.step is None or not verdict.ranks:
         return []
-    items, begun_s = [], monotonic()
-    for prediction in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MAX_ADVICE]:
-        if prediction.gain_share >= WORTH_SHARE:
-            text = prediction.changes[0].text
-            change = f'{prediction.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
-            cause = next((cause for kind, cause in _CAUSES.items() if text.startswith(kind)), WIRE)
-            least, most, gain_text = _gain_bounds(timeline, prediction, verdict.step, until_s=begun_s + ADVICE_S)
+    total_ns = sum(mean_ns.values()) or 1
+    changes = _CHANGES | (_TORCH_CHANGES if verdict.torch else {})
+    if verdict.small is not None:
+        changes = changes | dict.fromkeys((WIRE, QUEUE), _LARGER_TORCH if verdict.torch else _LARGER)
+    items = []
+    for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]):
+        if cause in changes and ns >= WORTH_SHARE * total_ns:
+            places = _cause_places(verdict, cause)
+            evidence = f"{_WORDING[cause]}: {format_ns(ns)} of {format_ns(total_ns)}, mean of the ranks"
             items.append(Advice(
-                cause=cause, change=change, place="", evidence=str(prediction),
-                gain_least_ns=least, gain_most_ns=most, gain_text=gain_text,
+                cause=cause, change=changes[cause], place=places[0] if places else "", evidence=evidence,
+                gain_text=_NOT_COMPUTED,
             ))  # fmt: skip
     return items
-
-
-def _gain_bounds(
-    timeline: Timeline, first: Prediction, step: int, *, until_s: float
-) -> tuple[int | None, int | None, str]:
-    """Return the bounds of a change's gain, from replays of several steps, and their text; None, None for one step."""
-    replays = [first]
-    other_steps = sorted(
-        set(timeline.steps()[1:]) - {step}, key=lambda prediction: (abs(prediction - step), prediction)
-    )  # the first is cold
-    for other_step in other_steps[: REPLAYED_STEPS - 1]:
-        if monotonic() > until_s:
-            break
-        with suppress(UsageError):  # that step has nothing to change
-            replays.append(predict(neighbours(timeline, other_step), first.changes, step=other_step))
-    walls = [prediction.measured.wall_ns for prediction in replays]
-    if len(replays) < MIN_STEPS:
-        return None, None, f"not given: one step is recorded, which would be shorter by {first.gain_share:.0%}"
-    off_ns = round(REPLAY_ERROR_SHARE * max(walls))
-    least = min(prediction.measured.wall_ns - prediction.most_ns for prediction in replays) - off_ns
-    most = max(prediction.measured.wall_ns - prediction.least_ns for prediction in replays) + off_ns
-    return bound_gains([least, most], walls)

@@ -9,7 +9,7 @@ from overlap.cli import main
 from overlap.errors import UsageError
 from overlap.timeline import write_trace
 from overlap.timeline.why.against import compare
-from overlap.timeline.why.page import LINES, markdown, page_lines
+from overlap.timeline.why.page import LINES, page_lines
 from overlap.timeline.why.report import from_json
 from tests.timeline.made import comm, compute, timeline_of
 from tests.timeline.why.profiles import Recording
@@ -85,12 +85,6 @@ def test_a_page_has_at_most_24_lines(tmp_path):
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= 100
     assert any(line.endswith("more: --json") for line in lines)
-
-
-def test_markdown_escapes_names(tmp_path):
-    found = markdown(overlap.why(profile(tmp_path, [10_000] * 3, operator="aten::a|b_<c>")))
-    assert "aten::a\\|b\\_\\<c\\>" in found
-    assert found.splitlines()[3] == "|--:|--:|---|---|"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +180,6 @@ def test_dumps_of_flight_recorders_are_judged_as_hangs(tmp_path, capsys):
     page = capsys.readouterr().out
     assert page.startswith(found.verdict[:40])
     assert "train.py:2" in page
-    assert found.verdict[:40] in markdown(found)
 
 
 def test_a_verdict_on_a_part_of_a_file_says_so(tmp_path):
