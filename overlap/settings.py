@@ -41,8 +41,6 @@ class Option:
     wire: bool = False  # Whether it is passed on to the transport that joins them
     hidden: bool = False  # Whether the help leaves it out
     short: str | None = None  # The option with one letter
-    also: tuple[str, ...] = ()  # Further spellings, of other launchers
-    old: tuple[str, ...] = ()  # Spellings of the previous version, which say the new one
     rare: bool = False  # Whether only `--help-all` shows it
     repeated: bool = False  # Whether the option may be given several times; its value is a list
     check: Callable[[Any], object] | None = None  # Raises `UsageError` for values that cannot be used, from any source
@@ -271,7 +269,7 @@ class RunSettings:
         check=check_algorithm,
     )
     processes: int | None = option(
-        read=parse_range, metavar="N", nodes=True, variable=False, also=("--nproc-per-node",),
+        read=parse_range, metavar="N", nodes=True, variable=False,
         help="spread the ranks over N processes of this host, which share memory; default: 1; 2:4: with "
         "--max-restarts, fewer if that gets further",
     )  # fmt: skip

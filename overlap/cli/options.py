@@ -11,7 +11,7 @@ from .. import units
 from ..config import RunConfig, variable_name
 from ..errors import UsageError
 from ..settings import Option
-from .parser import HelpAll, Renamed, mark_rare
+from .parser import HelpAll, mark_rare
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ SHARED: Mapping[str, Option] = {
     "all": Option(read=units.switch, help="show every rank"),
     "ascii": Option(read=units.switch, help="draw with plain characters only"),
     "chunks": Option(read=units.count, metavar="N", help="stages on each rank; of interleaved-1f1b; default: 2"),
-    "compare": Option(read=str, metavar="OTHER", help="compare with another run", old=("--against",)),
+    "compare": Option(read=str, metavar="OTHER", help="compare with another run"),
     "dtype": Option(read=str, metavar="TYPE", help="data type of arrays"),
     "fail_if": Option(read=str, metavar="TEST", repeated=True, help="exit with 1 if so"),
     "group": Option(read=str, metavar="LIST", help="ranks of a group, such as 0-7 or 0-3,8-11"),
@@ -85,7 +85,7 @@ def add_options(
     *,
     usual: Collection[str] | None = None,
 ) -> None:
-    """Add options to a parser or a group; a name may be written with dashes or with underscores.
+    """Add options to a parser or a group.
 
     Args:
         to: The parser or group.
@@ -110,7 +110,7 @@ def option_flag(name: str, one: Option) -> str:
 
 
 def _add_option(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
-    """Add an option, and its hidden spellings: with underscores, as `--no-...` if it can be off, and older ones."""
+    """Add an option, and `--no-...` if it can be off."""
     help, flag = _HIDDEN if option.hidden else option.help, option_flag(name, option)
     details: dict[str, Any] = {"action": "store_true", "default": None}
     if option.metavar is not None:
@@ -119,22 +119,11 @@ def _add_option(add: Callable[..., argparse.Action], name: str, option: Option) 
         details = {"action": action, "type": as_argument(option.read), "metavar": option.metavar}
     flags = [flag] if option.short is None else [option.short, flag]
     written = add(*flags, dest=name, help=help, **details)
-    hidden = [*option.also, *_underscore_spellings(flag, *option.also)]
     if option.off is not None:
         off = f"--no-{flag[2:]}"
         negative = add(off, dest=name, action="store_false", default=None, help=option.off)
         mark_rare(negative, rare=option.rare)
-        for spelling in _underscore_spellings(off):
-            add(spelling, dest=name, action="store_false", default=None, help=_HIDDEN)
     mark_rare(written, rare=option.rare)
-    if hidden:
-        add(*hidden, dest=name, help=_HIDDEN, **details)
-    if option.old:
-        add(*option.old, action=Renamed, now=written)
-
-
-def _underscore_spellings(*flags: str) -> list[str]:
-    return [f"--{flag[2:].replace('-', '_')}" for flag in flags if "-" in flag[2:]]
 
 
 # -- settings of a run -----------------------------------------------------------------------------------------------

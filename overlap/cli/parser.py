@@ -12,14 +12,10 @@ from itertools import groupby
 from typing import Any, NoReturn
 
 from ..errors import UsageError
-from ..notice import notify
 from ..units import wrapped
 
 _BESIDE = re.compile(r"(?<=\S) {2,}(?=\S)")
 """The gap between an example and its explanation."""
-
-_JSON_FILE = re.compile(r"(arguments: .*(\.json|-)|--json: ignored explicit argument .*)$")
-"""Messages about `--json FILE`, as some commands of the previous version had it."""
 
 _DEEPEST = 6
 """Largest indentation of a wrapped line: an explanation on a line of its own may have stood further right."""
@@ -28,18 +24,16 @@ _DEEPEST = 6
 _OF_OTHERS = dict.fromkeys(
     ("-n", "-np", "--n", "--np", "--num-processes", "--num-proc", "--world-size", "--num-ranks"),
     ("--ranks", "--processes"),
-) | {"--stall": ("--stall-warning",), "--give-up": ("--stall-timeout",)}
-"""Options of other launchers and of earlier versions, and ours."""
+) | {"--nproc-per-node": ("--processes",)}
+"""Options of other launchers, and ours."""
 
 _INSTEAD = {
     **dict.fromkeys(
         ("--master-addr", "--master-port"), "--rdzv-endpoint HOST:PORT is both, and a run on one host needs none"
     ),
     "--standalone": "leave it out: a run on one host needs no rendezvous",
-    "--model": "a model's step is predicted by `overlap model NAME`",
-    "--vs": "`python -m tests.benchmarks.versus` of a checkout compares with other libraries",
 }
-"""Options of torchrun and of earlier versions that mean nothing here, and what to do."""
+"""Options of torchrun that mean nothing here, and what to do."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,8 +55,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a `UsageError` with the message of argparse; for an unknown option it names the most similar one."""
         meant = self._suggest_option(message.partition("unrecognized arguments: ")[2])
-        if not meant and "--json-file" in self.flags() and _JSON_FILE.search(message):
-            meant = "; --json prints the result on stdout, --json-file FILE writes it to a file"
         raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message}{meant} (`{self.prog} --help` explains)")
 
     def flags(self) -> set[str]:
@@ -133,24 +125,6 @@ class HelpAll(argparse.Action):
         parser.epilog = f"{parser.epilog}\n{self._more}"
         parser.print_help()
         parser.exit()
-
-
-class Renamed(argparse.Action):
-    """A spelling of the previous version: the option works, with a notice that names its new spelling."""
-
-    def __init__(self, option_strings: list[str], dest: str, *, now: argparse.Action, **_: object) -> None:
-        self._now = now
-        details: dict[str, Any] = {
-            name: getattr(now, name) for name in ("nargs", "const", "type", "choices", "metavar")
-        }
-        super().__init__(option_strings, now.dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **details)
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        """Store the value under the new option, and print a notice with its name."""
-        notify(f"{option} is now {self._now.option_strings[-1]}; the old spelling goes with the next version")
-        self._now(parser, namespace, values, option)
 
 
 def mark_rare(action: argparse.Action, *, rare: bool = True) -> None:

@@ -51,9 +51,7 @@ OPTIONS = {
     "faults": Option(read=str, metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"),
     "same": Option(read=switch, help="fail unless all ranks end with the same weights"),
     "timeout": shared_option("timeout_s", "of real time, for a run; default: 60"),
-    "operations": Option(
-        read=str, metavar="FILE", help="write the operations of the first seed there, a line each", old=("--trace",)
-    ),
+    "operations": Option(read=str, metavar="FILE", help="write the operations of the first seed there, a line each"),
 }
 
 

@@ -286,7 +286,7 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
     parser = argparse.ArgumentParser()
     add_settings(parser, More)
     assert "--colour-depth N" in parser.format_help()
-    told = given_settings(parser.parse_args(["--colour_depth", "8"]), More)
+    told = given_settings(parser.parse_args(["--colour-depth", "8"]), More)
     assert (told.colour_depth, told.sources) == (8, {"colour_depth": "--colour-depth"})
     assert told.variables() == {"OVERLAP_COLOUR_DEPTH": "8"}
     assert More.from_environment({"OVERLAP_COLOUR_DEPTH": "24"}).over(told).colour_depth == 24

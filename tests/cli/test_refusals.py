@@ -103,8 +103,6 @@ $ overlap run --master_port=29500 x.py
 ...; --rdzv-endpoint HOST:PORT is both, and a run on one host needs none (
 $ overlap run --stall 5 x.py
 ...; did you mean --stall-warning? (
-$ overlap run --give-up 5 x.py
-...; did you mean --stall-timeout? (
 $ overlap run --standalone x.py
 ...--standalone; leave it out: a run on one host needs no rendezvous (
 $ overlap run --trace '' x.py
@@ -169,8 +167,6 @@ $ overlap simulate --cluster 'trn2.48xlarge x16' --sweep nodes=1,4,16 work.py
 --sweep: nodes is given twice: 16 and 1; leave it out of --cluster 'trn2.48xlarge x16'
 $ overlap simulate --sweep ms=1,2
 simulate: name a SCRIPT, or -m MODULE (`overlap simulate --help` explains)$
-$ overlap simulate --model llama-8b
-...; a model's step is predicted by `overlap model NAME` (
 $ overlap simulate run.json
 run.json: a recorded run is repeated by `overlap replay run.json`$
 $ overlap bench allr -b 8 --tcp

@@ -216,7 +216,7 @@ def test_the_words_of_torchrun_start_the_processes_of_each_host(process, script)
     program = script(HOSTS)
     with socket.create_server(("127.0.0.1", 0)) as free:
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    options = ["--nnodes", "2", "--nproc_per_node", "2", "--rdzv-endpoint", endpoint, "--no-prefix", "--node-rank"]
+    options = ["--nnodes", "2", "--processes", "2", "--rdzv-endpoint", endpoint, "--no-prefix", "--node-rank"]
     runs = [process("run", *options, host, program) for host in "01"]
     outs = [run.communicate(timeout=60) for run in runs]
     assert [(sorted(out.splitlines()), err) for out, err in outs] == [

@@ -18,13 +18,12 @@ from ...errors import UsageError
 from ...settings import Option
 from ...units import count, switch
 from ..options import add_options, shared_option
-from ..parser import Renamed
 
 OPTIONS = {
     "ranks": shared_option("ranks", "several: 2,4; default: 2, or 1 for each process", read=str),
     "in_place": Option(read=switch, help="put results into the memory of the inputs"),
     "algorithm": shared_option("algorithm"),
-    "processes": shared_option("processes", "default: 1", read=count, also=(), old=("--nnodes",)),
+    "processes": shared_option("processes", "default: 1", read=count),
     "tcp": Option(read=switch, help="join the processes by TCP, not by Unix sockets"),
     "rails": shared_option("rails"),
     "peer_direct": shared_option("peer_direct"),
@@ -73,8 +72,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("-d", "--datatype", default="float32", metavar="TYPE", help="such as float32 (or float), int8, bfloat16")
     add("-o", "--op", default="sum", metavar="OP", help=f"{', '.join(OPS)}; default sum")
     add("-r", "--root", type=int, default=0, metavar="RANK", help=shared_option("root").help)
-    check = add("-c", "--verify", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop")
-    add("--check", action=Renamed, now=check)
+    add("-c", "--verify", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop")
     add_options(parser, OPTIONS)
 
 

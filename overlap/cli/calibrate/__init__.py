@@ -53,7 +53,7 @@ examples:
 OPTIONS = {
     "cluster": shared_option("cluster", "of the log"),
     "products": Option(read=str, metavar="FILE", help="matrix products that were timed, instead of a log"),
-    "collective": Option(read=str, metavar="NAME", help="collective of a log that does not say it", old=("--op",)),
+    "collective": Option(read=str, metavar="NAME", help="collective of a log that does not say it"),
     "ranks": shared_option("ranks", "default: those of the log, or all"),
     "name": Option(read=str, metavar="NAME", help="name of the new machine; default: that of the file"),
     "output": shared_option("output", "the machine file; default: print it"),
@@ -64,7 +64,6 @@ PUBLISHED_OPTIONS = {
         read=switch,
         help="exit with 1 unless every class of rows has the accuracy that is asked of rows that nothing was fitted "
         "to, and algorithms change where they should",
-        old=("--check",),
     ),
     "record": Option(read=switch, help="write the errors of left-out steps, for bands"),
     "json": shared_option("json"),

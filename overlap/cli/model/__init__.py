@@ -96,9 +96,7 @@ _LAYOUT = {
     "order": Option(read=str, metavar="A.B.C", help=f"axes, neighbours last: {', '.join(ORDERS)}"),
 }  # fmt: skip
 _ANSWER = {
-    "search": Option(
-        read=str, metavar="NAME,...", help=f"search for the best of these: {', '.join(FREE)}", old=("--best",)
-    ),
+    "search": Option(read=str, metavar="NAME,...", help=f"search for the best of these: {', '.join(FREE)}"),
     "within": Option(read=number, metavar="S", help="seconds of a search; default: 60, and one simulation in any case"),
 }
 # Parameters of simulations that a layout does not imply, and that ranks which behave alike have.

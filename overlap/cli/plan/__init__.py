@@ -52,7 +52,7 @@ schedules: {", ".join(FAMILIES)}
 
 _SHARED = {
     "ranks": shared_option("ranks", "of MACHINE, default: all; of SCHEDULE, default: 4", read=str),
-    "group": shared_option("group", "of OP, default: all ranks; of MACHINE, a group to judge", old=("--check",)),
+    "group": shared_option("group", "of OP, default: all ranks; of MACHINE, a group to judge"),
     "json": shared_option("json"),
 }
 

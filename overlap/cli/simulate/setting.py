@@ -56,9 +56,7 @@ PARAMETERS: Mapping[str, Option] = {
         metavar="N",
         help="ranks of each of N equal blocks behave alike, and two of them run for all; shapes only",
     ),
-    "fault_seed": Option(
-        read=integer, metavar="N", help="faults happen, by this seed: see overlap.Faults", old=("--faults",)
-    ),
+    "fault_seed": Option(read=integer, metavar="N", help="faults happen, by this seed: see overlap.Faults"),
     "seed": shared_option("seed"),
     "jitter": Option(read=number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
     "straggler_share": Option(read=number, metavar="S", help="share of the ranks that are slow"),

@@ -61,7 +61,7 @@ The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 OPTIONS = {
     "output": shared_option("output", "the files as one trace file, or, to FILE.svg, the picture; print nothing"),
     "step": shared_option("step", "by wall time; all: every step"),
-    "rank": Option(read=str, metavar="LIST", help="ranks to show, such as 0,3-5; default: all", old=("--ranks",)),
+    "rank": Option(read=str, metavar="LIST", help="ranks to show, such as 0,3-5; default: all"),
     "all": shared_option("all", "otherwise ranks that are alike share a row"),
     "width": shared_option("width"),
     "ascii": shared_option("ascii"),
