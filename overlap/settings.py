@@ -302,7 +302,7 @@ class RunSettings:
         default="auto",
         read=parse_transport, metavar="NAME",
         help="what joins the processes; shared memory inside a host and sockets beyond (auto), or one of sockets (or "
-        "efa), shared_memory, mpi, one installed",
+        "efa), shared_memory, one installed",
         nodes=True,
     )  # fmt: skip
     rails: int | tuple[str, ...] | None = option(
@@ -420,7 +420,7 @@ class RunSettings:
     prefix: bool | None = option(
         rare=True,
         default="1 with several processes",
-        read=switch, help="[process I] before each line (default with several, but for mpi)",
+        read=switch, help="[process I] before each line (default with several)",
         off="lines as they are", nodes=True, variable=False,
     )  # fmt: skip
     unannounced: bool | None = option(

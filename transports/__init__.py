@@ -17,7 +17,6 @@
 #   efa          sockets between processes, several to each
 #   shared_memory  processes of one host: compiled code, which matches by itself
 #   nearest      shared memory inside a host, sockets beyond
-#   mpi          the same over an MPI library
 #   patience     how long to poll before sleeping, and how to leave a core that others need
 #   router       several transports as one: each rank by the first that reaches it
 #   wrappers     base classes of wrappers, and Recording, which records sends
@@ -43,7 +42,6 @@ from transports.wrappers import Recording, Sent
 
 if TYPE_CHECKING:
     from transports.efa import Efa
-    from transports.mpi import Mpi
     from transports.shared_memory import SharedMemory
     from transports.tls import Tls
 
@@ -59,7 +57,6 @@ __all__ = [
     "LengthMismatchError",
     "LinkLostError",
     "LinkSpeed",
-    "Mpi",
     "NeuronLink",
     "Paced",
     "Recording",
@@ -79,7 +76,6 @@ __all__ = [
 # One process needs no sockets: transports between processes are imported on first use.
 _HOMES = {
     "Efa": "transports.efa",
-    "Mpi": "transports.mpi",
     "SharedMemory": "transports.shared_memory",
     "Tls": "transports.tls",
 }

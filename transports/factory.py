@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -76,26 +75,19 @@ Factory: TypeAlias = "Callable[[Bootstrap], Transport]"
 GROUP = "overlap.transports"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BuiltIn:
-    module: str
-    needs: str | None = None  # Package that the transport imports
-
-
-# A table: a search for entry points takes 40 ms, which a program without such packages should not pay.
-_BUILT_IN: Mapping[str, _BuiltIn] = MappingProxyType(
+# A table of modules: a search for entry points takes 40 ms, which a program without such packages should not pay.
+_BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        "efa": _BuiltIn(module="transports.efa"),
-        "mpi": _BuiltIn(module="transports.mpi", needs="mpi4py"),
-        "neuronlink": _BuiltIn(module="transports.neuronlink"),
-        "shared_memory": _BuiltIn(module="transports.shared_memory"),
-        "sockets": _BuiltIn(module="transports.efa"),
+        "efa": "transports.efa",
+        "neuronlink": "transports.neuronlink",
+        "shared_memory": "transports.shared_memory",
+        "sockets": "transports.efa",
     }
 )
 
 
 class UnknownTransportError(ArgumentError):
-    """No transport has this name, or a package that the transport needs is not installed."""
+    """No transport has this name, or the one of an installed package cannot be loaded."""
 
 
 def names() -> tuple[str, ...]:
@@ -113,16 +105,13 @@ def find(name: str) -> Factory:
     """Return the factory of a transport.
 
     Raises:
-        UnknownTransportError: No transport has this name, or a package that it needs is not installed, or the
-            object that a package has registered under the name cannot be loaded.
+        UnknownTransportError: No transport has this name, or the object that a package has registered under the name
+            cannot be loaded.
     """
     check(name)
     if name not in _BUILT_IN:
         return _load_entry(_find_entry_points()[name])
-    row = _BUILT_IN[name]
-    if row.needs is not None and find_spec(row.needs) is None:
-        raise UnknownTransportError(f"{name!r} needs {row.needs}: pip install {row.needs}")
-    factory: Factory = import_module(row.module).factory
+    factory: Factory = import_module(_BUILT_IN[name]).factory
     return factory
 
 

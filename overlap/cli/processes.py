@@ -20,7 +20,6 @@ import trio
 from ..config import RunConfig
 from ..errors import UsageError
 from ..kernel_facts import oom_kills
-from ..launch.mpi import find_mpiexec
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.verdict import INTERRUPTED, card, culprit, exit_code
@@ -116,7 +115,6 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
             log_dir=config.log_dir,
             grace_s=config.grace_s or GRACE_S,
             report=notify,
-            mpiexec=find_mpiexec() if config.transport == "mpi" else None,
             bind=config.bind is not False,
             witness=witness,
             spares=config.spares or 0,
@@ -227,11 +225,9 @@ def _witness(config: RunConfig, hosts: int) -> Iterator[str | None]:
     if not config.survive:
         if config.witness is not None:
             raise UsageError("--witness: it decides who goes on after a loss; give --survive too")
-        if config.survive is False or hosts > 1 or config.transport == "mpi":
+        if config.survive is False or hosts > 1:
             yield None
             return
-    if config.transport == "mpi":
-        raise UsageError("--survive: MPI ends the whole job when a process is lost; use another --transport")
     if hosts > 1:
         with _shared_witness(config, config.node_rank or 0) as folder:
             yield str(folder)

@@ -68,14 +68,6 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If there is no such program, or an option has an impossible value. Nothing has run then.
     """
     launched = join_launcher()
-    code = _run_with_signals(args, launched=launched)
-    if launched and (mpi := sys.modules.get("transports.mpi.bootstrap")) is not None:
-        mpi.exit_if_broken(code)
-    return code
-
-
-def _run_with_signals(args: argparse.Namespace, *, launched: bool) -> int:
-    """Run the program, and return its exit code, also after a signal; send an error to the launcher if there is one."""
     try:
         with handling_signals(quiet=launched):
             return _run_program(args, launched=launched)

@@ -108,11 +108,6 @@ def _check_hosts(config: RunConfig) -> None:
         raise UsageError(f"--node-rank {config.node_rank}: hosts are numbered from 0, and --nnodes is {config.nnodes}")
     if config.max_restarts and (config.processes or 1) > 1 and config.nnodes > 1:
         raise UsageError("--processes: --max-restarts on several hosts needs one process on each; leave one out")
-    if config.transport == "mpi":
-        raise UsageError(
-            "--node-rank: with --transport mpi all processes are started here; on several hosts start mpiexec "
-            "yourself: mpiexec -n 2 python -m mpi4py train.py"
-        )
 
 
 def _check_range(config: RunConfig) -> None:

@@ -18,7 +18,6 @@ from ..processes.place import member_variables
 from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_record
 from ..signals import ASKING
 from .lifeline import tie_to_pipe
-from .mpi import Seat
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, line_prefix
 from .verdict import Ending
 
@@ -40,7 +39,6 @@ class NodeProcess:
         spec: Description of the launch.
         node: Its index.
         secret: Descriptor of the secret, which it inherits.
-        seat: Its seat in an MPI job, if it has one.
         screen: The terminal that all processes share.
         log: File for its output; None: the terminal.
 
@@ -57,9 +55,7 @@ class NodeProcess:
 
     node: int
 
-    def __init__(
-        self, spec: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None, seat: Seat | None = None
-    ) -> None:
+    def __init__(self, spec: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
         self.node, self._log = node, log
         self.ranks: range = _ranks_of_node(node, spec.ranks_per_node)
         self._is_spare = node >= spec.nodes
@@ -82,8 +78,8 @@ class NodeProcess:
             with _blocking_signal(ASKING):
                 self.process: subprocess.Popen[bytes] = subprocess.Popen(
                     spec.command,
-                    env=_member_environment(spec, node, descriptors, seat),
-                    pass_fds=[*descriptors.values(), *([seat.descriptor] if seat else [])],
+                    env=_member_environment(spec, node, descriptors),
+                    pass_fds=[*descriptors.values()],
                     # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
                     # of its own for the scheduler, so that processes which share cores could not let each other run.
                     process_group=0,
@@ -256,9 +252,7 @@ def _ranks_of_node(node: int, each: int) -> range:
     return range(node * each, (node + 1) * each)
 
 
-def _member_environment(
-    spec: LaunchSpec, node: int, descriptors: Mapping[str, int], seat: Seat | None
-) -> dict[str, str]:
+def _member_environment(spec: LaunchSpec, node: int, descriptors: Mapping[str, int]) -> dict[str, str]:
     """Return the environment of the process of a node: that of the launch, and its place in the world."""
     variables = member_variables(
         node=node,
@@ -268,7 +262,7 @@ def _member_environment(
         job=spec.job,
         descriptors=descriptors,
     )
-    return {**spec.environ, **variables, **(seat.environ if seat else {}), "PYTHONUNBUFFERED": "1"}
+    return {**spec.environ, **variables, "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager
@@ -345,9 +339,6 @@ class LaunchSpec:
     attempt: int = 0  # How often they have been started before
     witness: str | None = None  # Folder of the witness, if the others go on when a process is lost
     spares: int = 0  # Processes that wait to take the place of a lost one; their numbers follow those of the nodes
-    mpiexec: str | None = (
-        None  # Path of the mpiexec that gives the processes their seats in an MPI job, if they use one
-    )
     bind: bool = False  # Whether each of several processes keeps to its share of the cores, if this machine lets them
 
     def log_path(self, node: int) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from ..errors import OverlapError, UsageError
+from ..errors import UsageError
 from ..processes.secret import hand_over
 from ..signals import ASKING
 from ..survival.witness import has_survivor, newest_world
 from .binding import bound_to_cores, share_own_cores
-from .mpi import LOOK_S, STOPPED_S, Seat, seats
 from .nodeprocess import LaunchSpec, NodeProcess
 from .output import Log, Screen
 from .verdict import Ending
@@ -32,6 +31,9 @@ SUSPECT_S = 5.0
 # Most further grace periods of a process that waits for a processor: at load 30 on two cores it runs for a fifteenth of
 # the time, and the wait stays within minutes.
 _MOST_QUEUED = 14
+
+# How long a process may be stopped while others wait for it, counted in looks.
+STOPPED_S, LOOK_S = 15.0, 1.0
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
 
@@ -57,33 +59,19 @@ async def launch(spec: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
         UsageError: If the system refuses to start a process; the others are ended.
         OSError: If the reader of the output has closed it.
         OutputError: If output cannot be written.
-        OverlapError: If a helper of MPI has ended or stays stopped.
     """
-    if spec.mpiexec is None:
-        return await _launch_with_seats(spec, {}, process)
-    async with seats(spec.mpiexec, spec.nodes, spec.environ) as mpi_seats:
-        return await _launch_with_seats(spec, dict(enumerate(mpi_seats)), process)
-
-
-async def _launch_with_seats(
-    spec: LaunchSpec, mpi_seats: Mapping[int, Seat], process: Callable[..., NodeProcess]
-) -> LaunchOutcome:
-    """Start the processes, watch them until all have ended, and return the outcome; `mpi_seats` is by node."""
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*handled) as signals, ExitStack() as resources:
-        watch = _Watch(spec, mpi_seats)
+        watch = _Watch(spec)
         try:
             secret = hand_over(spec.secret)
             resources.callback(os.close, secret)
             nodes = [*spec.here, *range(spec.nodes, spec.nodes + spec.spares)]
             for node, cores in zip(nodes, _cores_of_processes(spec), strict=True):
                 log = resources.enter_context(Log(spec.log_path(node))) if spec.log_dir else None
-                seat = mpi_seats.get(node)
                 try:
                     with bound_to_cores(cores):
-                        watch.members.append(
-                            process(spec, node, secret=secret, screen=watch.screen, log=log, seat=seat)
-                        )
+                        watch.members.append(process(spec, node, secret=secret, screen=watch.screen, log=log))
                 except OSError as error:  # too many files or processes, too little memory
                     raise UsageError(
                         f"process {node} cannot be started: {error.strerror or error}; "
@@ -97,8 +85,6 @@ async def _launch_with_seats(
                 for member in watch.members:
                     await member.wait_and_reap()
                     member.close()
-    if watch.lost is not None:
-        raise OverlapError(f"--transport mpi: {watch.lost}, so MPI cannot go on; the job was ended; start it again")
     ended = [member for member in watch.ended if member not in watch.survived] or watch.ended
     return LaunchOutcome(endings=[member.ending() for member in ended], asked=watch.asked)
 
@@ -113,9 +99,7 @@ def _cores_of_processes(spec: LaunchSpec) -> Sequence[frozenset[int]]:
 class _Watch:
     """Watch over the processes while they run."""
 
-    def __init__(self, spec: LaunchSpec, mpi_seats: Mapping[int, Seat]) -> None:
-        self.lost: str | None = None  # helper of MPI, if its loss ended the job
-        self._mpi_seats = mpi_seats
+    def __init__(self, spec: LaunchSpec) -> None:
         self.members: list[NodeProcess] = []
         self.ended: list[NodeProcess] = []  # in the order in which they did
         self.survived: list[NodeProcess] = []  # ended, and the others go on
@@ -131,8 +115,6 @@ class _Watch:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._handle_signals, signals)
             self._nursery.start_soon(self._watch_stopped)
-            for node, seat in self._mpi_seats.items():
-                self._nursery.start_soon(self._watch_helper, node, seat)
             async with trio.open_nursery() as lives:
                 for member in self.members:
                     lives.start_soon(self._watch_member, member)
@@ -164,17 +146,6 @@ class _Watch:
             if not self._members_run():
                 self._end_spares()
             self._check_missing()
-
-    async def _watch_helper(self, node: int, seat: Seat) -> None:
-        """End the job if a helper of MPI is lost while all processes run, so that no process is blamed for it.
-
-        MPI ends the helpers itself once a process has ended.
-        """
-        lost = await seat.wait_until_lost()
-        if not self._ending and self.asked is None and not any(member.has_ended() for member in self.members):
-            self._ending, self.lost = True, f"process {node}: {lost}"
-            self._stop(signal.SIGTERM)
-            await self._kill_late()
 
     def _on_entering(self) -> None:
         """Handle the report that a process has entered a world."""

@@ -2,7 +2,8 @@
 
 # Before a process meets the others:
 #
-#   place              position of the process, from its environment;  launchers: torchrun, MPI, Slurm
+#   place              position of the process, from its environment;  launchers: torchrun, MPI, Slurm;
+#                      introduce: the meeting point of an MPI job
 #   secret             proof of membership
 #   identity           configuration to join;  roll_call: launchers agree on the nodes of the next attempt
 #

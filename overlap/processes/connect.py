@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -13,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
-import msgpack
 import msgspec
 import trio
 
@@ -30,13 +27,14 @@ from ..notice import notify
 from .control_plane import ControlPlane
 from .identity import WORLDS, RendezvousConfig
 from .inbox import MemberLostError
+from .introduce import introduce_by_mpi
 from .join import join
 from .member import Membership
 from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
 from .silence import SilenceLimits
-from .sockets import listen_at_free_port, local_address
+from .sockets import local_address
 from .status import Entering, Leaving, report_to_launcher
 
 # How long the first process waits for the others to leave, which may still compute.
@@ -77,7 +75,7 @@ async def join_as_launched(
         own_place: Place of this process.
         machine: Name of the cluster, the same on all processes.
         run: Settings of the run.
-        wires: Given memory inside the process and sockets or MPI between processes, returns the transport to use.
+        wires: Given memory inside the process and a transport between processes, returns the transport to use.
 
     Raises:
         JoinError: If not all joined in time, or this process is not one of those expected.
@@ -198,53 +196,6 @@ async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig)
     )
 
 
-async def introduce_by_mpi(own_place: Place) -> tuple[tuple[str, int], bytes, socket.socket | None]:
-    """Send the endpoint and the secret of process 0 to the others through MPI, if no launcher has set them.
-
-    Returns:
-        The endpoint, the secret, and the listening socket on process 0.
-
-    Raises:
-        UsageError: If mpi4py is not installed.
-    """
-    try:
-        from transports.mpi import introduce
-    except ImportError:
-        raise _no_mpi4py_error(own_place) from None
-    listener = None
-    card = b""
-    if own_place.process == 0:
-        host = socket.gethostname() if own_place.nodes > 1 else "127.0.0.1"
-        listener = listen_at_free_port(host)
-        card = msgpack.packb([host, listener.getsockname()[1], secrets.token_bytes(32)])
-    try:
-        cards = await introduce(card)
-    except ImportError:
-        raise _no_mpi4py_error(own_place) from None
-    if len(cards) != own_place.processes:
-        raise _library_mismatch_error(own_place, len(cards))
-    host, port, secret = msgpack.unpackb(cards[0])
-    return (str(host), int(port)), bytes(secret), listener
-
-
-def _library_mismatch_error(own_place: Place, seen: int) -> UsageError:
-    """Return the error for an MPI library that sees another number of processes than the launcher has started."""
-    library = sys.modules["mpi4py.MPI"].Get_library_version().split("\n")[0].split(",")[0].strip()
-    return UsageError(
-        f"{own_place.source} started {own_place.processes} processes, and the library of mpi4py ({library[:60]}) sees "
-        f"{seen}: it is not the launcher's; start with the mpiexec that belongs to it, install an mpi4py that was "
-        "built for the launcher's library, or set MASTER_ADDR and MASTER_PORT"
-    )
-
-
-def _no_mpi4py_error(own_place: Place) -> UsageError:
-    """Return the error for a launcher that has set no endpoint, where mpi4py is not installed either."""
-    return UsageError(
-        f"{own_place.source} started {own_place.processes} processes and has set no endpoint where they meet: "
-        "pip install mpi4py to let MPI introduce them, or set MASTER_ADDR and MASTER_PORT"
-    )
-
-
 async def _make_transport(
     own_place: Place,
     placement: Sequence[Sequence[int]],
@@ -253,7 +204,7 @@ async def _make_transport(
     run: RunConfig,
     notices: TransportNotices,
 ) -> Transport:
-    """Return the transport between processes: that of the settings; else MPI without an endpoint, else the nearest."""
+    """Return the transport between processes: that of the settings, else the nearest."""
     bootstrap = Bootstrap(
         member=own_place.process,
         placement=placement,
@@ -272,7 +223,7 @@ async def _make_transport(
     with _blame_arguments():
         if run.transport not in (None, "auto"):
             return factory.find(run.transport)(bootstrap)
-        return factory.find("mpi")(bootstrap) if own_place.endpoint is None else nearest.factory(bootstrap)
+        return nearest.factory(bootstrap)
 
 
 async def _exchange(membership: Membership, name: str, part: bytes) -> list[bytes]:

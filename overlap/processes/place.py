@@ -145,7 +145,7 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
     ranks_per_process = row.ranks_per_process or _count_ranks_per_process(settings.ranks, row)
     nodes, node = _count_nodes(environ, row, endpoint)
     secret = given_secret(environ)
-    if endpoint and not is_loopback(endpoint[0]) and secret is None and settings.transport != "mpi":
+    if endpoint and not is_loopback(endpoint[0]) and secret is None:
         raise UsageError(f"no secret: whatever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
     return Place(
         source=row.source,

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from ..embedded.connection import Connection
 from ..embedded.door import connect
 from ..errors import OverlapError, UsageError
-from ..processes.connect import introduce_by_mpi
+from ..processes.introduce import introduce_by_mpi
 from ..processes.place import Place, find_place
 from ..runtime.rank import Rank
 from . import surviving

@@ -74,11 +74,6 @@ def parsed(*argv):
             "ranks in 2 processes of this host (local x2) joined by Unix sockets, without checksums of payloads, "
             "through a bounce buffer",
         ),
-        (
-            ("--processes", "2", "--transport", "mpi"),
-            ProcessLayout(processes=2, transport="mpi"),
-            "ranks in 2 processes of this host (local x2) joined by MPI",
-        ),
     ],
 )
 def test_layouts(argv, expected, text):

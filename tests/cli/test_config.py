@@ -75,7 +75,7 @@ def test_yes_and_no(text, answer):
         (
             "OVERLAP_TRANSPORT",
             "tcp",
-            "OVERLAP_TRANSPORT: 'tcp' is unknown; known are auto, efa, mpi, neuronlink, shared_memory, sockets",
+            "OVERLAP_TRANSPORT: 'tcp' is unknown; known are auto, efa, neuronlink, shared_memory, sockets",
         ),
         ("OVERLAP_JOIN_TIMEOUT_S", "0", "OVERLAP_JOIN_TIMEOUT_S: expected a positive number of seconds, got '0'"),
     ],

@@ -49,14 +49,14 @@ def test_packages_are_missing_too_old_or_good():
         "numpy>=2.9.1",
         "rich>=13.7",
         'torch>=2.7; extra == "torch"',
-        'mpi4py>=4.1; extra == "mpi"',
+        'ray>=2.60; extra == "ray"',
         'pytest>=9; extra == "test"',
-        'overlap[mpi]; extra == "test"',
+        'overlap[ray]; extra == "test"',
     ]
     assert [(one.subject, one.state, one.fix) for one in _packages(wanted, installed)] == [
         ("trio", "wrong", 'pip install "trio>=0.32"'),
         ("rich", "wrong", 'pip install "rich>=13.7"'),
-        ("mpi4py", "missing", 'pip install ".[mpi]"'),
+        ("ray", "missing", 'pip install ".[ray]"'),
         ("packages", "good", ""),
     ]
     assert list(_packages(wanted, installed))[-1].text == "numpy 2.10.0, torch 2.13.0+cpu"

@@ -31,8 +31,9 @@ def test_the_page_has_seven_lines() -> None:
     assert all(line.split("#")[0].rstrip().endswith("examples/11_data_parallel.py") for line in lines)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", [
+    pytest.param(each, marks=pytest.mark.engines if each == "mpiexec" else pytest.mark.slow) for each in LAUNCHERS
+])  # fmt: skip
 def test_a_line_of_the_page_runs_the_example(launcher: str, tmp_path: Path) -> None:
     if launcher == "torchrun":
         pytest.importorskip("torch", reason="torch is not installed")

@@ -5,7 +5,6 @@ The everyday suite has a few of them; `python -m pytest -m faults` runs the rest
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -22,7 +21,6 @@ WIRES = {
     "shared": NODES,
     "efa": (*NODES, "--transport", "efa"),
     "efa, 4 rails": (*NODES, "--rails", "4"),
-    "mpi": (*NODES, "--transport", "mpi"),
 }
 
 RAISED = r"overlap: rank {rank} failed at train\.py:\d+: ValueError: on purpose"
@@ -83,20 +81,6 @@ raise    moving      memory         1  + RAISED; unfinished there: GRADIENT
 exit     collective  memory         3    EXITED
 SIGTERM  moving      memory         143  SIGTERM
 SIGKILL  moving      memory         -9   $
-raise    starting    mpi            1    NODE exited with code 1
-raise    compute     mpi            1    RAISED
-raise    moving      mpi            1    RAISED; unfinished there: GRADIENT
-exit     starting    mpi            3    NODE exited with code 3
-exit     collective  mpi            3    EXITED
-vanish   starting    mpi            1    NODE exited with code 0 without joining
-vanish   collective  mpi            1    NODE exited with code 0 before its world had ended
-SIGINT   starting    mpi            130  interrupted
-SIGKILL  starting    mpi            137+ NODE was killed by SIGKILL
-SIGKILL  idle        mpi            137  NODE was killed by SIGKILL
-SIGKILL  moving      mpi            137  NODE was killed by SIGKILL
-SIGTERM  moving      mpi            143  SIGTERM
-SIGSTOP  starting    mpi            137  NODE was stopped, as SIGSTOP does, and had to be killed
-SIGSTOP  moving      mpi            1    NODE hung, and had to be stopped
 """
 
 # what is sent to the launcher, at which moment, the exit code, what stderr must say
@@ -107,10 +91,6 @@ SIGTERM  moving      efa            143  SIGTERM
 SIGTERM  idle        efa,_4_rails   143  SIGTERM
 SIGKILL  moving      efa            -9 + $
 SIGKILL  idle        efa            -9   $
-SIGTERM  starting    mpi            143  SIGTERM
-SIGINT   starting    mpi            130  interrupted
-SIGTERM  moving      mpi            143  SIGTERM
-SIGKILL  moving      mpi            -9   $
 SIGINT   moving      memory         130  interrupted
 """
 
@@ -121,9 +101,6 @@ def rows(table: str) -> list[object]:
     for line in table.strip().splitlines():
         fault, moment, wire, code, said = line[:8], line[9:20], line[21:35], line[36:39], line[41:]
         name, marks = wire.strip().replace("_", " "), [] if line[39] == "+" else [pytest.mark.faults]
-        if "MPI" in name.upper():
-            missing = importlib.util.find_spec("mpi4py") is None
-            marks.append(pytest.mark.skipif(missing, reason="mpi4py is not installed: pip install '.[mpi]'"))
         known = (fault.strip(), moment.strip(), name)
         found.append(pytest.param(*known, int(code), said.strip(), marks=marks, id="-".join(known)))
     return found

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from overlap import UsageError
-from overlap.processes.connect import introduce_by_mpi
+from overlap.processes.introduce import introduce_by_mpi
 from overlap.processes.launchers import first_host, is_loopback
 from overlap.processes.place import Place, find_place, member_variables, without_membership
 
@@ -306,12 +306,11 @@ def test_the_next_port_is_taken_where_torch_has_begun_at_that_one(monkeypatch, b
 
 
 def test_an_mpi_library_that_is_not_the_launchers(monkeypatch):
-    async def introduce(mine):
-        return [mine]
-
-    library = types.SimpleNamespace(Get_library_version=lambda: "MPICH Version: 4.3.0\nMPICH Release date: today")
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", library)
-    monkeypatch.setattr("transports.mpi.introduce", introduce)
+    library = types.SimpleNamespace(
+        COMM_WORLD=types.SimpleNamespace(Get_size=lambda: 1),
+        Get_library_version=lambda: "MPICH Version: 4.3.0\nMPICH Release date: today",
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=library))
     place = find_place({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
     with pytest.raises(UsageError) as caught:
         trio.run(introduce_by_mpi, place)

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -513,54 +512,3 @@ def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"], run.stderr
     timeline = read_trace(tmp_path / "run.json")
     assert (timeline.ranks(), timeline.steps(), timeline.world_size) == ([0, 1, 2, 3], [0, 1, 2], 4)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
-@pytest.mark.parametrize(
-    ("nodes", "each"), [(2, 2), *(pytest.param(*of, marks=pytest.mark.slow) for of in ((4, 1), (1, 4)))]
-)
-def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: int, each: int) -> None:
-    run = launched(tmp_path, program(tmp_path), "--transport", "mpi", *hosts(nodes), "--ranks-per-process", str(each))
-    assert (run.returncode, run.stderr) == (0, "")
-    assert sorted(line.partition("] ")[2] or line for line in run.stdout.splitlines()) == results(4, each)
-
-
-KILLS_A_HELPER = """
-import os, time
-from pathlib import Path
-
-def children(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-if os.environ["OVERLAP_NODE_RANK"] == "1":
-    (mpiexec,) = [pid for pid in children(os.getppid()) if b"mpiexec" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    (manager,) = children(mpiexec)
-    os.kill(children(manager)[0], 9)
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
-def test_a_helper_of_mpi_that_is_killed_ends_the_job_and_is_named(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(KILLS_A_HELPER)
-    run = launched(tmp_path, script, "--transport", "mpi", "--processes", "2")
-    assert run.returncode == 1
-    assert re.search(
-        r"^overlap: --transport mpi: process [01]: the helper of mpiexec \(pid \d+\) that holds its place "
-        r"has ended, so "
-        r"MPI cannot go on; the job was ended; start it again$",
-        run.stderr,
-        re.M,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
-def test_a_failure_under_mpi_ends_all(tmp_path: Path) -> None:
-    script = program(tmp_path, failure="raise ValueError('no such batch')")
-    run = launched(tmp_path, script, "--transport", "mpi", "--processes", "2", "--ranks-per-process", "2")
-    assert run.returncode != 0
-    assert "rank 3 failed at train.py:12: ValueError: no such batch" in run.stderr

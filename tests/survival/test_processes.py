@@ -168,7 +168,6 @@ def test_a_process_that_was_stopped_for_too_long_is_left_behind(start):
             ],
             "--survive: on several hosts without --spares",
         ),
-        (["--processes", "2", "--transport", "mpi"], "MPI ends the whole job"),
     ],
 )
 def test_what_cannot_survive_is_refused(start, options, reason):

@@ -9,7 +9,7 @@ import pytest
 from transports import ArgumentError, Efa, NeuronLink
 from transports.factory import Bootstrap, UnknownTransportError, check, find, names
 
-NOBODY_INSTALLED = "known are efa, mpi, neuronlink, shared_memory, sockets"
+NOBODY_INSTALLED = "known are efa, neuronlink, shared_memory, sockets"
 
 
 async def alone(name: str, mine: bytes) -> list[bytes]:
@@ -51,17 +51,11 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         find("pidgin")
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.factory.find_spec", lambda name: None)
-    with pytest.raises(UnknownTransportError, match=r"^'mpi' needs mpi4py: pip install mpi4py$"):
-        find("mpi")
-
-
 def test_an_installed_package_brings_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "pigeon", "pigeon_post:make", "def make(bootstrap): return ('pigeon', bootstrap.member)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     check("pigeon")
-    assert names() == ("efa", "mpi", "neuronlink", "shared_memory", "sockets", "pigeon")
+    assert names() == ("efa", "neuronlink", "shared_memory", "sockets", "pigeon")
     assert find("pigeon")(bootstrap()) == ("pigeon", 0)
     with pytest.raises(UnknownTransportError, match=f"{NOBODY_INSTALLED}, pigeon"):
         check("pidgin")

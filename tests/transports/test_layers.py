@@ -17,7 +17,7 @@ FILES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 PURE = [name for name in FILES if name.startswith("transports.matching")]
-PURE += ["transports.frame", "transports.packets", "transports.factory"]
+PURE += ["transports.frame", "transports.factory"]
 
 
 def imports(name: str) -> Iterator[str]:

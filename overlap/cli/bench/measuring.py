@@ -43,7 +43,7 @@ class ProcessLayout:
     )
     peer_direct: bool = True  # Whether sockets read and write the arrays themselves
     checksums: bool | None = None  # Whether received payloads are checked; None: the transport's default
-    transport: str = "auto"  # "auto", "shared_memory", "sockets", "mpi", or the name of another package's transport
+    transport: str = "auto"  # "auto", "shared_memory", "sockets", or the name of another package's transport
 
     def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
         """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
@@ -80,8 +80,6 @@ class ProcessLayout:
 
     def _describe_wires(self) -> str:
         """Return the transport between processes in words, with its options: `TCP over 4 connections`."""
-        if self.transport == "mpi":
-            return "MPI"
         if self.shares_memory:
             return "shared memory"
         if self.transport not in ("auto", "efa", "sockets"):

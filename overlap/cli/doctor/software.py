@@ -14,7 +14,6 @@ from ...version import version as own_version
 from .finding import CheckResult
 
 _EXTRAS = {
-    "mpi": "transport `mpi`, and launching by mpiexec",
     "torch": "the backend of torch.distributed",
     "ray": "overlap.ray",
     "dask": "overlap.dask",

@@ -39,7 +39,7 @@ class GroupCalls(ReductionCalls, Copies, Exchanges, Objects):
     * `shared=True`, the same on all ranks: the result of `all_reduce`, `all_gather` and `broadcast` is read-only, and
       exists once where ranks share memory: in one process, and in processes of one host alone, up to `--shared-memory`
       each. Its memory is used again once every rank has dropped it, with all views of it. Where there is no (more) such
-      memory, on sockets and over MPI, each rank has a read-only array of its own.
+      memory, and on sockets, each rank has a read-only array of its own.
     * `algorithm`, the same on all ranks: the algorithm that carries it, such as "ring"; by default `--algorithm`, or
       the cheapest. "direct" copies through memory that ranks share. A name that the collective does not have, or that
       does not take so many ranks, is a `UsageError` with the names that do.
