@@ -1,8 +1,7 @@
 """Each training strategy twice in virtual time: once it waits for communication, once it overlaps it.
 
-The programs are in `models/strategies.py`. Ranks are cores of modelled instances; arrays have no data, except tokens,
-which decide the sizes of messages. You will see the time of a step in both, and how many times as fast overlap makes
-it.
+The programs are in `models/strategies.py`. Ranks are cores of modelled instances; arrays have no data. You will
+see the time of a step in both, and how many times as fast overlap makes it.
 
     python examples/21_with_and_without.py zero pipeline     these; by default all
 """
@@ -19,8 +18,6 @@ STRATEGIES = {
     "zero": "trn1.32xlarge",
     "tensor_parallel": "trn1.32xlarge",
     "pipeline": "trn1.32xlarge",
-    "experts": "trn2.3xlarge x2",
-    "diloco": "trn1.32xlarge x2",
 }
 FEW, MANY = 2, 5  # steps of two runs: their difference has neither the beginning nor the end
 
@@ -31,7 +28,7 @@ async def recorded(rank: overlap.Rank, name: str, steps: int, overlapped: bool) 
 
 
 def wall_ns(name: str, steps: int, overlapped: bool) -> int:
-    clock = overlap.Virtual(efficiency=0.4, shapes_only=name != "experts")
+    clock = overlap.Virtual(efficiency=0.4, shapes_only=True)
     recorders = overlap.run(recorded, name, steps, overlapped, cluster=STRATEGIES[name], clock=clock)
     return breakdowns(Timeline.collect(recorders, world_size=len(recorders)))[0].wall_ns
 

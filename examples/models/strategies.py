@@ -20,12 +20,6 @@ PRODUCT_FLOPS = 2.0 * TOKENS * HIDDEN * HIDDEN
 MICROBATCHES = 8
 TP = 8  # neighbouring cores
 
-PERIOD = 3
-"""Steps that ranks train apart."""
-
-EXPERTS, EXPERT_WIDTH, EXPERT_TOKENS = 64, 1024, 256
-"""Experts of a layer, width of a token, tokens of a rank; an expert is four times as wide inside."""
-
 
 def _same(_: object, x: Any) -> Any:
     """Stand for a product: only its shape and time matter."""
@@ -69,50 +63,6 @@ async def _loop(rank: Rank, model: Any, steps: int, overlapped: bool) -> None:
             if not overlapped and isinstance(model, parallel.DataParallel):
                 await model.finish()
     await model.finish()
-
-
-async def diloco(rank: Rank, steps: int, overlapped: bool) -> None:
-    """Wait for the outer step of DiLoCo, or let it travel under the next steps."""
-    delay = PERIOD - 1 if overlapped else 0
-    model = parallel.DiLoCo(rank, _weights(rank), optimizer=parallel.SGD(0.1), period=PERIOD, delay=delay)
-    await _loop(rank, model, steps, overlapped=True)
-
-
-async def experts(rank: Rank, steps: int, overlapped: bool) -> None:
-    """Compute the shared expert when tokens are back, or while they travel."""
-    row = {"flops": 2 * 2.0 * EXPERT_WIDTH * 4 * EXPERT_WIDTH}  # two matrices
-    row_back, all_rows = {"flops": 2 * row["flops"]}, {"flops": EXPERT_TOKENS * row["flops"]}
-    all_back = {"flops": 2 * all_rows["flops"]}
-    shared = parallel.Local(rank, _pass, _pass_back, costs={"forward": all_rows, "backward": all_back})
-    layer = parallel.Experts(
-        rank, rank.world, _pass, None if overlapped else _pass_back, experts=EXPERTS, top_k=2,
-        backward_input=_pass_back if overlapped else None, backward_weights=_same if overlapped else None,
-        shared=shared if overlapped else None,
-        costs={"route": {"flops": 2.0 * EXPERT_TOKENS * EXPERT_WIDTH * EXPERTS}, "forward": row, "backward": row_back,
-               "backward_input": row, "backward_weights": row},
-    )  # fmt: skip
-    draw = np.random.default_rng(rank.rank).standard_normal
-    x, router = draw((EXPERT_TOKENS, EXPERT_WIDTH), np.float32), draw((EXPERT_WIDTH, EXPERTS), np.float32)
-    weights = {"router": router, "experts": [None] * (EXPERTS // rank.world_size), "shared": None}
-    for step in range(steps):
-        with rank.step(step):
-            y, kept = await layer.forward(weights, x)
-            if not overlapped:
-                await y  # type: ignore[misc]
-                await shared.backward(None, *reversed(shared.forward(None, y)))[0]  # type: ignore[misc]
-            dx, gradients = layer.backward(weights, kept, y)
-            await dx  # type: ignore[misc]
-            await cast("Any", gradients)["experts"]
-
-
-def _pass(_: object, x: Any) -> tuple[Any, None]:
-    """Stand for a forward that keeps nothing."""
-    return x, None
-
-
-def _pass_back(weights: object, _: object, dy: Any) -> tuple[Any, object]:
-    """Stand for a backward."""
-    return dy, weights
 
 
 def _weights(rank: Rank) -> dict[str, Any]:

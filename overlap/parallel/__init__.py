@@ -17,12 +17,10 @@ await model.finish()
 #   settings       the arguments that strategies share;  strategy: their base, from hand-over to the limit of steps
 #   buckets/       gradients that travel together: divided, packed, reduced, applied
 #   hooks/         the mean of a bucket with fewer bytes on the wire
-#   data_parallel  DataParallel: every rank has all weights;  tuning: buckets chosen by replaying recorded steps
+#   data_parallel  DataParallel: every rank has all weights
 #   sharded        Sharded: ZeRO
-#   local_steps    LocalSGD, DiLoCo: ranks train apart for a while
 #   layers         Layer, Local, Sequential, Replicated: what issues forward and backward
 #   tensor         ColumnLinear, RowLinear: matrices cut over a group;  VocabularyLoss: scores cut by words
-#   experts        Experts: a mixture of experts, by all-to-all;  routing: which token goes to which expert
 #   schedules/     pipeline schedules as data;  pipeline: Pipeline, which runs one;  passing: from stage to stage
 #   models         Models: several models as one
 #   checkpoints/   Checkpoints: saved beside training, resumed on any number of ranks
@@ -31,9 +29,7 @@ from .buckets.plan import BucketPlan, GradientBucket, Hook, plan_buckets
 from .checkpoints.checkpoints import Checkpointed, Checkpoints, Restored
 from .checkpoints.pieces import Cut
 from .data_parallel import DataParallel
-from .experts import Experts
 from .layers import Layer, Local, Replicated, Sequential
-from .local_steps import DiLoCo, LocalSGD, LocalSteps
 from .models import Models
 from .optimizers import SGD, Adam, AdamW, Nesterov, Optimizer
 from .parameters import ModelMemory, Stage, expected_memory
@@ -52,14 +48,10 @@ __all__ = [
     "ColumnLinear",
     "Cut",
     "DataParallel",
-    "DiLoCo",
-    "Experts",
     "GradientBucket",
     "Hook",
     "Layer",
     "Local",
-    "LocalSGD",
-    "LocalSteps",
     "ModelMemory",
     "Models",
     "Nesterov",

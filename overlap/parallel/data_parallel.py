@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..notice import notify
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from ..timeline.span import RoleName
 from .buckets.agreement import compare_replicas
 from .buckets.averaged import AveragedBucket
 from .buckets.bucketed import Bucketed
 from .buckets.plan import BucketPlan, Hook, plan_by_size
-from .checkpoints.names import Own
 from .checkpoints.pieces import Shard, Tensors, share_pieces
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters, measure_memory
-from .settings import IN_FLIGHT, Batch, Order, Settings, Unused, check_count
+from .settings import IN_FLIGHT, Batch, Settings, Unused, check_count
 from .surviving import make_surviving_steps
-from .tree import Params, Site, flatten
-from .tuning import CANDIDATES, RECORDED, Choice, Tuner
+from .tree import Params, flatten
 from .work import nothing
 
 if TYPE_CHECKING:
@@ -58,7 +52,6 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         rank: The rank that it runs on.
         group: The ranks whose gradients it averages.
         steps: How many `step` calls there have been.
-        choice: Of bucket_bytes="auto", once it has been made; None before, and without it.
     """
 
     def __init__(
@@ -68,8 +61,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         *,
         optimizer: Optimizer,
         group: Group | None = None,
-        bucket_bytes: int | Literal["auto"] | None = None,
-        order: Order = "forward",
+        bucket_bytes: int | None = None,
         hook: Hook | None = None,
         exact: bool = False,
         clip_norm: float | None = None,
@@ -91,10 +83,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
             optimizer: Changes the weights.
             group: Ranks to average over; by default all.
             bucket_bytes: When a bucket is full. By default 1 MiB for the first and 25 MiB for the others, and gradients
-                of 1 MiB and more travel alone. "auto" replays recorded steps with other sizes and orders on the virtual
-                clock, and takes the best: in the first `await model.step()`, or `finish()`, once there are five. It
-                needs real time, and as many steps of all ranks.
-            order: "forward" lets the weights that forward needs first overtake; "fifo" sends in the order of backward.
+                of 1 MiB and more travel alone. Gradients of weights that forward needs first overtake others.
             hook: Takes the place of all_reduce; see `GradientBucket`.
             exact: Add up every gradient in the order of ranks: the same bits for any buckets, order, bound, algorithm
                 and wires. `overlap plan all_reduce --exact` tells the cost; in one process there is none.
@@ -118,7 +107,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
             UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
         """
         settings = Settings(
-            bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
+            bucket_bytes=bucket_bytes, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
             ahead=ahead, batch=batch,
         )  # fmt: skip
@@ -128,11 +117,6 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
             check_count("compare_every", compare_every)
         self._compare_every = compare_every
         leaves = flatten(params)
-        self.choice: Choice | None = None
-        self._order = order
-        self._tuner: Tuner | None = None
-        if bucket_bytes == "auto":
-            bucket_bytes, self._tuner = None, Tuner(rank, partial(DataParallel, optimizer=optimizer), leaves)
         self._bucket_bytes = bucket_bytes
         self._backward = list(reversed(leaves))
         fresh = Parameters(rank, leaves, optimizer, order=self._backward)
@@ -155,7 +139,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
     def _plan_buckets(self) -> None:
         """Make the buckets, for gradients that come in the order of `_backward`."""
         plans = plan_by_size(self._leaves, self._backward, self._bucket_bytes)
-        depths = {name: depth if self._order == "forward" else 0 for depth, name in enumerate(self._leaves)}
+        depths = {name: depth for depth, name in enumerate(self._leaves)}
         priorities = [min(depths[name] for name in plan.names) for plan in plans]
         last = max(range(len(plans)), key=lambda index: (priorities[index], index))
         self._set_buckets(
@@ -206,13 +190,6 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name].views[name]
 
-    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
-        """Hand gradients to their buckets; the tuner notes when each of them is ready."""
-        if self._tuner is not None:
-            for name, gradient in gradients.items():
-                self._tuner.note_gradient(self.steps, name, gradient)
-        super()._take(gradients, site)
-
     def _prepare_bucket(self, bucket: AveragedBucket) -> None:
         """Issue the update of a bucket if it is due, before the buffer is written again."""
         if bucket.update_due:
@@ -231,36 +208,14 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
             bucket.sent = False
         self._work.compute(partial(self._note_arrivals, reduced), name="look")
         compares = self._compare_every is not None and self.steps % self._compare_every == 0
-        if self._order == "fifo" or self._all_hidden or compares:
+        if self._all_hidden or compares:
             self._issue_due_updates()
         if compares:
             compare_replicas(self._work, self.group, self._parameters.views, self.steps)
         return reduced
 
-    def _work_after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
-        return self._choose_buckets if self._tuner is not None and self.steps == RECORDED else None
-
-    async def _choose_buckets(self) -> None:
-        """Choose bucket size and order by the recording of the first rank, and use them on all ranks."""
-        assert self._tuner is not None
-        await self.settle()
-        array = await self._tuner.choose() if self.group.rank == 0 else None
-        array = await self.group.broadcast(array, name=RoleName("choice of buckets", "library"))
-        choice = Choice.from_array(array)
-        if self.group.rank == 0:
-            notify(str(choice))
-        self._adopt_choice(choice)
-
-    def _adopt_choice(self, choice: Choice) -> None:
-        """Make the buckets of a choice, and stop recording."""
-        self.choice, self._tuner = choice, None
-        self._bucket_bytes, self._order = CANDIDATES[choice.candidate]
-        self._plan_buckets()
-
     async def _await_weights(self) -> Params:
-        """Wait for all updates, and for the choice of buckets if it is due; return the weights."""
-        if self._tuner is not None and self.steps >= RECORDED:
-            await self._choose_buckets()
+        """Wait for all updates; return the weights."""
         await self.settle()
         return self._tree(self._parameters.views)
 
@@ -284,16 +239,6 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         for update in [*self._issued, *set(self._newest.values())]:
             await update
         await self._work.compute(nothing, name="settle")
-
-    def notes(self) -> dict[str, object]:
-        """Return the order in which buckets travel, and the choice of "auto"."""
-        return super().notes() | ({} if self.choice is None else {"choice": self.choice.to_array().tolist()})
-
-    def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
-        """Go on from that step, with the choice that had been made; see `Bucketed`."""
-        if self._tuner is not None and "choice" in notes:
-            self._adopt_choice(Choice.from_array(np.array(notes["choice"])))
-        return super().resume(steps, notes, arrays)
 
     # -- updates ---------------------------------------------------------------------------------------------------
 

@@ -179,12 +179,6 @@ class Parameters:
             self._optimizer.update(flat[here], part, {key: array[here] for key, array in state.items()}, step)
         return True
 
-    def make_step(self, gradients: Mapping[str, Array], step: int) -> None:
-        """Let the optimizer make a step with gradients that come one by one, by name."""
-        for name, gradient in gradients.items():
-            run = self._slices[name], slice(0, gradient.size)
-            self.update(self.views[name].dtype, [run], gradient.reshape(-1), step)
-
     def tensors(self, prefix: str = "") -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of the weights and of the optimizer's state, by name; see `FlatWeights`."""
         tensors = {name: form for weights in self.weights.values() for name, form in weights.tensors(prefix).items()}

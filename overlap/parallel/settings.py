@@ -12,7 +12,6 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets.plan import Hook
 
-Order: TypeAlias = Literal["forward", "fifo"]
 Unused: TypeAlias = Literal["error", "zeros"]
 Batch: TypeAlias = Literal["rank", "global"]
 
@@ -28,8 +27,7 @@ class Settings:
         UsageError: If one of them is invalid, naming it.
     """
 
-    bucket_bytes: int | Literal["auto"] | None
-    order: Order
+    bucket_bytes: int | None
     hook: Hook | None
     exact: bool
     clip_norm: float | None
@@ -43,19 +41,14 @@ class Settings:
     batch: Batch = "rank"
 
     def __post_init__(self) -> None:
-        _check_choice("order", self.order, ("forward", "fifo"))
         _check_choice("unused", self.unused, ("error", "zeros"))
         _check_choice("batch", self.batch, ("rank", "global"))
         if self.batch == "global" and self.uneven:
             raise UsageError("batch: 'global' weighs ranks by their samples, uneven=True by their steps; leave out one")
         check_count("in_flight", self.in_flight)
         check_count("ahead", self.ahead, least=0)
-        if self.bucket_bytes not in ("auto", None):
+        if self.bucket_bytes is not None:
             check_count("bucket_bytes", self.bucket_bytes)
-        if self.bucket_bytes == "auto" and self.uneven:
-            raise UsageError(
-                "bucket_bytes: 'auto' needs as many steps of all ranks; leave uneven=True out, or try sizes"
-            )
         if self.exact and self.hook is not None:
             raise UsageError("exact: a hook makes the mean in a way of its own; leave out one of the two")
         _check_hook(self.hook)

@@ -23,8 +23,7 @@ from .checkpoints.names import Own
 from .checkpoints.pieces import Shard, Tensors
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Stage, expected_memory, measure_memory
-from .replicated import ShardReplicas
-from .settings import Batch, Order, Settings, Unused, check_count
+from .settings import Batch, Settings, Unused, check_count
 from .tree import Params, Site, flatten
 from .work import users_site
 
@@ -76,7 +75,6 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         bucket_bytes: int | None = None,
         depth: int = 1,
         shared: bool = False,
-        order: Order = "forward",
         hook: Hook | None = None,
         exact: bool = False,
         clip_norm: float | None = None,
@@ -87,7 +85,6 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         uneven: bool = False,
         in_flight: int = 4,
         ahead: int = 2,
-        replicate: int | None = None,
         batch: Batch = "rank",
     ) -> None:
         """Take a share of the weights over.
@@ -103,7 +100,6 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
                 best. By default as in `DataParallel`.
             depth: In stage 3, how many buckets ahead of their use parameters are gathered.
             shared: In stage 3, ranks of one host have gathered parameters together, once: see `Calls` of a group.
-            order: "forward" lets the weights that forward needs first overtake; "fifo" sends in the order of backward.
             hook: Takes the place of reduce_scatter; see `GradientBucket`.
             exact: Add up every gradient in the order of ranks: the same bits as `DataParallel(..., exact=True)` on any
                 wires.
@@ -121,9 +117,6 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
                 and the mean is over the ranks that still have samples. In stage 3 each rank must make one.
             in_flight: In stages 2 and 3, how many buckets of gradients may be on the wire at once: each takes memory.
             ahead: How many steps the program may be ahead of its updates where it does `await model.step()`.
-            replicate: Under `overlap run --survive`, the number of steps after which each rank sends a copy of its part
-                to a neighbour, on another host where there is one, under the next computes. After a loss the survivors
-                go on from the last copies that all have. By default a loss needs a checkpoint.
             batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
 
         Raises:
@@ -135,7 +128,7 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         if shared and stage != 3:
             raise UsageError(f"shared: only stage 3 gathers parameters anew for each use; stage {stage} keeps them")
         settings = Settings(
-            bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
+            bucket_bytes=bucket_bytes, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
             ahead=ahead, batch=batch,
         )  # fmt: skip
@@ -146,36 +139,17 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         plans = plan_by_size(self._leaves, reversed(leaves), bucket_bytes)
         self._set_buckets([self._make_bucket(plan) for plan in plans])
         flats = [_concatenate_weights(rank, plan, leaves) for plan in plans]
-        self._replicas = self._make_replicas(replicate)
         self._issue_first_weights(flats)
         self._gathering: Gathering = Prefetched(depth) if stage == 3 else Gathering()
         self._on_the_wire: deque[Future[Array]] = deque()
-        if self._replicas is not None:
-            self._replicas.send(self.steps)
         self._rounds = self._last_rounds = 0  # micro-batches without an update in this step, and in the one before
 
-    def _make_replicas(self, every: int | None) -> ShardReplicas | None:
-        """Return the replicas on a neighbour, if they are asked for and the world survives losses; else None."""
-        if every is not None:
-            check_count("replicate", every)
-        if every is None or not self.rank.epoch.survives:
-            return None
-        if self._settings.hook is not None:
-            raise UsageError("hook: what a hook keeps of a lost rank is lost; leave it out with replicate")
-        return ShardReplicas(self.rank, self.group, self._buckets, every)
-
     def _issue_first_weights(self, flats: list[Array]) -> None:
-        """Issue the first weights of all buckets: of the first rank, or after a loss of the last replica."""
+        """Issue the first weights of all buckets: those of the first rank."""
         alike: Future[None] | None = None
         if self.group.size > 1:  # the comparison is issued before all that waits for weights
             alike = self._compare_params()
         broadcast = partial(self._broadcast_weights, flats, alike, users_site())
-        if self._replicas is not None and self.rank.epoch.number:
-            self.steps = self.rank.epoch.step
-            restored = self._replicas.restore(broadcast)
-            for number, bucket in enumerate(self._buckets):
-                bucket.updated = restored[number]
-            return
         first = None if alike is None else self.rank.spawn(broadcast, name="first weights")
         for number, bucket in enumerate(self._buckets):
             bucket.begin(flats[number] if first is None else first[number])
@@ -193,9 +167,9 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         return [await each for each in sent]
 
     def _make_bucket(self, plan: BucketPlan) -> ScatteredBucket:
-        """Return a bucket; with order="forward" its priority is that of its first weight in forward."""
+        """Return a bucket; its priority is that of its first weight in forward."""
         depths = {name: depth for depth, name in enumerate(self._leaves)}
-        priority = min(depths[name] for name in plan.names) if self._settings.order == "forward" else 0
+        priority = min(depths[name] for name in plan.names)
         return ScatteredBucket(
             self._context,
             plan,
@@ -263,8 +237,6 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         self._gathering.end_step()
         for bucket in self._buckets:
             bucket.update(self.steps, factors)
-        if self._replicas is not None:
-            self._replicas.end_step(self.steps)
         self._gathering.begin_step(self._buckets)
         return [bucket.updated for bucket in self._buckets]
 
@@ -307,9 +279,6 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
     def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step; see `Bucketed`."""
         self._gathering.end_step()  # gathered parameters are of other weights
-        if self._replicas is not None:
-            self._replicas.drop(steps)
-            self._replicas.send(steps)
         return super().resume(steps, notes, arrays)
 
     # -- memory ------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from sys import _getframe
 from typing import Generic, cast
 
@@ -33,21 +33,16 @@ class Ahead:
 
     Args:
         pending: Futures to wait for.
-        then: Work to be done afterwards, if this is awaited.
     """
 
-    __slots__ = ("_pending", "_then")
+    __slots__ = ("_pending",)
 
-    def __init__(
-        self, pending: Sequence[Future[object]], then: Callable[[], Coroutine[object, object, None]] | None = None
-    ) -> None:
-        self._pending, self._then = pending, then
+    def __init__(self, pending: Sequence[Future[object]]) -> None:
+        self._pending = pending
 
     def __await__(self) -> Generator[object, object, None]:
         for future in self._pending:
             yield from future.__await__()
-        if self._then is not None:
-            yield from self._then().__await__()
 
 
 @plainly_named

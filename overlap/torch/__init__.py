@@ -17,8 +17,6 @@ the entry points of installed packages need no import.
 #   issuing        from a call of torch to operations of ours: options, limits, the calling line, errors
 #   tensors        tensors as arrays
 #   work           the handle that torch waits for;  typed: its future for C++;  errors: ours as torch's
-#   model          modules whose gradients leave in buckets:
-#   data_parallel  DataParallel: every rank has all weights;  sharded: Sharded: ZeRO
 #   surviving      next_world: programs go on after a loss
 #   recording      the computes of torch, in the timeline
 #   private        every use of torch's private names
@@ -39,20 +37,15 @@ from .recording import record
 from .work import Work
 
 if TYPE_CHECKING:
-    from .data_parallel import DataParallel
-    from .sharded import Sharded
     from .surviving import NextWorld, next_world, present_world
 
 __all__ = [
-    "DataParallel", "NextWorld", "ProcessGroup", "Sharded", "Work", "next_world", "present_world", "record", "register",
-    "world",
+    "NextWorld", "ProcessGroup", "Work", "next_world", "present_world", "record", "register", "world",
 ]  # fmt: skip
 
-# Programs of the backend alone, such as those with DDP, need no strategies; `overlap.parallel` takes long to load.
+# Few programs go on after a loss.
 _LOADED_WHEN_USED = {
-    "DataParallel": "data_parallel",
     "NextWorld": "surviving",
-    "Sharded": "sharded",
     "next_world": "surviving",
     "present_world": "surviving",
 }

@@ -9,8 +9,6 @@ name                                            without it
 `torch._C._profiler._RecordFunctionFast`        it does not show them as operations of c10d, only under our names
 `record_function._call_end_callbacks_on_future` it shows them as if they ended with their calls
 `Variable._execution_engine.queue_callback`     `record` shows the end of a backward pass when the next one begins
-`torch.autograd._unsafe_preserve_version_...`   `Sharded` at stage 3 refuses, with a UsageError
-`Optimizer._opt_called`                         schedules of learning rates warn that no step was made before theirs
 `ReduceOp.__getstate__`                         reductions that multiply first are refused, unless torch has `factor`
 ==============================================  ======================================================================
 
@@ -27,8 +25,6 @@ from types import CodeType
 from typing import Any
 
 import torch
-
-from ..errors import UsageError
 
 
 def _return_none() -> None:
@@ -79,20 +75,6 @@ def after_backward(callback: Callable[[], None]) -> None:
     queue = _find_private("autograd.Variable._execution_engine.queue_callback")
     if queue is not None:
         queue(callback)
-
-
-def preserve_version(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Do not count changes of a tensor within a ``with`` as new versions; UsageError: this torch cannot."""
-    preserve = _find_private("autograd._unsafe_preserve_version_counter")
-    if preserve is None:
-        raise UsageError(f"Sharded: stage 3 is not possible with torch {torch.__version__}; use stage=2")
-    preserved: AbstractContextManager[object] = preserve(tensor)
-    return preserved
-
-
-def note_step(optimizer: torch.optim.Optimizer) -> None:
-    """Count a step of an optimizer, for schedules of learning rates."""
-    optimizer._opt_called = True
 
 
 def get_factor(op: Any) -> Any:

@@ -24,7 +24,7 @@ def record(
     at it with `overlap timeline`.
 
     Args:
-        module: Any, also one inside DistributedDataParallel or `overlap.torch.DataParallel`.
+        module: Any, also one inside DistributedDataParallel.
         optimizer: To show its steps.
         rank: The rank of the timeline; by default the rank of `init_process_group("overlap")`.
 

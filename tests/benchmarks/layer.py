@@ -105,7 +105,7 @@ def _through(net: Perceptron, layer: int, weight: object) -> None:
 
 def _ideal(text: str, seconds: float, nbytes: int) -> Figure:
     """Compare a step in the middle of others with the longer of its computes and its communication."""
-    row = steady(spans_of("forward", seconds, nbytes))
+    row = steady(spans_of(seconds, nbytes))
     ideal_ns = max(row.compute_ns, row.comm_ns)
     return Figure(
         name=f"layer/ideal/{nbytes // MB}/{seconds}",

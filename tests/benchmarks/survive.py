@@ -18,7 +18,7 @@ from time import perf_counter_ns
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.units import format_ns
 from tests.faults.job import Job
-from tests.survival import replica_cost, training
+from tests.survival import training
 from tests.survival.test_spares import ready
 from tests.survival.test_training import history_of
 
@@ -62,35 +62,6 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     every = [each for found in pauses.values() for each in found]
     yield time_of("survive/worst", f"the slowest of {len(every)}", Times.of([max(every)]), _WORST_AIM_NS)
     yield f"sorted, the last ten: {', '.join(format_ns(each) for each in sorted(every)[-10:])}"
-    yield from _replicas()
-
-
-_EXPOSED_AIM = 0.03  # share of a step
-EVERY = 10  # steps from one replica to the next
-
-
-def _replicas() -> Iterator[Figure | str]:
-    """Measure what replicas of 100 MB add to the step of a model, whose computes sleep."""
-    plain, replicated = _steps(0), _steps(EVERY)
-    step_ns = sum(plain) / len(plain)
-    exposed_ns = sum(replicated) / len(replicated) - step_ns
-    text = f"replicas of 100 MB, K={EVERY}: exposed, {exposed_ns / step_ns:.1%} of a step of {format_ns(step_ns)}"
-    yield time_of("survive/replicas", text, Times.of([max(0, round(exposed_ns))]), _EXPOSED_AIM * step_ns)
-
-
-def _steps(every: int) -> list[int]:
-    """Return the nanoseconds of each step of whole periods of replicas, without the first steps."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--survive", "--processes", str(replica_cost.RANKS)]
-        job = Job(Path(folder), *arguments, program=replica_cost.__file__, arguments=[str(every)])
-        try:
-            if job.end() != 0:
-                raise AssertionError(job.err[-2000:])
-        finally:
-            job.kill()
-    found = re.search(r"steps ([\d ]+)", job.out)
-    assert found is not None
-    return [int(step_ns) for step_ns in found[1].split()][-4 * EVERY :]
 
 
 def _unused() -> Iterator[Figure | str]:

@@ -82,6 +82,19 @@ def test_printed_exactly(name, expected):
     assert printed_by(EXAMPLES / f"{name}.py") == expected
 
 
+def test_expert_parallel():
+    first, *rows = printed_by(EXAMPLES / "26_expert_parallel.py").splitlines()
+    told = re.fullmatch(r"loss (0\.\d{3}) at first, (0\.\d{3}) after 60 steps", first)
+    assert float(told[2]) < float(told[1]) / 5
+    assert sum(int(re.fullmatch(r"rank \d: (\d+) tokens for its 2 experts", row)[1]) for row in rows) == 4 * 64
+
+
+def test_local_steps():
+    said = r"loss (0\.\d{3}) at first, (0\.\d{5}) after 100 steps; weights are equal\n"
+    told = re.fullmatch(said, printed_by(EXAMPLES / "27_local_steps.py"))
+    assert float(told[2]) < float(told[1]) / 100
+
+
 def test_digits_are_learnt():
     assert DIGITS.fullmatch(printed_by(EXAMPLES / "04_digits.py"))
 

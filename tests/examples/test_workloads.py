@@ -68,8 +68,6 @@ data_parallel          54.472     49.683           1.10
 zero                   57.873     45.826           1.26
 tensor_parallel       110.406     93.998           1.17
 pipeline              112.478     78.119           1.44
-experts                 1.472      1.136           1.30
-diloco                 56.904     50.312           1.13
 """
 
 EXPECTED = {

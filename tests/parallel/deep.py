@@ -22,10 +22,10 @@ def back(_: object, x: Any, grad: Any) -> tuple[Any, Any]:
     return grad, x
 
 
-async def train(rank: overlap.Rank, order: Any, seconds: float, nbytes: int, waits: bool) -> list[Span]:
+async def train(rank: overlap.Rank, seconds: float, nbytes: int, waits: bool) -> list[Span]:
     """Train with a forward of so many seconds a layer, and a backward of twice as many; return all spans."""
     params = {name: rank.empty(nbytes // 2, "float16") for name in NAMES}
-    model = parallel.DataParallel(rank, params, optimizer=parallel.SGD(0.1), order=order)
+    model = parallel.DataParallel(rank, params, optimizer=parallel.SGD(0.1))
     for step in range(STEPS):
         x: Any = rank.empty(nbytes // 2, "float16")
         acts: dict[str, Any] = {}
@@ -44,11 +44,11 @@ async def train(rank: overlap.Rank, order: Any, seconds: float, nbytes: int, wai
     return rank.recorder.spans()
 
 
-def spans_of(order: Any, seconds: float, nbytes: int, waits: bool = False) -> list[Span]:
+def spans_of(seconds: float, nbytes: int, waits: bool = False) -> list[Span]:
     clock = overlap.Virtual(shapes_only=True, alike=1)  # all ranks do the same: the first runs for all
-    return overlap.run(
-        train, order, seconds, nbytes, waits, ranks=RANKS, cluster="trn2.48xlarge", clock=clock, timeout_s=60
-    )[0]
+    return overlap.run(train, seconds, nbytes, waits, ranks=RANKS, cluster="trn2.48xlarge", clock=clock, timeout_s=60)[
+        0
+    ]
 
 
 def steady(spans: Sequence[Span]) -> Any:

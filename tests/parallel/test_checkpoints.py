@@ -41,8 +41,6 @@ MAKES = {
     "stage 2, top k": lambda rank, params: parallel.Sharded(
         rank, params, optimizer=ADAM, stage=2, bucket_bytes=300, hook=top_k(0.2)
     ),
-    "LocalSGD": lambda rank, params: parallel.LocalSGD(rank, params, optimizer=ADAM, period=2, delay=1),
-    "DiLoCo": lambda rank, params: parallel.DiLoCo(rank, params, optimizer=ADAM, period=4, delay=2, fragments=2),
 }
 
 
@@ -69,13 +67,11 @@ def bits(tree):
 def training(folder, make, *, ranks, save_at=(), until, **options):
     """Restore, train, save; return of each rank what it restored, and the weights."""
 
-    own = make in ("LocalSGD", "DiLoCo")
-
     async def main(rank):
         model = MAKES[make](rank, weights(seed=rank.rank + 10 if os.listdir(folder) else 0))
         checkpoints = parallel.Checkpoints(rank, folder, **options)
         restored = await checkpoints.restore(model)
-        begun = bits(await model.finish()) if restored and not own else None  # for ranks apart, that is a step
+        begun = bits(await model.finish()) if restored else None
         for step in (*save_at, until):
             await steps(rank, model, step)
             if step in save_at:
@@ -95,8 +91,6 @@ def training(folder, make, *, ranks, save_at=(), until, **options):
         ("top k", True),
         ("power_sgd", False),
         ("stage 2, top k", False),
-        ("LocalSGD", False),
-        ("DiLoCo", True),
         *(
             pytest.param(make, whole, marks=pytest.mark.slow)
             for make, whole in [
@@ -135,30 +129,6 @@ def test_other_ranks_and_another_strategy_begin_with_the_same_bits(tmp_path, sav
         assert restored.why == why
     told = f"checkpoint of step 2: its bits are all here, those of later steps will be others: {why}"
     assert capsys.readouterr().err.count(told) == 1
-
-
-def test_other_ranks_go_on_from_what_ranks_apart_have_in_common(tmp_path, capsys):
-    """Saved one step after an outer step without delay: its result is common, the step is lost."""
-
-    async def main(rank, until):
-        model = parallel.LocalSGD(rank, weights(seed=0 if until else 7), optimizer=ADAM, period=2, delay=0)
-        checkpoints = parallel.Checkpoints(rank, tmp_path)
-        restored = await checkpoints.restore(model)
-        common = None
-        for step in (2, 3) if until else ():
-            common = common or bits(await model.finish()) if model.steps == 2 else None
-            await steps(rank, model, step)
-        if until:
-            await checkpoints.save(model)
-            await checkpoints.finish()
-            return common
-        return restored.why, model.steps, {name: np.asarray(model[name]).tobytes() for name in weights()}
-
-    [common] = {tuple(each.items()) for each in overlap.run(main, True, ranks=2, timeout_s=60)}
-    why = "the progress of each rank since its last outer step is lost; 2 ranks saved it and 3 go on"
-    for told, made, found in overlap.run(main, False, ranks=3, timeout_s=60):
-        assert told.startswith(why)
-        assert (made, tuple(found.items())) == (3, common)
 
 
 def test_another_number_of_ranks_begins_with_the_hook_anew(tmp_path):

@@ -57,7 +57,6 @@ def plain(**more):
 
 OPTIONS = {
     "plain": Option(),
-    "order=fifo": plain(arguments={"order": "fifo"}),
     "in_flight=1": plain(arguments={"in_flight": 1}),
     "rebuild_buckets=False": plain(arguments={"rebuild_buckets": False}),
     "ahead=0": plain(arguments={"ahead": 0}, awaits="steps"),
@@ -65,7 +64,7 @@ OPTIONS = {
     "bucket_bytes=1": plain(arguments={"bucket_bytes": 1}),
     "bucket_bytes=1MiB": plain(arguments={"bucket_bytes": 1 << 20}),
     "depth=0": plain(arguments={"depth": 0}, only=("Sharded3",)),
-    "depth=3,order=fifo": plain(arguments={"depth": 3, "order": "fifo"}, only=("Sharded3",)),
+    "depth=3": plain(arguments={"depth": 3}, only=("Sharded3",)),
     "exact": plain(arguments={"exact": True}),
     "exact,ring": plain(arguments={"exact": True, "bucket_bytes": 1}, algorithm="ring"),
     "hook=mean": plain(hook=lambda: own_mean),
@@ -223,7 +222,7 @@ def test_between_two_processes_over_sockets(strategy, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", ["order=fifo", "in_flight=1", "ahead=0", "rebuild_buckets=False", "exact,ring"])
+@pytest.mark.parametrize("name", ["in_flight=1", "ahead=0", "rebuild_buckets=False", "exact,ring"])
 def test_after_fifty_steps(strategy, name):
     long = replace(OPTIONS[name], steps=(50,) * 4, dtype=np.float32)
     base = replace(OPTIONS["plain"], steps=(50,) * 4, dtype=np.float32)

@@ -19,7 +19,6 @@ ADAM = parallel.Adam(1e-3)
 MODELS = {
     "data parallel": parallel.DataParallel,
     "sharded": partial(parallel.Sharded, stage=2),
-    "local steps": partial(parallel.LocalSGD, period=4),
 }
 
 

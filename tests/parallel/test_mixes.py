@@ -10,7 +10,7 @@ import pytest
 
 import overlap
 from overlap import parallel
-from overlap.parallel import ColumnLinear, Experts, Local, Pipeline, RowLinear, Sequential, schedules
+from overlap.parallel import ColumnLinear, Pipeline, RowLinear, Sequential, schedules
 from tests.core.companies import by_sockets, run_far
 from tests.core.worlds import run
 from tests.parallel import blocks as b
@@ -111,58 +111,6 @@ def test_a_mesh_learns_what_one_rank_learns(clock: str, mesh: str, optimizer: st
     else:
         found = run(train, ranks, axes, name, optimizer, kind)
     assert learnt_alone(found, axes, name, optimizer)
-
-
-# -- experts in the stages of a pipeline -----------------------------------------------------------------------------
-
-
-async def train_experts(rank: overlap.Rank, axes: dict[str, int]) -> list[Any]:
-    """Two stages of a matrix and a mixture of four experts, which the data parallel ranks share; three steps."""
-    mesh = rank.mesh(**axes)
-    pp, dp, alone = mesh["pp"], mesh["dp"], rank.group([rank.rank])
-    schedule, each = schedules.make("1f1b", ranks=pp.size, microbatches=2), 4 // dp.size
-    mine = np.split(np.arange(2), pp.size)[pp.rank].tolist()  # of the two blocks
-    if pp.size == 1:
-        schedule = schedules.PipelineSchedule.parse("0F0,1F0,1B0,0B0,0F1,1F1,1B1,0B1")
-    costs = {name: {"seconds": 0} for name in ("forward", "backward", "route")}
-    moe = Experts(rank, dp, b.linear, backward, experts=4, top_k=2, costs=costs)
-    layer = Sequential(rank, {"in": Local(rank, b.linear, backward, costs=costs), "moe": moe})
-    others = {s: {"in": weight(s), "moe": {"router": b.draw(30 + s, b.WIDTH, 4)}} for s in mine}
-    experts = {s: {"moe": {"experts": [weight(40 + 4 * s + dp.rank * each + e) for e in range(each)]}} for s in mine}
-    params = {s: {"in": others[s]["in"], "moe": others[s]["moe"] | experts[s]["moe"]} for s in mine}
-    sgd = parallel.SGD(b.LR)
-    rest, here = (parallel.DataParallel(rank, w, optimizer=sgd, group=g) for w, g in ((others, dp), (experts, alone)))
-    model, rows = parallel.Models((rest, others), (here, experts)), b.ROWS // dp.size
-    pipeline = Pipeline(
-        rank, schedule, dict.fromkeys(mine, layer), params, loss=b.square_loss, loss_cost={"seconds": 0},
-        boundary=((rows // 2, b.WIDTH), np.float64), group=pp, model=model,
-    )  # fmt: skip
-    for step in range(STEPS):
-        share = slice(dp.rank * rows, (dp.rank + 1) * rows)
-        x, target = b.batch(step)
-        await pipeline.run(x[share], target[share])
-        model.step()
-    return await model.finish()
-
-
-def weight(seed: int) -> dict[str, np.ndarray]:
-    return {"weight": b.draw(seed, b.WIDTH, b.WIDTH) * 0.4, "bias": b.draw(seed + 1, b.WIDTH) * 0.1}
-
-
-def backward(w, x, dy):
-    return b.linear_input(w, x, dy)[0], b.linear_weights(w, (x, dy))
-
-
-@pytest.mark.everyday(1)
-@pytest.mark.parametrize("axes", [{"pp": 2, "dp": 2}, {"pp": 2, "dp": 4}, {"pp": 1, "dp": 2}], ids=str)
-def test_experts_in_stages_learn_what_they_learn_on_one_rank(axes: dict[str, int]) -> None:
-    ((others, experts),) = run(train_experts, 1, {"pp": 1, "dp": 1})
-    each = 4 // axes["dp"]
-    for rank, (rest, here) in enumerate(run(train_experts, axes["pp"] * axes["dp"], axes)):
-        stages = range(2) if axes["pp"] == 1 else [rank // axes["dp"]]
-        own = slice(rank % axes["dp"] * each, (rank % axes["dp"] + 1) * each)
-        assert b.close(rest, {s: others[s] for s in stages})
-        assert b.close(here, {s: {"moe": {"experts": experts[s]["moe"]["experts"][own]}} for s in stages})
 
 
 def test_models_are_told_apart_by_name() -> None:

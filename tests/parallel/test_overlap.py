@@ -7,10 +7,9 @@ from .deep import MB, NAMES, spans_of, steady
 
 @pytest.mark.everyday(1)
 @pytest.mark.parametrize("waits", [False, True], ids=["ahead", "bounded"])
-@pytest.mark.parametrize("order", ["forward", "fifo"])
 @pytest.mark.parametrize(("seconds", "nbytes"), [(0.010, 400 * MB), (0.0005, 32 * MB)])
-def test_where_computing_takes_longer_communication_is_hidden(order, waits, seconds, nbytes):
-    row = steady(spans_of(order, seconds, nbytes, waits))
+def test_where_computing_takes_longer_communication_is_hidden(waits, seconds, nbytes):
+    row = steady(spans_of(seconds, nbytes, waits))
     assert row.compute_ns > row.comm_ns
     assert row.compute_ns >= 0.98 * row.wall_ns
     assert row.idle_ns == 0
@@ -22,12 +21,10 @@ def test_where_computing_takes_longer_communication_is_hidden(order, waits, seco
 )
 def test_weights_that_forward_needs_first_overtake(seconds, nbytes):
     """Where the wire is the limit, forward begins with the first weights instead of waiting for all."""
-    forward, fifo = (spans_of(order, seconds, nbytes) for order in ("forward", "fifo"))
-    assert steady(forward).comm_ns > steady(forward).compute_ns
-    assert steady(forward).wall_ns < steady(fifo).wall_ns
-    assert steady(forward).comm_ns >= 0.98 * steady(forward).wall_ns
-    assert waits_for_last_bucket(fifo)
-    assert not waits_for_last_bucket(forward)
+    spans = spans_of(seconds, nbytes)
+    assert steady(spans).comm_ns > steady(spans).compute_ns
+    assert steady(spans).comm_ns >= 0.98 * steady(spans).wall_ns
+    assert not waits_for_last_bucket(spans)
 
 
 def waits_for_last_bucket(spans):
@@ -38,7 +35,7 @@ def waits_for_last_bucket(spans):
 
 
 def test_a_gradient_travels_while_the_layers_below_compute():
-    spans = spans_of("forward", 0.010, 400 * MB)
+    spans = spans_of(0.010, 400 * MB)
     first = next(span for span in spans if span.name == "bucket 0" and span.step == 2)
     deepest, next_one = (
         next(span for span in spans if span.name == f"backward {NAMES[i]}" and span.step == 2) for i in (-1, -2)

@@ -22,7 +22,6 @@ from overlap.runtime.memory.foreign import changes  # noqa: E402
 from overlap.torch import private, record  # noqa: E402
 from overlap.torch.errors import CallError  # noqa: E402
 from overlap.torch.issuing import parse_reduction  # noqa: E402
-from overlap.torch.model import frozen_settings  # noqa: E402
 from overlap.torch.operations import exclude_from_compiler  # noqa: E402
 
 from .test_profiler import recorded  # noqa: E402
@@ -117,30 +116,6 @@ def test_without_its_end_a_backward_pass_is_recorded_up_to_the_next_one(monkeypa
             names.append([name for name, _ in computed(world.rank) if name.startswith("backward")])
         end()
     assert names == [["backward 1"], ["backward 1", "backward 0", "backward 1"]]
-
-
-def test_without_versions_that_stay_stage_3_is_refused(monkeypatch: Monkeypatch) -> None:
-    tensor = torch.ones(2)
-    with private.preserve_version(tensor):
-        tensor.add_(1)
-    assert tensor._version == 0
-    monkeypatch.delattr(torch.autograd, "_unsafe_preserve_version_counter")
-    with pytest.raises(overlap.UsageError) as refused:
-        private.preserve_version(tensor)
-    assert str(refused.value) == f"Sharded: stage 3 is not possible with torch {torch.__version__}; use stage=2"
-
-
-def test_without_its_note_a_schedule_warns(monkeypatch: Monkeypatch) -> None:
-    def schedule() -> None:
-        optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
-        later = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        frozen_settings(optimizer).step()
-        later.step()
-
-    schedule()
-    monkeypatch.setattr(private, "note_step", lambda optimizer: None)
-    with pytest.warns(UserWarning, match=r"lr_scheduler.step\(\)` before `optimizer.step"):
-        schedule()
 
 
 def test_a_factor_is_found_in_any_version_or_refused(monkeypatch: Monkeypatch) -> None:

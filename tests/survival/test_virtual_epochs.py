@@ -8,7 +8,7 @@ import trio
 import overlap
 from overlap import Faults, OverlapError, Virtual
 from overlap.parallel import AdamW, DataParallel
-from tests.survival.replicating import params, reference, sharded, train
+from tests.survival.histories import params, reference, train
 
 STEPS = 12
 
@@ -17,22 +17,18 @@ def whole(rank):
     return DataParallel(rank, params(), optimizer=AdamW(lr=0.01), exact=True, bucket_bytes=2000)
 
 
-def shards(rank):
-    return sharded(rank, 3, every=2)
-
-
-async def noting(rank, make, worlds):
-    model = make(rank)
+async def noting(rank, worlds):
+    model = whole(rank)
     worlds.setdefault(rank.epoch.number, set()).add((rank.epoch.members, model.steps))
     return rank.epoch.number, await train(model, STEPS)
 
 
-def simulate(make, seed):
+def simulate(seed):
     """Return the worlds of a run and its end; death strikes a rank before, in and after any operation."""
     worlds = {}
     faults = Faults(seed=seed, survive=True, delay=0.02, loss=0.0005, death=0.003, slow=0.0, delay_s=0.002)
     try:
-        ends = overlap.run(noting, make, worlds, ranks=4, clock=Virtual(faults=faults))
+        ends = overlap.run(noting, worlds, ranks=4, clock=Virtual(faults=faults))
     except OverlapError as error:
         return worlds, error
     return worlds, ends
@@ -40,11 +36,10 @@ def simulate(make, seed):
 
 @pytest.mark.everyday(2)
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 40), marks=pytest.mark.slow)], ids=["few", "many"])
-@pytest.mark.parametrize("make", [whole, shards])
-def test_invariants_by_seed(make, seeds):
+def test_invariants_by_seed(seeds):
     epochs, ends = set(), []
     for seed in seeds:
-        worlds, end = simulate(make, seed)
+        worlds, end = simulate(seed)
         assert all(len(world) == 1 for world in worlds.values()), f"seed {seed}: two worlds of one epoch"
         history = [next(iter(worlds[epoch])) for epoch in sorted(worlds)]
         for (before, begin), (after, step) in pairwise(history):
@@ -53,8 +48,7 @@ def test_invariants_by_seed(make, seeds):
         epochs.add(len(history))
         ends.append(end)
         if isinstance(end, OverlapError):
-            unmendable = "cannot be made whole" in str(end)
-            assert unmendable or len(history[-1][0]) == 1, f"seed {seed}: {end}"
+            assert len(history[-1][0]) == 1, f"seed {seed}: {end}"
             continue
         ranks = [(len(members), step) for members, step in history]
         expected = reference(ranks, STEPS, members=[members for members, _ in history])
@@ -64,7 +58,7 @@ def test_invariants_by_seed(make, seeds):
 
 
 def test_a_seed_repeats_itself():
-    assert [simulate(shards, 3)[0] for _ in range(2)] == [simulate(shards, 3)[0]] * 2
+    assert [simulate(3)[0] for _ in range(2)] == [simulate(3)[0]] * 2
 
 
 def test_memory_outlives_the_epoch_and_time_goes_on():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -105,10 +105,6 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         """Take part in a step of the other ranks with zeros, as this rank has no more samples."""
         self.step()
 
-    def _work_after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
-        """Return an async function that the await of the last step runs; None if there is nothing to do."""
-        return None
-
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def share(self, batch: int) -> slice:
@@ -201,7 +197,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._queue.begin()
         issued = self._end_step((*self._mean_factor(), *self._clip_factor(), *self._agreed))
         self._rebuild_buckets()
-        return Ahead(self._limit(issued), self._work_after_step())
+        return Ahead(self._limit(issued))
 
     async def finish(self) -> Params:
         """Wait until all updates are done; then go on, if you like.

@@ -85,19 +85,10 @@ class ScatteredBucket(Bucket):
             self.fill, first, name="first weights", moved_bytes=2 * self.plan.nbytes, stream="optimizer"
         )
 
-    def begin_empty(self) -> None:
-        """Set `updated` without a copy, for parameters and state that a checkpoint writes into place."""
-        self.updated = self._work.compute(lambda: self.newest, name="first weights", stream="optimizer")
-
     @property
     def newest(self) -> Array:
         """A new view of the parameters on this rank: all of them in stages 1 and 2, else this rank's part."""
         return self.weights.flat[:] if self.whole is None else self.whole[:]
-
-    async def gather_whole(self) -> None:
-        """Gather all parameters from their parts, in stages 1 and 2."""
-        assert self.whole is not None
-        await self._gather(self.weights.flat[:])
 
     def _buffer_free(self) -> object:
         return self.updated

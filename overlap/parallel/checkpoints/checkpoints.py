@@ -22,7 +22,6 @@ from ...runtime.rank import Rank
 from ...state.store import all_agree, common_nonce, in_thread
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
-from ..replicated import replica_loss_reason
 from ..settings import check_count, check_is_rank, resolve_group
 from ..work import users_site
 from .files import DamagedError, check_types, complete_steps, read_manifest, step_folder
@@ -228,12 +227,9 @@ class Checkpoints:
         """
         site = users_site()
         _check_savable(model)
-        lost = ""
         if model.steps and model.steps == self._rank.epoch.step:  # under --survive, it goes on from memory
-            lost = await replica_loss_reason(self._rank)
-            if not lost:
-                return Restored(step=model.steps, ranks=self._group.size, exact=True)
-        elif model.steps:
+            return Restored(step=model.steps, ranks=self._group.size, exact=True)
+        if model.steps:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
         await self.finish()
         await model.settle()
@@ -241,15 +237,11 @@ class Checkpoints:
         for step in steps:
             manifest = await self._checked_manifest(step, site)
             if manifest is not None:
-                if lost and self._group.rank == 0:
-                    notify(f"{lost.partition(';')[0]}; going on from the checkpoint of step {step}")
                 return await self._load_checkpoint(model, step, manifest, site)
         if steps:
             raise UsageError(
                 f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read; name another folder"
             )
-        if lost:
-            raise UsageError(f"{lost}; there is no checkpoint in {self._folder}; start the job anew")
         return None
 
     async def _load_checkpoint(

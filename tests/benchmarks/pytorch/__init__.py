@@ -38,7 +38,6 @@ def lines(how: Sampling) -> Iterator[str]:
                 f"{gloo_ms - alone_ms:.1f} and {ours_ms - alone_ms:.1f}; without "
                 f"messages {silent_ms - alone_ms:.1f}"
             )
-        yield f"  overlap.torch.DataParallel: {_ms(told['model']):.1f} ms"
         yield from _table(told["operations"], SIZES)
 
 

@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import overlap.torch
-
 from . import BUCKETS_MIB, SIZES
 from .operations import OPERATIONS, Operation
 
@@ -53,7 +51,6 @@ def main(
         told["steps"][bucket] = measured({**steps, "nothing": _trainer(silent)})
     if buckets:
         told["alone"] = measured({"alone": _trainer(_net())})["alone"]
-        told["model"] = measured({"model": _own_trainer()})["model"]
     for name in names:
         told["operations"][name] = [_alone(OPERATIONS[name], size, groups, measured) for size in sizes]
     if dist.get_rank() == 0:
@@ -109,17 +106,6 @@ def _trainer(model: nn.Module) -> Callable[[], None]:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
-
-    return step
-
-
-def _own_trainer() -> Callable[[], None]:
-    model = overlap.torch.DataParallel(_net(), lambda parameters: torch.optim.SGD(parameters, _RATE))
-    x, y = _batch()
-
-    def step() -> None:
-        nn.functional.mse_loss(model(x), y).backward()
-        model.step()
 
     return step
 

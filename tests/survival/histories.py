@@ -1,23 +1,15 @@
-"""Program for tests of replicas: ZeRO that loses ranks and prints its history; its reference by data parallelism.
-
-Arguments: the stage; STEP:MEMBER,... for each kill, of processes; "save": with checkpoints each 3 steps.
-"""
+"""Training, and the weights of a run with a given history of members."""
 
 import hashlib
-import os
-import signal
-import sys
 from functools import partial
 
 import numpy as np
 
 import overlap
-from overlap.parallel import AdamW, Checkpoints, DataParallel, Sharded
+from overlap.parallel import AdamW, DataParallel
 from overlap.runtime.epoch import Epoch
 
 SIZES = {"first": 1003, "middle": 400, "last": 17}
-STEPS = 24
-EVERY = 4
 
 
 def backward(name, step, rank, weight):
@@ -43,11 +35,6 @@ def params():
     return {name: np.full(size, 0.5, np.float32) for name, size in SIZES.items()}
 
 
-def sharded(rank, stage, every=EVERY):
-    options = {"stage": stage, "replicate": every, "exact": True, "bucket_bytes": 2000}
-    return Sharded(rank, params(), optimizer=AdamW(lr=0.01), **options)
-
-
 def reference(history, steps, members=None):
     """Return the digest of a data parallel run with a history of (number of ranks, step of their beginning).
 
@@ -71,29 +58,3 @@ def reference(history, steps, members=None):
         digests = overlap.run(main, world, begin, end, ranks=ranks, clock="virtual")
     assert len(set(digests)) == 1
     return digests[0]
-
-
-async def main(rank, stage, kills, saves):
-    model = sharded(rank, stage)
-    epoch = rank.epoch
-    if saves:
-        checkpoints = Checkpoints(rank)
-        await checkpoints.restore(model)
-    member = epoch.members[rank.rank // (rank.world_size // len(epoch.members))]
-    print(f"epoch {epoch.number} ranks {rank.world_size} step {model.steps}", flush=True)
-
-    def kill(model):
-        if epoch.number == 0 and (model.steps, member) in kills:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    if saves:
-        await train(model, min(STEPS, 10))
-        await checkpoints.save(model)
-        await checkpoints.finish()
-    digest = await train(model, STEPS, kill)
-    print(f"digest {digest}", flush=True)
-
-
-if __name__ == "__main__":
-    pairs = {tuple(map(int, kill.split(":"))) for kill in sys.argv[2].split(",")}
-    overlap.run(main, int(sys.argv[1]), pairs, "save" in sys.argv)
