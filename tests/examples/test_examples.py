@@ -153,11 +153,15 @@ def lines_of(path):
     return [line for cell in json.loads(text)["cells"] for line in cell["source"]]
 
 
+PROGRAMS = ("26_expert_parallel", "27_local_steps")
+"""Examples in place of strategies, which are whole programs."""
+
+
 def test_every_example_is_tested_short_and_numbered_in_a_row():
     found = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
     assert [path.name[:3] for path in found] == [f"{number:02}_" for number in range(1, len(found) + 1)]
     folders = (Path(__file__).parent, Path(__file__).parents[1] / "survival")
     tests = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     assert [path.name for path in found if path.stem not in tests] == []
-    assert all(len(lines_of(path)) < 60 for path in found)
+    assert all(len(lines_of(path)) < (90 if path.stem in PROGRAMS else 60) for path in found)
     assert all("You will see" in path.read_text() for path in found)
