@@ -1,7 +1,7 @@
 """Each training strategy twice in virtual time: once it waits for communication, once it overlaps it.
 
-The programs are in `models/strategies.py`. Ranks are cores of modelled instances; arrays have no data. You will
-see the time of a step in both, and how many times as fast overlap makes it.
+The programs are in `models/strategies.py`. Ranks are cores of modelled instances; arrays have no data.
+You will see the time of a step in both, and how many times as fast overlap makes it.
 
     python examples/21_with_and_without.py zero pipeline     these; by default all
 """
