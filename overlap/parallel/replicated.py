@@ -27,7 +27,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.memory.arrays import metadata
 from ..runtime.rank import Rank
-from ..survival.agreement import StepProgress
+from ..survival.agreement import Prepared, StepProgress
 from ..timeline.ranklist import listed
 from ..timeline.span import RoleName
 from .buckets.scattered import ScatteredBucket, shares
@@ -96,13 +96,13 @@ class Snapshot:
     shards: dict[int, Array] = field(default_factory=dict)  # Flat copies by rank: the own one, and a neighbour's
 
 
-class _ReplicaProgress(StepProgress):
+class _ReplicaProgress(StepProgress[object]):
     """Progress from replica to replica."""
 
-    def prepare(self, step: int) -> None:
+    def prepare(self, step: int, means: Sequence[object] = ()) -> None:
         """Note that this rank has valid copies of its own shard and its neighbour's."""
         self._assert_open(step >= self.agreed, f"replica of step {step} prepared after {self.agreed}")
-        self.prepared = step
+        self._latest = Prepared(step, means)
 
 
 class ShardReplicas:

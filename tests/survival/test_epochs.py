@@ -47,7 +47,7 @@ class Model:
         return self.progress.report()
 
     def advance(self, step):
-        self.progress = self.progress.following(step)
+        self.progress, _ = self.progress.following(step)
         self.apply()
         self.ready = None
 
