@@ -86,7 +86,7 @@ def live(seed):
         if world.epoch == 0 or draw.random() < 0.6:  # else a loss comes before all have joined
             for member in here.values():
                 member.begin(world)
-            prepared = {member: world.step for member in here.values()}
+            prepared = dict.fromkeys(here.values(), world.step)
             trains = {number: member.train(world, prepared) for number, member in here.items()}
         while trains and draw.random() > 0.01:
             number = draw.choice(list(trains))
