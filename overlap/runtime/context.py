@@ -103,6 +103,12 @@ class RankContext:
         elif self.program is not None:
             self.failure = failure
             self.program.cancel(reason=raised)
+        else:  # its program has returned
+            self.outstanding.fail(failure)
+
+    def interrupt(self, error: BaseException) -> None:
+        """End the rank because a callback has raised KeyboardInterrupt or SystemExit; the loop's thread only."""
+        self.end_because(Failure(error), "raised by a callback of a future")
 
     def ended(self) -> PeerFailedError:
         """Return the error of calls and operations of this rank once it is closed: its own failure, or the world's."""
