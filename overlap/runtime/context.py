@@ -177,13 +177,9 @@ class RankContext:
         self.deadlines.add(operation, timeout_s, self.spawn, self.now_ns)
 
     def spawn(self, function: Callable[..., object], *args: object) -> None:
-        """Start a task of this rank; soon, if the caller is a thread in the event loop's place.
-
-        A rank that has ended starts none: it has no unfinished operations, and its nursery may be closed.
-        """
+        """Start a task of this rank; soon, if the caller is a thread in the event loop's place."""
         if get_ident() != self.thread:
             self.from_thread(self.spawn, function, *args)
             return
         assert self.nursery is not None, "this is a bug in overlap: a task of a rank that has not started"
-        if not self.closed:
-            self.nursery.start_soon(function, *args)  # type: ignore[arg-type]
+        self.nursery.start_soon(function, *args)  # type: ignore[arg-type]

@@ -1,11 +1,15 @@
 """A rank that ends issues nothing any more: its own error ends the world, not what its tasks do at their end."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
 import overlap
+
+from .worlds import failing, run
 
 R = overlap.Rank
 ISSUES = {
@@ -42,11 +46,36 @@ def test_issuing_in_a_finally_fails_with_the_failure_of_the_rank(issue) -> None:
         await trio.testing.wait_all_tasks_blocked()
         raise ValueError("own")
 
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=2)
-    assert (caught.value.rank, str(caught.value.cause), caught.value.others) == (0, "own", {})
+    with failing() as seen:
+        run(main, 2)
+    assert (seen[0].rank, str(seen[0].cause), seen[0].others) == (0, "own", {})
     assert [str(error) for error in errors] == ["rank 0 failed: ValueError: own"]
-    assert errors[0].__cause__ is caught.value.cause
+    assert errors[0].__cause__ is seen[0].cause
+
+
+@pytest.mark.parametrize("elements", [3, 300_000])
+def test_no_operation_of_a_finally_is_under_way_when_the_nursery_is_closed(elements: int) -> None:
+    """It would be given up by a task, after the last task of the rank: the peer takes part in none."""
+
+    async def task(rank: R) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with suppress(overlap.PeerFailedError):
+                rank.all_reduce(np.ones(elements))
+            rank.send(np.ones(elements), 1)
+
+    async def main(rank: R) -> None:
+        if rank.rank:
+            await rank.all_reduce(np.ones(elements))
+            await trio.sleep_forever()
+        rank.spawn(task, rank)
+        await trio.testing.wait_all_tasks_blocked()
+        raise ValueError("own")
+
+    with failing() as seen:
+        run(main, 2, path="ring")
+    assert (seen[0].rank, str(seen[0].cause), seen[0].others) == (0, "own", {})
 
 
 @pytest.mark.everyday(6)
@@ -66,4 +95,4 @@ def test_a_rank_that_has_left_issues_nothing(issue) -> None:
         return "refused"
 
     ranks: list[R] = []
-    assert overlap.run(main, ranks=2) == ["", "refused"]
+    assert run(main, 2) == ["", "refused"]
