@@ -158,6 +158,9 @@ class Future(Settling, NotAValue, Generic[T_co]):
             return False
         return True
 
+    def _interrupt(self, error: BaseException) -> None:
+        self.context.interrupt(error)
+
     def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
         """Call `callback(future)` once it is done: at once if it is, else on the event loop's thread.
 

@@ -7,15 +7,12 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import trio
 
 from .settling import LOCK, Settling
 from .state import DONE
-
-if TYPE_CHECKING:
-    from .future import Future
 
 
 def call_back(callback: Callable[[Any], object], future: Settling) -> None:
@@ -29,7 +26,7 @@ def call_back(callback: Callable[[Any], object], future: Settling) -> None:
         if not isinstance(error, Exception) and not trio.lowlevel.in_trio_run():
             raise  # in the program's own thread a Ctrl-C is the program's
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            cast("Future[object]", future).context.interrupt(error)
+            future._interrupt(error)
             return
         logging.getLogger("overlap").exception("a callback of %r raised", future)
 
