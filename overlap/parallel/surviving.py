@@ -2,15 +2,16 @@
 
 A step is prepared on a rank when the means of all its gradients are there; agreed when all ranks have prepared it; only
 then the optimizer changes the first weight. After a loss each survivor applies the rest of the agreed step from the
-means, which stay in the buckets until the next backward. So nothing is copied. The price: one small all_reduce in each
-step, and no gradient travels under the next forward, as with `clip_norm`.
+means, which stay in the buckets until the next backward. So nothing is copied. The means of a step that is not agreed
+end with its epoch. The price: one small all_reduce in each step, and no gradient travels under the next forward, as
+with `clip_norm`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from .tree import Array
 
 _STREAM = "overlap.survival"
+
+_Update: TypeAlias = tuple[AveragedBucket, slice, Callable[[], bool]]
+"""Bucket, part of it, and the update of that part by the mean of one step; it returns whether the mean is finite."""
 
 
 class SurvivingSteps:
@@ -60,9 +64,8 @@ class SurvivingSteps:
                 "put all parameters into one"
             )
         self.rank, self.parameters = rank, parameters
-        self._work, self._group, self._progress = work, group, StepProgress(rank.epoch.step)
-        self._means: list[tuple[AveragedBucket, slice, Array]] = []  # bucket, part and mean of the last prepared step
-        self._factors: Sequence[float | None] = ()
+        self._work, self._group = work, group
+        self._progress: StepProgress[_Update] = StepProgress(rank.epoch.step)
         rank.epoch.survivor = self
 
     @property
@@ -84,9 +87,12 @@ class SurvivingSteps:
 
     def _prepare(self, step: int, parts: Sequence[tuple[AveragedBucket, slice]], *values: object) -> Array:
         """Keep the means and factors of a step, which is prepared on this rank; return its number."""
-        means, self._factors = values[: len(parts)], values[len(parts) :]  # type: ignore[assignment]
-        self._means = [(*place, mean) for place, mean in zip(parts, means, strict=True)]  # type: ignore[misc]
-        self._progress.prepare(step)
+        means, factors = values[: len(parts)], values[len(parts) :]
+        updates = [
+            (bucket, part, partial(bucket.update_part, step, part, mean, *factors))  # type: ignore[arg-type]
+            for (bucket, part), mean in zip(parts, means, strict=True)
+        ]
+        self._progress.prepare(step, updates)
         return metadata([step], np.int64)
 
     def _agree(self, step: int, _: object) -> None:
@@ -106,17 +112,13 @@ class SurvivingSteps:
 
     def advance(self, step: int) -> None:
         """Apply the rest of a step that all ranks have prepared."""
-        prepared = self._progress.prepared
-        self._progress = self._progress.following(step)
-        if step != prepared:
-            return
-        for bucket, part, mean in self._means:
-            if bucket.applied.get(part.start, 0) < step and not bucket.update_part(step, part, mean, *self._factors):
+        self._progress, updates = self._progress.following(step)
+        for bucket, part, update in updates:
+            if bucket.applied.get(part.start) != step and not update():
                 raise OverlapError(
                     f"the mean gradient of step {step} is not finite, in a bucket with {bucket.plan.names[0]!r}; "
                     "scale the loss down"
                 )
-        self._means = []
 
 
 def make_surviving_steps(

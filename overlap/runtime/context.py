@@ -67,7 +67,7 @@ class RankContext:
     open_steps: list[tuple[int, int]] = field(default_factory=list)  # Its open steps with their start times
     kept_step: int | None = None  # Step of the newest state or checkpoint of all ranks on the disk, if there is one
     program: trio.CancelScope | None = None  # Scope of its program, while it runs
-    failure: Failure | None = None  # Unawaited error of its own code, which ends it
+    failure: Failure | None = None  # Error that ends it: of its program, or of its own code that nobody awaits
     closed: bool = False  # Whether it has ended: nothing may be issued any more
     deadlines: Deadlines = field(default_factory=Deadlines)  # Deadlines of its operations
     # Returns the checkpoint of a task that awaits an ended operation.
@@ -103,6 +103,19 @@ class RankContext:
         elif self.program is not None:
             self.failure = failure
             self.program.cancel(reason=raised)
+        else:  # its program has returned
+            self.outstanding.fail(failure)
+
+    def interrupt(self, error: BaseException) -> None:
+        """End the rank because a callback has raised KeyboardInterrupt or SystemExit; the loop's thread only."""
+        self.end_because(Failure(error), "raised by a callback of a future")
+
+    def ended(self) -> PeerFailedError:
+        """Return the error of calls and operations of this rank once it is closed: its own failure, or the world's."""
+        if self.failure is None or self.ending.failure is not None:
+            return self.ending.peer_failed()
+        error = self.failure.error
+        return PeerFailedError.caused_by(error, f"rank {self.rank} failed: {in_one_line(error)}", culprit=self.rank)
 
     def report_bug(self, error: TransitionError) -> None:
         """End the rank with an error of this library, soon; any thread."""

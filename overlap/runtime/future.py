@@ -38,12 +38,19 @@ class Loop(Protocol):
     def pause(self) -> Callable[[], Coroutine[object, object, None]]:
         """Checkpoint function for a task that awaits an ended future."""
 
+    def interrupt(self, error: BaseException) -> None:
+        """End the rank because a callback has raised KeyboardInterrupt or SystemExit; the loop's thread only."""
+
 
 class _AnyLoop:
     """Event loop of futures without a rank."""
 
     thread = None
     pause = staticmethod(checkpoint)
+
+    def interrupt(self, error: BaseException) -> None:
+        """Raise the error: there is no rank to end."""
+        raise error
 
 
 class Future(Settling, NotAValue, Generic[T_co]):
@@ -151,13 +158,17 @@ class Future(Settling, NotAValue, Generic[T_co]):
             return False
         return True
 
+    def _interrupt(self, error: BaseException) -> None:
+        self.context.interrupt(error)
+
     def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
         """Call `callback(future)` once it is done: at once if it is, else on the event loop's thread.
 
             future.add_done_callback(lambda done: print(done.result()))
 
         Args:
-            callback: Must not block. An error that it raises is logged, and changes nothing.
+            callback: Must not block. An error that it raises is logged, and changes nothing; KeyboardInterrupt and
+                SystemExit end the world.
         """
         call = partial(call_back, callback, self)
         with LOCK:

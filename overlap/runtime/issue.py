@@ -156,8 +156,8 @@ class Issuer:
             timeout_s: Time within which it must end.
         """
         context, group, kind = self.context, self.group, operation.kind
-        if context.ending.failure is not None:
-            raise context.ending.peer_failed()
+        if context.closed:
+            raise context.ended()
         # check the arguments
         if kind.traits.rooted:
             check_root(group, operation)
@@ -436,7 +436,7 @@ class Issuer:
             self._enqueue(operation, self._open_port(ends, stream))
             return
         operation.release()
-        conclude(operation, None, Failure(self.context.ending.peer_failed(), seen=True))
+        conclude(operation, None, Failure(self.context.ended(), seen=True))
 
 
 def _cached_entry(cache: dict[K, T], key: K, make: Callable[[], T]) -> T:

@@ -155,8 +155,8 @@ class Mail:
 
     def world_error(self) -> BaseException | None:
         """Return the error of all messages, if the world has ended or the group was aborted."""
-        if self.context.ending.failure is not None or self.context.closed:
-            return self.context.ending.peer_failed()
+        if self.context.closed:
+            return self.context.ended()
         broken = self.communicators.find_abort(self.key)
         return broken() if broken is not None else None
 
@@ -528,7 +528,7 @@ class _LongWait(IssuedFuture[None]):
         """Count the wait as an unfinished operation of the rank."""
         request, context = self._request, self._request.mail.context
         if context.closed:
-            self.error = context.ending.peer_failed()
+            self.error = context.ended()
             return
         context.outstanding.operations[self] = None
         call = self.label, self.place

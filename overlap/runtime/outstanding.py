@@ -139,6 +139,11 @@ class Outstanding:
                 self._cut_off = self._cut_off or f"{operation.label} ({operation.call_site})"
         self._changed.set()
 
+    def fail(self, failure: Failure) -> None:
+        """Let `drain` raise an error that is no operation's."""
+        failure.cause.keep_in(self._unseen, failure)
+        self._changed.set()
+
     async def drain(self, waits: Callable[[IssuedFuture[object]], bool] | None = None) -> None:
         """Wait for all issued operations.
 

@@ -74,7 +74,6 @@ class PreparedCall:
         lane, timeout_s = self._lane, operation.deadline_s
         if (
             context.closed
-            or context.ending.failure is not None
             or not lane.has_room
             or lane.end_wakes
             or context.deadlines.wakes(timeout_s)

@@ -195,8 +195,8 @@ class Rank(GroupCalls):
         check_stream(stream)
         check_errors(errors)
         context = self._context
-        if context.ending.failure is not None:
-            raise context.ending.peer_failed()
+        if context.closed:
+            raise context.ended()
         label = str(getattr(fn, "__name__", type(fn).__name__))
         if name is not None:
             label = checked_name(name, label)
@@ -216,7 +216,7 @@ class Rank(GroupCalls):
         """Submit a compute to its stream, and record it; fail it if the rank has ended."""
         context = self._context
         if context.closed:
-            operation.abandon(context.ending.peer_failed())
+            operation.abandon(context.ended())
         if not advance(operation, QUEUED):  # that, or cancelled in the meantime
             return
         context.outstanding.operations[operation] = None
@@ -263,8 +263,8 @@ class Rank(GroupCalls):
             raise UsageError(
                 "spawn: only the thread of the rank's event loop starts tasks; call it in an async function"
             )
-        if context.ending.failure is not None:
-            raise context.ending.peer_failed()
+        if context.closed:
+            raise context.ended()
         label = str(getattr(fn, "__name__", "task"))
         caller = _getframe(1) if call_site is None else call_site
         task: TaskFuture[T] = TaskFuture(

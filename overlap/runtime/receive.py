@@ -153,7 +153,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         if self.state is not PARKED:
             return
         if self.context.closed:
-            conclude(self, None, Failure(self.context.ending.peer_failed(), seen=True))
+            conclude(self, None, Failure(self.context.ended(), seen=True))
             return
         self._enter(ISSUED)
         self.out = self._place  # type: ignore[assignment]

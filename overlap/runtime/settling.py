@@ -93,6 +93,10 @@ class Settling:
     def _await_cancelled_elsewhere(self) -> None:
         """Note a cancelled await of a task on another thread's loop; any thread."""
 
+    def _interrupt(self, error: BaseException) -> None:
+        """End the rank because a callback has raised KeyboardInterrupt or SystemExit; the loop's thread only."""
+        raise error  # it has no rank
+
     def _enter(self, state: OperationState) -> None:
         """Move to another state that is no end; for ends see `_settle`."""
         if not FOLLOWS[self.state][state]:

@@ -84,7 +84,7 @@ class TaskFuture(OwnCode[T_co]):
             clients_ended = self.daemon and isinstance(error, RankLeftError)  # a server without clients
             failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced or clients_ended)
         except BaseException:  # the rank ends
-            self.abandon(self.context.ending.peer_failed())
+            self.abandon(self.context.ended())
             raise
         conclude(self, value, failure)
         del self, value, failure  # as in a compute's thread

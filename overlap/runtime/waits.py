@@ -16,12 +16,18 @@ from .state import DONE
 
 
 def call_back(callback: Callable[[Any], object], future: Settling) -> None:
-    """Call a callback; an error that it raises is logged, and changes nothing."""
+    """Call a callback; an error that it raises is logged, and changes nothing.
+
+    KeyboardInterrupt and SystemExit end the rank of the future, and so the world. A loop would not survive them.
+    """
     try:
         callback(future)
     except BaseException as error:
         if not isinstance(error, Exception) and not trio.lowlevel.in_trio_run():
-            raise  # in the program's own thread a Ctrl-C is the program's; a loop would not survive it
+            raise  # in the program's own thread a Ctrl-C is the program's
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            future._interrupt(error)
+            return
         logging.getLogger("overlap").exception("a callback of %r raised", future)
 
 

@@ -34,6 +34,7 @@ from .context import RankContext
 from .ending import RANK, WorldEnding, ending_forks, registered_for_forks, stop_loop
 from .epoch import Epoch
 from .event_loop import InTurn
+from .failure import Failure
 from .group import GroupRules
 from .handover import Handover
 from .interpreter import tuned_interpreter
@@ -266,6 +267,9 @@ class World:
                     if hint := find_hint(error):
                         error.add_note(hint)
                     self._record_standings(member, error)
+                    own, _ = split_stops(error, stops=_STOPS)
+                    if own is not None and context.failure is None:
+                        context.failure = Failure(unwrap_single_error(own), seen=True)
                     self._abandon(member)
                     context.nursery.cancel_scope.cancel()
                     with trio.CancelScope(shield=True):
@@ -314,7 +318,7 @@ class World:
         member.context.closed = True
         member.context.deadlines.stop()
         member.compute.stop()
-        member.context.outstanding.abandon(self.ending.peer_failed)
+        member.context.outstanding.abandon(member.context.ended)
 
     async def _join_threads(self) -> None:
         """Fail unfinished operations, wait for running computations, and end all threads."""
@@ -363,6 +367,7 @@ class World:
             here = culprit in self.local and not isinstance(cause, (PeerError, RemoteError, TransportError))
             self._flight.end("failed", rank=culprit, line=f"{in_one_line(cause)}{where(cause)}", began_here=here)
         for member in self._members:
+            member.context.closed = True
             if member.context.rank != spared:
                 self._abandon(member)
         self._scope.cancel(reason=f"rank {culprit} failed: {in_one_line(cause)}")
@@ -377,6 +382,7 @@ class World:
         """Fail the waits of threads in a fork of this process, where no task runs any more."""
         self.ending.fork(min(self.local))
         for member in self._members:
+            member.context.closed = True
             member.context.outstanding.forsake(self.ending.peer_failed)
         if any(member.context.thread == get_ident() for member in self._members):
             stop_loop(self.ending.peer_failed)

@@ -27,8 +27,11 @@ propose, the first proposal is the record, and the other member is OUT.
 """
 
 import enum
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+M = TypeVar("M")
 
 
 class State(enum.Enum):
@@ -52,11 +55,20 @@ class EpochWorld:
     lost: tuple[int, ...] = ()  # Members of earlier worlds that no later world may have
 
 
-class StepProgress:
+@dataclass(frozen=True, slots=True)
+class Prepared(Generic[M]):
+    """A step that a member has prepared, with the means that apply it, one for each part of the weights."""
+
+    step: int
+    means: Sequence[M]
+
+
+class StepProgress(Generic[M]):
     """Steps of one member in one epoch: a step is prepared, then agreed, then applied.
 
+    The means of a step are those of its epoch: they end with the next step, and with the epoch at the latest.
+
     Attributes:
-        prepared: Greatest step for which this member has all that it needs.
         agreed: Greatest step that all members have prepared.
         closed: Whether the member has reported.
 
@@ -65,15 +77,20 @@ class StepProgress:
     """
 
     def __init__(self, step: int = 0) -> None:
-        self.prepared: int = step
+        self._latest: Prepared[M] = Prepared(step, ())  # the means of that step belonged to an earlier epoch
         self.agreed: int = step
         self.closed: bool = False
 
-    def prepare(self, step: int) -> None:
-        """Note that this member has all that it needs to apply a step."""
+    @property
+    def prepared(self) -> int:
+        """Greatest step for which this member has all that it needs."""
+        return self._latest.step
+
+    def prepare(self, step: int, means: Sequence[M] = ()) -> None:
+        """Note that this member has all that it needs to apply a step: its means."""
         restored = self.agreed == 0 < step  # nothing has been applied: the first step may follow a checkpoint
         self._assert_open(step == self.agreed + 1 or restored, f"step {step} prepared after {self.agreed}")
-        self.prepared = step
+        self._latest = Prepared(step, means)
 
     def agree(self, step: int) -> None:
         """Note that all members have prepared a step, which may be applied from now on."""
@@ -85,11 +102,14 @@ class StepProgress:
         self.closed = True
         return self.agreed
 
-    def following(self, step: int) -> "StepProgress":
-        """Return the progress of the next epoch, which begins after a step."""
+    def following(self, step: int) -> tuple["StepProgress[M]", Sequence[M]]:
+        """Return the progress of the next epoch, which begins after a step, and the means of that step here.
+
+        The means are those that this member has prepared in this epoch; none, if the step is an earlier one.
+        """
         if not self.closed or step not in (self.agreed, self.prepared):
             raise AssertionError(f"next world begins after step {step}; agreed {self.agreed}, prepared {self.prepared}")
-        return StepProgress(step)
+        return StepProgress(step), self._latest.means if step == self.prepared else ()
 
     def _assert_open(self, valid: bool, reason: str) -> None:
         """Raise an AssertionError after the report of this member, or if a condition does not hold."""

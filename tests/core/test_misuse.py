@@ -67,19 +67,6 @@ def test_an_array_that_is_being_written_is_not_read() -> None:
     assert run(main, 2)[0] == [f"x: {rule}", f"compute 'sum': {rule}", "8.0"]
 
 
-def test_an_exit_in_a_callback_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def leave(_: object) -> None:
-        raise SystemExit(3)
-
-    async def main(rank: R) -> int:
-        future = rank.compute(int)
-        future.add_done_callback(leave)
-        return await future
-
-    assert run(main, 2) == [0, 0]
-    assert "SystemExit" in caplog.text
-
-
 def test_an_error_without_a_text_still_names_its_rank() -> None:
     class Mute(Exception):
         def __str__(self) -> str:

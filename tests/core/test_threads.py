@@ -176,6 +176,38 @@ def test_a_callback_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture
     assert "ZeroDivisionError" in caplog.text
 
 
+CALLBACKS = {
+    "collective": lambda rank: rank.all_reduce(np.ones(1)),
+    "compute": lambda rank: rank.compute(np.ones, 1),
+    "item": lambda rank: rank.compute(lambda: [1])[0],
+    "task": lambda rank: rank.spawn(trio.lowlevel.checkpoint),
+}
+
+
+@pytest.mark.everyday(8)
+@pytest.mark.parametrize("returns", [False, True], ids=["waiting", "returned"])
+@pytest.mark.parametrize("issue", CALLBACKS.values(), ids=CALLBACKS)
+def test_an_interrupt_in_a_callback_ends_the_world(issue: Any, returns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them once: as Ctrl-C and as `sys.exit`; the program waits, or has returned before the callback."""
+
+    async def main(rank: R, interrupt: BaseException) -> None:
+        def callback(_: Any) -> None:
+            raise interrupt
+
+        future = issue(rank)
+        if rank.rank == 0:
+            future.add_done_callback(callback)
+        if not returns:
+            await trio.sleep_forever()
+
+    with pytest.raises(KeyboardInterrupt):
+        overlap.run(main, KeyboardInterrupt(), ranks=2, timeout_s=60)
+    with pytest.raises(overlap.RankFailedError) as caught:
+        overlap.run(main, end := SystemExit(3), ranks=2, timeout_s=60)
+    assert (caught.value.rank, caught.value.cause, caught.value.others) == (0, end, {})
+    assert not caplog.records
+
+
 def test_the_error_of_an_operation_can_be_asked_for() -> None:
     async def main(rank: R) -> list[str]:
         bad, good = rank.compute(lambda: 1 / 0, errors="await"), rank.compute(lambda: 1)

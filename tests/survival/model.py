@@ -238,7 +238,7 @@ class Job:
         if me.number in record.newcomers:
             me.progress, me.weights, me.ready = StepProgress(record.step), [], None
         else:
-            me.progress = me.progress.following(record.step)
+            me.progress, _ = me.progress.following(record.step)
             self.apply(me)
             if me.ready is not None and me.ready[0] > record.step:
                 me.ready = None

@@ -145,7 +145,7 @@ def test_progress_enforces_the_order_of_a_step() -> None:
     progress = StepProgress(4)
     with pytest.raises(AssertionError, match="step 5 agreed, prepared is 4"):
         progress.agree(5)
-    progress.prepare(5)
+    progress.prepare(5, ["mean"])
     with pytest.raises(AssertionError, match="step 7 prepared after 4"):
         progress.prepare(7)
     with pytest.raises(AssertionError, match="next world begins after step 5"):
@@ -153,7 +153,11 @@ def test_progress_enforces_the_order_of_a_step() -> None:
     assert progress.report() == 4
     with pytest.raises(AssertionError, match="after its report"):
         progress.agree(5)
-    assert progress.following(5).agreed == 5
+    assert progress.following(4)[1] == ()
+    following, means = progress.following(5)
+    assert (following.agreed, following.prepared, means) == (5, 5, ["mean"])
+    following.report()
+    assert following.following(5)[1] == (), "a mean ends with its epoch"
     with pytest.raises(AssertionError, match="next world begins after step 6"):
         progress.following(6)
 

@@ -16,6 +16,7 @@ from overlap.errors import PeerLostError
 from overlap.processes.place import Place
 from overlap.survival import epochs, witness
 from overlap.survival.agreement import State, StepProgress
+from overlap.survival.endings import NotMetError
 from overlap.survival.epochs import EpochClosedError, SurvivingRun
 from overlap.survival.witness import Witness
 
@@ -47,7 +48,7 @@ class Model:
         return self.progress.report()
 
     def advance(self, step):
-        self.progress = self.progress.following(step)
+        self.progress, _ = self.progress.following(step)
         self.apply()
         self.ready = None
 
@@ -193,3 +194,61 @@ def test_invariants_by_seed(one_process, tmp_path, first):
     assert len(numbers) >= 3
     assert ends["finished"] > 50
     assert ends["out"]
+
+
+def follow_losses(jobs, folder, losses, reports_s):
+    """Let members of a world of four follow their losses; return the members of their next world, and when it began.
+
+    Args:
+        jobs: Jobs of the fixture.
+        folder: Folder of the witness.
+        losses: Error of each member that follows, by member.
+        reports_s: Time of its report.
+    """
+    job, entered = Job(folder, 0), {}
+    jobs.append(job)
+    job.members = range(4)
+    job.models = {member: Model() for member in job.members}
+    job.dead = set(job.members) - losses.keys()
+
+    async def member(number):
+        run = job.surviving(number)
+        run.state = State.TRAINS
+        await trio.sleep(reports_s[number])
+        try:
+            await run.follow(losses[number])
+        except EpochClosedError:
+            entered[number] = "out", 0
+        else:
+            entered[number] = run.world.members, round(trio.current_time() - start_s)
+
+    async def main():
+        nonlocal start_s
+        start_s = trio.current_time()
+        with trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                for number in losses:
+                    nursery.start_soon(member, number)
+
+    start_s = 0.0
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return entered
+
+
+def test_a_living_member_that_nobody_has_lost_may_report_late(one_process, tmp_path):
+    """Only process 0 is lost: process 3, whose compute cannot be interrupted, keeps its place."""
+    losses = {member: PeerLostError("lost", culprit=0) for member in (1, 2, 3)}
+    entered = follow_losses(one_process, tmp_path, losses, {1: 0, 2: 0, 3: 5})
+    assert entered == dict.fromkeys((1, 2, 3), ((1, 2, 3), 5))
+
+
+def test_a_member_that_others_have_lost_has_a_second_to_report(one_process, tmp_path):
+    losses = {member: PeerLostError("lost", culprit=3) for member in (0, 1, 2, 3)}
+    entered = follow_losses(one_process, tmp_path, losses, {0: 0, 1: 0, 2: 0, 3: 5})
+    assert entered == dict.fromkeys((0, 1, 2), ((0, 1, 2), 1)) | {3: ("out", 0)}
+
+
+def test_members_that_have_not_met_in_time_wait_a_second_for_each_other(one_process, tmp_path):
+    losses = {member: NotMetError(late=True) for member in (0, 1, 2, 3)}
+    entered = follow_losses(one_process, tmp_path, losses, {0: 0, 1: 0, 2: 0, 3: 5})
+    assert entered == dict.fromkeys((0, 1, 2), ((0, 1, 2), 1)) | {3: ("out", 0)}

@@ -11,6 +11,7 @@ from tests.faults.job import Job
 from tests.survival.training import FURTHER, reference
 
 PROGRAM = str(Path(__file__).with_name("training.py"))
+LOSING = str(Path(__file__).with_name("losing.py"))
 
 
 def history_of(output: str, each: int = 1) -> list[tuple[list[int], int]]:
@@ -44,6 +45,19 @@ def test_weights_are_those_of_the_history(tmp_path, options, killed):
         results = reference(history, history[-1][1] + FURTHER)
         assert len(set(results)) == 1
         assert job.out.count(f"results {results[:each]}") == processes - len(killed)
+        job.check_nothing_is_left()
+    finally:
+        job.kill()
+
+
+@pytest.mark.slow
+def test_a_step_that_was_not_agreed_is_not_applied_after_two_losses(tmp_path):
+    os.mkfifo(tmp_path / "prepared")
+    job = Job(tmp_path, "--survive", "--processes", "5", program=LOSING, arguments=[str(tmp_path / "prepared")])
+    try:
+        assert job.end() == 0, job.err
+        assert history_of(job.out) == [([0, 1, 2, 3, 4], 0), ([1, 2, 3, 4], 9), ([3, 4], 9)]
+        assert job.out.count("weights [{-20.0}]") == 2
         job.check_nothing_is_left()
     finally:
         job.kill()
