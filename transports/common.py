@@ -38,7 +38,7 @@ class Board(ABC):
 
     @abstractmethod
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
-        """Open the board for a rank of this process; `when_ready` is called later, unless the board is ready now."""
+        """Open the board for a rank of this process; `when_ready` is called once it is ready or lost, if it is neither."""
 
     @abstractmethod
     def close(self) -> None:

@@ -68,6 +68,9 @@ class Boards:
             for rank in ranks:
                 if (key, rank) in self._early_notes:
                     board.receive_note(rank, self._early_notes.pop((key, rank)))
+            for member, link in links.items():
+                if link.gone is not None:
+                    board.lose(member, link.gone)
         return board
 
     def receive_note(self, link: MemoryLink, key: int, rank: int, note: int) -> None:
@@ -169,9 +172,13 @@ class _SharedBoard(Board):
         self._reads &= bool(note & _READS)
         if min(self._starts) >= 0:
             self.ready = True
-            opening, self._when_ready = self._when_ready, []
-            for begin in opening:
-                begin()
+            self._call_waiters()
+
+    def _call_waiters(self) -> None:
+        """Call the functions that wait for the board to be ready, or lost."""
+        opening, self._when_ready = self._when_ready, []
+        for begin in opening:
+            begin()
 
     def _segment(self, position: int) -> Segment:
         """Return the memory of the process of a rank."""
@@ -187,7 +194,10 @@ class _SharedBoard(Board):
             segment, link = self._segment(position), self._links.get(home)
             rows = segment.view[start : start + BOARD_BYTES]
             seats.append((rows, segment.view, 0 if link is None else link.peer.pid, -1 if link is None else home))
-        return native.Board(engine, seats, self._reads)
+        board = native.Board(engine, seats, self._reads)
+        if self.lost is not None:
+            board.lose()
+        return board
 
     def lose(self, member: int, reason: str) -> None:
         """Mark the board if a lost process takes part."""
@@ -195,6 +205,7 @@ class _SharedBoard(Board):
             self.lost = self.lost or reason
             if "_native" in self.__dict__:
                 self._native.lose()
+            self._call_waiters()
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
