@@ -2,9 +2,9 @@
 
 The threads of `transports/shared_memory/native` (wait.c; `advance` in collectives.c) are generators: each `yield` comes
 before one access of memory that threads share, so another thread may go first. Between two of them, a thread runs
-alone. Memory is sequentially consistent, as the atomics of the engine are. The looks after `LOOK_AGAIN_NS` are left out:
-they are for words that a peer has written over. An interleaving fails if a thread sleeps for
-ever, or if a payload is read before it was written, or after it was written over.
+alone. Memory is sequentially consistent, as the atomics of the engine are. Looks after `LOOK_AGAIN_NS` are left out:
+they are for words that a peer has written over. An interleaving fails if a thread sleeps for ever, or if a payload is
+read before it was written, or after it was written over.
 """
 
 from __future__ import annotations
