@@ -1,6 +1,7 @@
 """Who is to blame for a stall, and when it is told: decided from where the ranks stand, without any waiting."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import msgspec
 import pytest
@@ -281,3 +282,20 @@ def test_an_interrupt_does_not_claim_that_ranks_can_never_go_on(hangs: bool) -> 
     trio.run(reports.note_on, interrupt)
     lines = [f"  {line}" for line in report_lines(reports.stood)]
     assert interrupt.__notes__ == ([f"  rank 0 waits for rank 1, {SLEEPS}"] if hangs else []) + lines
+
+
+class Gathering(Others):
+    """Other processes that report a rank of theirs as soon as they are asked."""
+
+    async def standings(self, standings_here: Sequence[Standing]) -> list[Standing]:
+        await trio.lowlevel.checkpoint()
+        return [*standings_here, elsewhere(1)]
+
+
+def test_the_notes_of_an_interrupt_name_ranks_of_other_processes() -> None:
+    reports = Reports([], RealBackend(), cast(stall_watch.Others, Gathering(speaks=True, quiet={})))
+    reports.stood = [waits(0, 1)]
+    interrupt = KeyboardInterrupt()
+    trio.run(reports.note_on, interrupt)
+    lines = [f"  {line}" for line in report_lines([waits(0, 1), elsewhere(1)])]
+    assert interrupt.__notes__ == [f"  rank 0 waits for rank 1, {SLEEPS}", *lines]

@@ -147,7 +147,7 @@ class HostExecutor(Executor):
             return
         run = HostRun(self, operation)
         run.wait(match)
-        if self.board.ready:
+        if self.board.ready or self.board.lost is not None:
             run.begin()
         else:
             self.board.open(self.position, run.begin)
@@ -178,10 +178,14 @@ class HostRun(OperationRun):
         self.on_end()  # the engine reports no end before `submit` returns
 
     def begin(self) -> None:
-        """Submit the operation, now that the board is ready; the loop's thread, or one in its place."""
+        """Submit the operation, now that the board is ready or lost; the loop's thread, or one in its place."""
         if self._over:
             return
-        if not self._executor.board.usable:
+        board = self._executor.board
+        if not board.ready:  # and never will be
+            self._settle(self._error(engine.LOST))
+            return
+        if not board.usable:
             self._fall_back()
             return
         try:
