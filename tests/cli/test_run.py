@@ -11,6 +11,7 @@ import pytest
 
 from overlap.cli.processes import _BOOT
 from overlap.timeline import read_trace, verdict_of
+from tests.cli.conftest import ROOT
 
 WORLD = """
 import sys
@@ -556,3 +557,31 @@ def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process
         "  rank 0: barrier #1 on group 'world' (train.py:11); waits for rank 1",
         "  rank 1: compute 'tokenise' (train.py:10); runs",
     ]
+
+
+# -- files with the name of a package of ours ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["topology", "transports"])
+@pytest.mark.parametrize("file", ["{}.py", "{}/__init__.py"])
+def test_a_file_with_the_name_of_a_package_of_ours_is_named(overlap, script, tmp_path, name, file):
+    script("", file.format(name))
+    place = tmp_path / (f"{name}.py" if "/" not in file else name)
+    message = f"{place} hides the package {name}, which overlap needs: rename it\n"
+    for command in (["run", script("1")], ["simulate", script("1")], ["run", "--processes", "2", "-m", "train"]):
+        assert overlap(*command) == (2, "", f"overlap: {command[0]}: {message}")
+
+
+@pytest.mark.parametrize(("command", "kind"), [(["train.py"], "ImportError"), (["-m", "overlap", "run"], "overlap")])
+def test_python_names_a_file_with_the_name_of_a_package_of_ours(script, tmp_path, command, kind):
+    script("import overlap")
+    script("", "topology.py")
+    environ = os.environ | {"PYTHONPATH": ROOT}
+    python = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    message = f"{kind}: {tmp_path / 'topology.py'} hides the package topology, which overlap needs: rename it"
+    assert (python.returncode, python.stderr.splitlines()[-1]) == (1, message)
+
+
+def test_a_folder_without_code_hides_nothing(overlap, script, tmp_path):
+    (tmp_path / "topology").mkdir()
+    assert overlap("run", script(WORLD)) == (0, "2 2 train.py\n", "")
