@@ -222,8 +222,23 @@ def test_the_words_of_torchrun_start_the_processes_of_each_host(process, script)
     outs = [run.communicate(timeout=60) for run in runs]
     assert [(sorted(out.splitlines()), err) for out, err in outs] == [
         (["0 0 0", "1 0 1"], ""),
-        (["2 1 0", "3 1 1"], ""),
+        (["2 1 0", "3 1 1"], f"overlap: node 1 waits for the other nodes, at {endpoint}\noverlap: node 1 has joined\n"),
     ]
+
+
+@pytest.mark.slow
+def test_a_node_that_waits_for_others_says_so_and_that_it_has_joined(process, script):
+    program = script(WORLD.replace("print(", "str((").replace("sys.argv)", "sys.argv))"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    start = ("run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--no-prefix", "--node-rank")
+    second = process(*start, "1", program)
+    assert second.stderr.readline() == f"overlap: node 1 waits for the other nodes, at {endpoint}\n"
+    first = process(*start, "0", program)
+    assert (first.communicate(timeout=60), second.communicate(timeout=60)) == (
+        ("", ""),
+        ("", "overlap: node 1 has joined\n"),
+    )
 
 
 @pytest.mark.slow
@@ -302,7 +317,9 @@ def test_a_failed_run_tells_its_trace_before_the_error(overlap, script):
 
 
 def test_a_trace_goes_down_a_pipe(process, script):
-    child = process("run", "--trace", "/dev/stdout", script(WORLD.replace("print(", "str(")))
+    child = process(
+        "run", "--trace", "/dev/stdout", script(WORLD.replace("print(", "str((").replace("sys.argv)", "sys.argv))"))
+    )
     out, err = child.communicate()
     assert err.startswith("overlap: trace in /dev/stdout; ")
     assert json.loads(out)["overlap"]["world_size"] == 2
