@@ -36,7 +36,7 @@ from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
 from .silence import SilenceLimits
-from .sockets import format_endpoint, listen_at_free_port, local_address
+from .sockets import listen_at_free_port, local_address
 from .status import Entering, Leaving, report_to_launcher
 
 # How long the first process waits for the others to leave, which may still compute.
@@ -88,28 +88,13 @@ async def join_as_launched(
         config = await rendezvous(own_place, world, machine, run)
         entering = Entering(world=world + 1, joined=False, ranks_each=own_place.ranks_per_process)
         report_to_launcher(entering)
-        node = "" if world else _name_joining_host(own_place)
-        if node:
-            notify(f"{node} waits for the other nodes, at {format_endpoint(config.endpoint)}")
-
-        def on_joined() -> None:
-            report_to_launcher(msgspec.structs.replace(entering, joined=True))
-            if node:
-                notify(f"{node} has joined")
-
+        on_joined = partial(report_to_launcher, msgspec.structs.replace(entering, joined=True))
         try:
             opened = join_at(own_place, config, run, wires=wires, on_joined=on_joined, on_lost=report_to_launcher)
             async with opened as connection:
                 yield connection
         finally:
             report_to_launcher(Leaving(world=world + 1))
-
-
-def _name_joining_host(own_place: Place) -> str:
-    """Return a name such as "node 1" in the first process of each host but host 0 of several; "" elsewhere."""
-    hosts = int(os.environ.get("OVERLAP_HOSTS") or 1)
-    host, process = divmod(own_place.process, max(own_place.processes // hosts, 1))
-    return f"node {host}" if host and hosts > 1 and not process else ""
 
 
 def count_world() -> None:
