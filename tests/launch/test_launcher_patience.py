@@ -131,7 +131,8 @@ def launched(*lives, ctrl_c_s=(), elsewhere=0, first=0):
     what = LaunchSpec(
         command=["none"], environ={}, nodes=first + len(lives) + elsewhere, here=range(first, first + len(lives)),
         ranks_per_node=1, endpoint=("10.0.0.1", 29500), listener=None, job="", secret=b"of this test",
-        prefix=False, colour=False, log_dir=None, grace_s=GRACE_S, report=lambda line: told.append((trio.current_time(), line)),
+        prefix=False, colour=False, log_dir=None, grace_s=GRACE_S,
+        report=lambda line: told.append((trio.current_time(), line)),
     )  # fmt: skip
 
     def process(_, node, **settings):
