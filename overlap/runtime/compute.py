@@ -182,7 +182,7 @@ class ComputeFuture(OwnCode[T_co]):
 
     def failure_of(self, error: BaseException) -> Failure:
         """Return the failure for an error of this future's function; the error gets an explanation."""
-        explain(error)
+        explain(error, list(self.context.outstanding.operations))
         return Failure(error, prompt=self.prompt and arose_here(error))
 
     @property

@@ -266,6 +266,7 @@ class World:
                     error = make_presentable(raised)
                     if hint := find_hint(error):
                         error.add_note(hint)
+                    explain_unfinished(unwrap_single_error(error), list(context.outstanding.operations))
                     self._record_standings(member, error)
                     own, _ = split_stops(error, stops=_STOPS)
                     if own is not None and context.failure is None:
@@ -336,8 +337,6 @@ class World:
         """Record the error of a rank; the first culprit ends the world."""
         culprit, cause = origin(rank, error)
         doing = self.reports.doing(culprit)
-        if doing:
-            explain_unfinished(cause)
         if self.ending.failure is None:
             self._end_by_culprit(culprit, cause, doing, spared=rank)
             if self._processes:  # after it is recorded: the report may fail as well

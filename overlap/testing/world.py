@@ -234,6 +234,7 @@ class TestedBackend(SimulatedBackend):
         *,
         algorithm: str | None,
         check: str | None = None,
+        state_dir: str | None = None,
         steps: KeptSteps | None = None,
         epochs: Sequence[Epoch] = (),
     ) -> World:
@@ -249,6 +250,7 @@ class TestedBackend(SimulatedBackend):
             check=check,
             backend=self,
             injector=self.injector,
+            state_dir=state_dir,
             steps=steps,
             epochs=epochs,
         )
