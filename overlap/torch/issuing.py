@@ -137,10 +137,19 @@ class Issuing:
         self._seq += 1
         return request
 
-    def _reduction(self, opts: Any, timeout: timedelta | None, op: Any = None) -> tuple[tuple[str, Any], float]:
-        """Return the operator and the time limit of a call."""
+    def _reduction(
+        self, x: torch.Tensor, opts: Any, timeout: timedelta | None, op: Any = None
+    ) -> tuple[tuple[str, Any], float]:
+        """Return the operator on a tensor, and the time limit of a call."""
         operator = op if op is not None else dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        return parse_reduction(operator), self._limit(opts, timeout)
+        name, factor = parse_reduction(operator)
+        if name == "sum" and x.dtype is torch.bool and x.layout is torch.strided:
+            name = "bor"  # as in c10d: a sum of truth values is their logical or
+        if name == "mean" and not (x.is_floating_point() or x.is_complex()):
+            raise CallError(
+                f"op: AVG of {x.dtype} would not be exact, and gloo refuses it too; pass floats, or use SUM and divide"
+            )
+        return (name, factor), self._limit(opts, timeout)
 
     def _limit(self, opts: Any, timeout: timedelta | None) -> float:
         """Return the time limit of a call, in seconds."""

@@ -68,6 +68,52 @@ def test_reductions_of_bits(pair: Ranks, name: str, expected: list[int]) -> None
     assert reduced(pair, op, [6, 3], [5, 5], dtype=torch.int32) == [expected] * 2
 
 
+def _summed_in_every_form(group: ProcessGroup, x: Any, op: Any) -> list[Any]:
+    """Return what each form of a reduction gives on rank 0, of a tensor with an element for each rank."""
+    at = {name: x.clone() for name in ("all", "again", "several", "other", "coalesced", "small", "one")}
+    part = {name: x[:1].clone() for name in ("list", "single", "pairs")}
+    chosen = options(dist.AllreduceOptions, reduceOp=op)
+    scattered = options(dist.ReduceScatterOptions, reduceOp=op)
+    for name in ("all", "again"):  # the second one is prepared
+        group.allreduce([at[name]], chosen).wait()
+    group.allreduce([at["several"], at["other"]], chosen).wait()
+    group.allreduce_coalesced([at["coalesced"], at["small"]], options(dist.AllreduceCoalescedOptions, reduceOp=op)).wait()
+    group.reduce([at["one"]], options(dist.ReduceOptions, reduceOp=op)).wait()
+    if group.rank():
+        del at["one"]  # undefined there
+    group.reduce_scatter([part["list"]], [[x[:1].clone(), x[1:].clone()]], scattered).wait()
+    group.reduce_scatter_single(part["single"], x.clone(), scattered).wait()
+    group.reduce_scatter_tensor_coalesced([part["pairs"]], [x.clone()], scattered).wait()
+    return [{name: value.tolist() for name, value in values.items()} for values in (at, part)]
+
+
+def test_a_sum_of_bool_is_a_logical_or(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[Any]:
+        return _summed_in_every_form(group, torch.tensor([False, group.rank() == 0]), dist.ReduceOp.SUM)
+
+    for rank, (whole, parts) in enumerate(pair.do(call)):
+        assert len(whole) == 7 - rank
+        assert all(value == [False, True] for value in whole.values())
+        assert parts == dict.fromkeys(("list", "single", "pairs"), [rank == 1])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+def test_a_mean_of_integers_is_refused_at_the_call(pair: Ranks, dtype: str) -> None:
+    x = torch.ones(2, dtype=getattr(torch, dtype))
+    reduce_scatter = options(dist.ReduceScatterOptions, reduceOp=dist.ReduceOp.AVG)
+    calls: list[Callable[[ProcessGroup], Work]] = [
+        lambda group: group.allreduce([x], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.AVG)),
+        lambda group: group.allreduce_coalesced([x], options(dist.AllreduceCoalescedOptions, reduceOp=dist.ReduceOp.AVG)),
+        lambda group: group.reduce([x], options(dist.ReduceOptions, reduceOp=dist.ReduceOp.AVG)),
+        lambda group: group.reduce_scatter([x[:1]], [[x[:1], x[1:]]], reduce_scatter),
+        lambda group: group.reduce_scatter_single(x[:1], x, reduce_scatter),
+        lambda group: group.reduce_scatter_tensor_coalesced([x[:1]], [x], reduce_scatter),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=f"^op: AVG of torch.{dtype} would not be exact, and gloo refuses it"):
+            call(pair.groups[0])
+
+
 def test_a_sum_of_multiples(pair: Ranks) -> None:
     assert reduced(pair, dist._make_nccl_premul_sum(2.0), [1, 2], [4, 5]) == [[10, 14]] * 2
 
