@@ -66,6 +66,11 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """Return False: `exclude_from_compiler` keeps dynamo away, without a slow import of the compiler."""
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: compile frames below this mode, which observes the functions of the compiled code."""
+        return True
+
     @exclude_from_compiler
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

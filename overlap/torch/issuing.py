@@ -240,8 +240,9 @@ def limit_seconds(timeout: timedelta | None, default: timedelta) -> float:
     return timeout.total_seconds()
 
 
-# And the modules that wrap functions of torch: deprecated ones, and contexts.
+# And the modules that wrap functions of torch: deprecated ones, and contexts. And graphs that its compiler has made.
 _LIBRARIES = (
+    "<eval_with_key>",
     *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__))),
     *(str(module.__file__) for module in (typing_extensions, warnings, contextlib)),
 )

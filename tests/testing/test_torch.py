@@ -147,6 +147,41 @@ def test_ranks_do_without_torchs_compiler_whose_import_takes_seconds(tmp_path: P
     assert (run.stdout, run.returncode) == ("False\n", 0), run.stderr
 
 
+@pytest.fixture
+def compiler():
+    """Drop what torch's compiler keeps, for it is the process's."""
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_frames_are_compiled_on_each_rank_and_their_functions_observed(compiler) -> None:
+    run = Ranks(HERE).program("compiled.py", ranks=2)
+    assert run.output == ["2 [6.0, 6.0, 6.0]\n"] * 2
+    with pytest.raises(RanksFailed, match=r"rank 0 reads a tensor at compiled.py:18 \(mul\) while all_reduce #\d+ on"):
+        Ranks(HERE).program("compiled.py", ["wrong"], ranks=2)
+
+
+def waits_for_a_process():
+    """As torch's compiler does, which holds a lock meanwhile: another rank must not have its turn."""
+    dist.init_process_group("gloo")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.001)  # by `time.sleep`
+        TURNS.append(dist.get_rank())
+    TURNS.append(dist.get_rank())
+    dist.barrier()
+
+
+TURNS: list[int] = []
+
+
+def test_a_wait_for_a_process_outside_gives_no_other_rank_a_turn() -> None:
+    TURNS.clear()
+    Ranks().function(waits_for_a_process, ranks=2)
+    assert TURNS == [0, 0, 1, 1]
+
+
 def spawning():
     torch.multiprocessing.spawn(spawned, args=("gloo",), nprocs=3)
 
