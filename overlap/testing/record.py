@@ -85,6 +85,8 @@ class WeightRecord:
     without_gradient: tuple[str, ...] = ()
     line: str = ""  # of the update
     joins: int = 0  # number of contexts of uneven inputs that ended before; each restarts the count of updates
+    settings: tuple[dict[str, str], ...] = ()  # of the optimizer's groups of parameters, such as {"lr": "0.1"}
+    randomness: str = ""  # Digest of the state of the rank's random numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,26 +178,35 @@ class Run:
         """Return whether all ranks have the same weights at the end, bit by bit, or the same results.
 
         Args:
-            what: "model weights", or "results" for the values that the programs return.
+            what: "model weights"; "model weights after each update", which ranks that average their weights now and
+                then do not have; or "results" for the values that the programs return.
         """
-        if what not in ("model weights", "results"):
-            raise UsageError(f'same: expected "model weights" or "results", got {what!r}')
-        return self._first_problem(Run._same_results if what == "results" else Run._same_weights)
+        asked = {
+            "model weights": Run._same_weights,
+            "model weights after each update": Run._same_updates,
+            "results": Run._same_results,
+        }
+        if what not in asked:
+            raise UsageError(f"same: expected {', '.join(map(repr, asked))}; got {what!r}")
+        return self._first_problem(asked[what])
+
+    def _same_updates(self) -> Answer:
+        """Compare the weights of all ranks after each update, and at the end."""
+        differing = survived.weights(self.record)
+        return self._same_weights() if differing is None else Answer(str(differing))
 
     def _same_weights(self) -> Answer:
-        """Compare the weights of all ranks after each update, and at the end."""
+        """Compare the weights of all ranks at the end; a difference is that of the update since which they differ."""
         if not any(self.weights):
             return Answer(
                 "no rank has made a model of PyTorch; of async functions, same('results') compares what they return"
             )
-        differing = survived.weights(self.record)
-        if differing is not None:
-            return Answer(str(differing))
         names = dict.fromkeys(name for rank in self.weights for name in rank)
         for name in names:
             answer = self._same_weight(name)
             if answer.why:
-                return answer
+                differing = survived.weights(self.record, lasting=True)
+                return answer if differing is None else Answer(str(differing))
         return Answer()
 
     def _same_weight(self, name: str) -> Answer:

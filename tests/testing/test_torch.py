@@ -68,6 +68,20 @@ def test_right_programs_are_well_on_several_seeds(program) -> None:
     assert not Ranks(HERE).program(program, ranks=4, seeds=3).verdicts
 
 
+def test_ranks_of_diloco_have_the_same_weights_at_the_end_and_other_ones_between() -> None:
+    run = Ranks(HERE).program("diloco.py", ranks=2)
+    assert run.same()
+    told = "weights differ: after update 1 (diloco.py:26), and not before, 'weight' differs: rank 1 ("
+    assert run.same("model weights after each update").problem.startswith(told)
+    left = Ranks(HERE).program("diloco.py", ["--left", "1", "--lr", "0.2"], ranks=2).same().problem
+    assert left.startswith(told)
+    assert left.endswith("; the optimizer of rank 1 has lr = 0.2, that of rank 0 0.1")
+    with pytest.raises(
+        UsageError, match=r"same: expected 'model weights', 'model weights after each update', 'results'; got"
+    ):
+        run.same("weights")
+
+
 def test_parts_of_the_parameters_of_fsdp1_are_not_compared() -> None:
     assert Ranks(HERE).program("fsdp1.py", ranks=2).same()
 
