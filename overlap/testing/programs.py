@@ -33,7 +33,7 @@ from .record import Record
 from .run import Run
 from .running import Setting, make_run, run_world
 from .threads import RankThread, RealTime
-from .verdict import Verdict
+from .verdict import Meetings, Verdict, wrong_group
 from .views import RankView, process_restored
 from .watch import Cost, ModelWatch, Watch, fixed_cost, watching
 from .world import TestedBackend
@@ -72,6 +72,7 @@ class TestedProgram:
         self, body: Callable[[RankView], Any], argv: Sequence[str], setting: Setting, folder: str | None = None
     ) -> None:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
+        self._released: dict[int, int] = {}  # see `TestedCommunicators`
         self._cost, self._measured = _parse_cost(setting.cost)
         self._threads: dict[int, RankThread[Any]] = {}
         self._watches: dict[RankThread[Any], tuple[Watch | None, ModelWatch]] = {}
@@ -107,14 +108,24 @@ class TestedProgram:
         verdicts = judge(
             outcome.record, outcome.error, synchronised=synchronised, shared_order=True, unused=outcome.unused
         )
+        if outcome.error is not None and verdicts[0].kind == "order inversion" and not self._released:
+            verdicts[0] = self._find_wrong_group(outcome.record) or verdicts[0]
         if is_silent and not verdicts and run.size > 1:
             verdicts.append(_SILENT)
         run.verdicts = [_with_advice(verdict) for verdict in verdicts if verdict.kind not in self._setting.allow]
         return run
 
+    def _find_wrong_group(self, record: Record) -> Verdict | None:
+        """Run the program again, in which blocked ranks go on, to see whether they merely have another order."""
+        again = TestedProgram(self._body, self._argv, self._setting, self._folder)
+        again._released = {rank: issue.index for rank, issue in Meetings(record).blocked.items()}
+        return wrong_group(record, again.run("").record)
+
     def _make_main(self, clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         """Connect this program to a world that is about to run; return the async function of its ranks."""
         record, plan = clock.record, clock.plan
+        assert clock.shared is not None
+        clock.shared.released = self._released
         plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._handle_sigterm(rank))
         self._plan = plan
         self._views = [

@@ -176,6 +176,46 @@ def test_frames_are_compiled_on_each_rank_and_their_functions_observed(compiler)
         Ranks(HERE).program("compiled.py", ["wrong"], ranks=2)
 
 
+def passes_a_group(how):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    groups = [dist.new_group(range(3)), dist.new_group(range(3)), dist.new_group([0, 1])]
+    chosen = {"one line": [groups[rank == 1]], "a part": [groups[2] if rank == 1 else None]}
+    for group in chosen.get(how, groups[:2][:: -1 if rank == 1 else 1]):
+        dist.all_reduce(torch.ones(1), group=group)
+    while how == "for ever":
+        dist.all_reduce(torch.ones(1), group=groups[rank == 1])
+    dist.barrier()
+
+
+@pytest.mark.everyday(3)
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (
+            "one line",
+            "wrong group: rank 1 waits in all_reduce #0 on group '0-2, number 2' (LINE), and never issues all_reduce #0 "
+            "on group '0-2' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
+        ),
+        (
+            "a part",
+            "wrong group: rank 1 waits in all_reduce #0 on group '0-1' (LINE), and never issues all_reduce #0 on group "
+            "'world' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
+        ),
+        ("another order", "order inversion: rank 0 waits in all_reduce #0 on group '0-2' (LINE) for rank 1, and "),
+        pytest.param(
+            "for ever",
+            "order inversion: rank 0 waits in all_reduce #0 on group '0-2' (LINE) for rank 1, and ",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_wrong_group_is_no_other_order(how, told) -> None:
+    run = Ranks().function(passes_a_group, how, ranks=3, check=False)
+    line = f"test_torch.py:{passes_a_group.__code__.co_firstlineno + 6}"
+    assert str(run.verdict).startswith(told.replace("LINE", line))
+
+
 def waits_for_a_process():
     """As torch's compiler does, which holds a lock meanwhile: another rank must not have its turn."""
     dist.init_process_group("gloo")
