@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 _SHORT_SLEEPS = 8
 
 
+# Virtual time in which another rank may write the file that a rank misses.
+_LATE_S = 1.0
+
 # Modules that sleep until a process or a lock outside is done, as torch's compiler does while it holds a lock.
 _WAIT_OUTSIDE = ("subprocess", "filelock.", "torch._inductor.")
 
@@ -81,6 +84,7 @@ class TestedProgram:
         self._handlers: dict[int, Any] = {}
         self._sleep_counts: Counter[int] = Counter()  # how often, by rank
         self.opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
+        self.written: dict[str, tuple[int, str]] = {}  # by path: the rank and the line that wrote it last
 
     def run(self, line: str) -> Run:
         """Run the program once, and return the result with its verdicts."""
@@ -100,6 +104,9 @@ class TestedProgram:
                 pythonapi.Py_IncRef(py_object(self))
             run = make_run(outcome, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
+            for rank, view in enumerate(self._views):
+                for text in view.output.warnings:
+                    run.warnings.setdefault(text, []).append(rank)
             run.folder = self._cwd
             is_silent = not (outcome.record.issues or torch_store.is_used())
             models = [models for _, models in self._watches.values()]
@@ -180,10 +187,24 @@ class TestedProgram:
                 raise ProgramExit(f"the program called sys.exit({exit.code!r})") from exit
             record.left[number] = "called sys.exit()"
             return None
+        except FileNotFoundError as error:
+            record.late_files[number] = self._find_writer(thread, error.filename)
+            raise
         record.left.setdefault(number, "")
         clock.shared.note_unfinished(number, sends=True)
         self._note_leaks(number, record, before)
         return result
+
+    def _find_writer(self, thread: RankThread[Any], file: object) -> str:
+        """Let other ranks go on for a moment, and return a clause on the one that writes a missing file; "" if none."""
+        if not isinstance(file, str):
+            return ""
+        path = os.path.abspath(file)
+        thread.sleep(_LATE_S)
+        if path not in self.written:
+            return ""
+        rank, line = self.written[path]
+        return f"; rank {rank} writes it later, at {line}: wait for that, by a barrier for example"
 
     def _note_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
         """Record files that a rank has left open for writing, and threads that it has left running."""

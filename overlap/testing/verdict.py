@@ -194,7 +194,10 @@ def _cycle_verdict(cycle: list[int], blocked: dict[int, Issue], meetings: Meetin
     if len(messages) == 1:  # the other end would come later, if at all
         issue = messages[0]
         kind, act = _ONE_END[issue.op]
-        explained = f"{text}; rank {_other_end(issue)} has not {act} it: it never does, or does so too late"
+        never = "it never does, or does so too late"
+        if issue.name:
+            kind, never = "skipped collective", f"it calls no {issue.name}, or only one of them passes split sizes"
+        explained = f"{text}; rank {_other_end(issue)} has not {act} it: {never}"
         return Verdict(kind=kind, text=explained, ranks=tuple(ranks), lines=lines)
     advice = "ranks must issue the operations of all groups that they share in one order"
     return Verdict(kind="order inversion", text=f"{text}; {advice}", ranks=tuple(ranks), lines=lines)
@@ -267,7 +270,7 @@ def _skip_verdict(rank: int, skip: tuple[Issue, Issue | None], waiting: list[int
     others = [member for member in meetings.of_key[skipped.key] if member != rank]
     went_on = _later_action(rank, skipped, instead, meetings)
     text = (
-        f"rank {rank} skipped {skipped.op} #{skipped.seq} on group '{skipped.group}', which {rank_names(others)} "
+        f"rank {rank} skipped {skipped.label}, which {rank_names(others)} "
         f"issued at {skipped.line}; rank {rank} {went_on}; {rank_names(waiting)} wait{'s' * (len(waiting) == 1)} for it"
     )
     lines = [skipped.line] + ([instead.line] if instead is not None else [])
@@ -297,6 +300,9 @@ def _unmatched_message(issue: Issue, rank: int, meetings: Meetings) -> Verdict:
             return verdict
         text = f"rank {issue.rank} receives from any rank with tag {issue.tag} at {issue.line}, and no rank sends"
         return Verdict(kind="receive without a send", text=text, ranks=(issue.rank,), lines=(issue.line,))
+    if issue.name:
+        text = f"rank {issue.rank} waits in {issue.title}, and rank {rank} never calls {issue.name}"
+        return Verdict(kind="skipped collective", text=text, ranks=(rank, issue.rank), lines=(issue.line,))
     other = "recv" if issue.op == "send" else "send"
     near = [
         end
@@ -330,7 +336,7 @@ def _unmatched_message(issue: Issue, rank: int, meetings: Meetings) -> Verdict:
 
 def _other_tag(issue: Issue, meetings: Meetings) -> Verdict | None:
     """Return the verdict on a receive that waits while a message with a tag not received is under way."""
-    if issue.op != "recv":
+    if issue.op != "recv" or issue.name:
         return None
     received = {each.tag for each in meetings.of_rank[issue.rank] if each.op == "recv"}
     senders = range(meetings.record.size) if issue.peer is None else (issue.peer,)

@@ -65,6 +65,9 @@ class RecordingIssuer(Issuer):
         super()._enqueue(operation, port)
 
 
+_EXCHANGES = ("all_to_all", "all_to_all_single")
+"""Calls of PyTorch that are operations, or several messages, of other names."""
+
 _RELEASED = 1000
 """Operations of a released rank that wait for no other rank."""
 
@@ -105,6 +108,7 @@ class TestedCommunicators(FaultyCommunicators):
             index=index,
             op=operation.op if message is None else "recv" if message[0] else "send",
             what="",
+            name=operation.name if operation.name in _EXCHANGES else "",
             group=operation.group.name,
             members=port.communicator.members,
             key=self._identity(port) or f"any source, {rank}, {index}",
@@ -190,7 +194,8 @@ def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:
     """Describe an operation in its issue, after its input has arrived."""
     call = getattr(operation, "call", None)
     if call is not None:
-        issue.what, issue.nbytes = str(call), call.nbytes
+        text = str(call)
+        issue.what, issue.nbytes = issue.name + text[text.index("(") :] if issue.name else text, call.nbytes
 
 
 class _TestedCommunicator(FaultyCommunicator):

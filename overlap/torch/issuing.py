@@ -48,6 +48,7 @@ class Issuing:
         self,
         copy_back: Callable[..., None] | None,
         name: str,
+        /,
         *args: Any,
         limit: float,
         site: FrameType | None = None,

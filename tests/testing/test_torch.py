@@ -194,8 +194,8 @@ def passes_a_group(how):
     [
         (
             "one line",
-            "wrong group: rank 1 waits in all_reduce #0 on group '0-2, number 2' (LINE), and never issues all_reduce #0 "
-            "on group '0-2' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
+            "wrong group: rank 1 waits in all_reduce #0 on group '0-2, number 2' (LINE), and never issues all_reduce "
+            "#0 on group '0-2' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
         ),
         (
             "a part",
@@ -214,6 +214,119 @@ def test_a_wrong_group_is_no_other_order(how, told) -> None:
     run = Ranks().function(passes_a_group, how, ranks=3, check=False)
     line = f"test_torch.py:{passes_a_group.__code__.co_firstlineno + 6}"
     assert str(run.verdict).startswith(told.replace("LINE", line))
+
+
+def asks_for_any():
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo")
+    truths = distribute_tensor(torch.tensor([False, False, True]), init_device_mesh("cpu", (2,)), [Shard(0)])
+    return truths.any().full_tensor().item(), truths[:2].any().full_tensor().item()
+
+
+@pytest.mark.slow
+def test_any_of_a_distributed_tensor_is_a_sum_of_bool() -> None:
+    assert Ranks().function(asks_for_any, ranks=2).results == [(True, False)] * 2
+
+
+def exchanges(how):
+    dist.init_process_group("gloo")
+    x, rank = torch.ones(4), dist.get_rank()
+    if how == "sizes":
+        x = torch.ones(4 + 2 * rank)
+    if rank == 0 or how == "sizes":
+        sizes = {"uneven": [1, 3], "missed": [1, 3]}.get(how)
+        dist.all_to_all_single(torch.empty_like(x), x, sizes, sizes)
+    if how != "missed":
+        dist.barrier()
+
+
+@pytest.mark.everyday(4)
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (
+            "even",
+            "mismatch: operation #0 on group 'world' differs between ranks: rank 1 called barrier() at LAST, rank 0 "
+            "called all_to_all_single(float32 (4,)) at LINE",
+        ),
+        (
+            "sizes",
+            "mismatch: operation #0 on group 'world' differs between ranks: rank 1 called all_to_all_single(float32 "
+            "(6,)) at LINE, rank 0 called all_to_all_single(float32 (4,)) at LINE",
+        ),
+        (
+            "uneven",
+            "skipped collective: rank 0 waits in all_to_all_single from rank 1 (LINE) for rank 1, and rank 1 waits in "
+            "barrier #0 on group 'world' (LAST) for rank 0; rank 1 has not sent it: it calls no all_to_all_single, or "
+            "only one of them passes split sizes",
+        ),
+        (
+            "missed",
+            "skipped collective: rank 0 waits in all_to_all_single from rank 1 (LINE), and rank 1 never calls "
+            "all_to_all_single",
+        ),
+    ],
+)
+def test_an_all_to_all_single_is_called_so(how, told) -> None:
+    run = Ranks().function(exchanges, how, ranks=2, check=False)
+    first = exchanges.__code__.co_firstlineno
+    told = told.replace("LINE", f"test_torch.py:{first + 7}").replace("LAST", f"test_torch.py:{first + 9}")
+    assert str(run.verdict) == told
+
+
+def reads_too_early(kind):
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        open(f"{kind}.txt").close()
+    time.sleep(0.1)
+    if kind == "text":
+        Path("text.txt").write_text("late")
+    if kind == "saved":
+        torch.save({}, "saved.txt")
+    dist.barrier()
+
+
+@pytest.mark.everyday(3)
+@pytest.mark.parametrize(("kind", "line"), [("text", 7), ("saved", 9), ("never", None)])
+def test_a_missing_file_names_the_rank_that_writes_it_later(kind, line) -> None:
+    verdict = Ranks().function(reads_too_early, kind, ranks=2, check=False).verdict
+    first = reads_too_early.__code__.co_firstlineno
+    later = f"; rank 0 writes it later, at test_torch.py:{first + (line or 0)}: wait for that, by a barrier for example"
+    assert verdict.text == (
+        f"rank 1 failed at test_torch.py:{first + 4}: FileNotFoundError: [Errno 2] No such file or directory: "
+        f"'{kind}.txt'{later if line else ''}"
+    )
+
+
+WARNS = """
+import os, warnings
+import torch.distributed as dist
+dist.init_process_group("gloo")
+warnings.warn(f"of rank {os.environ['RANK']}")
+for _ in range(3):
+    print("step")
+    warnings.warn("of all")
+dist.barrier()
+assert dist.get_rank() != 1
+"""
+
+
+def test_warnings_come_once_and_before_the_verdict(tmp_path: Path) -> None:
+    program = tmp_path / "warns.py"
+    program.write_text(WARNS)
+    with pytest.raises(RanksFailed) as caught:
+        Ranks().program(program, ranks=3)
+    assert str(caught.value).splitlines()[:-1] == [
+        f"rank 0 warned: {program}:5: UserWarning: of rank 0",
+        f"ranks 0-2 warned: {program}:8: UserWarning: of all",
+        f"rank 1 warned: {program}:5: UserWarning: of rank 1",
+        f"rank 2 warned: {program}:5: UserWarning: of rank 2",
+        "crash: rank 1 failed at warns.py:10: AssertionError",
+        *["rank 1 printed: step"] * 3,
+    ]
+    assert str(caught.value).splitlines()[-1].startswith("repeat: ")
 
 
 def waits_for_a_process():
