@@ -85,7 +85,7 @@ def test_every_form_that_is_kept(count: int, worlds: list[Connection], again: li
 
     expected = [[2 * turn + 1, 1, turn, turn + 1, 3, 0, 1, turn] for turn in range(ROUNDS)]
     assert each(worlds, program) == [expected] * 2
-    assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all_single", "broadcast", "barrier"} <= set(again)
+    assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"} <= set(again)
 
 
 @pytest.mark.parametrize("count", [2, 4_000, 400_000])
@@ -147,10 +147,14 @@ def test_each_is_in_the_timeline(worlds: list[Connection], again: list[str]) -> 
     def program(group: ProcessGroup) -> None:
         for _ in range(ROUNDS):
             group.allreduce([torch.ones(5)], dist.AllreduceOptions()).wait()
+        for _ in range(ROUNDS):
+            group.all_to_all_single(torch.ones(4), torch.ones(4), [], []).wait()
 
     each(worlds, program)
-    assert again
+    assert {"all_reduce", "all_to_all"} <= set(again)
     for world in worlds:
+        exchanges = [span.info.op for span in world.rank.recorder.spans() if span.name == "all_to_all_single"]
+        assert exchanges == ["all_to_all"] * ROUNDS
         spans = [span for span in world.rank.recorder.spans() if span.name == "all_reduce"]
         assert [span.info.seq for span in spans] == [*range(ROUNDS)]
         assert {(span.info.op, span.info.nbytes, span.info.dtype) for span in spans} == {("all_reduce", 20, "float32")}
