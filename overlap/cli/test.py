@@ -50,6 +50,7 @@ OPTIONS = {
     "cluster": shared_option("cluster", "whose wires are modelled; default: local"),
     "faults": Option(read=str, metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"),
     "same": Option(read=switch, help="fail unless all ranks end with the same weights"),
+    "same_updates": Option(read=switch, help="fail unless all ranks have the same weights after each update"),
     "timeout": shared_option("timeout_s", "of real time, for a run; default: 60"),
     "operations": Option(
         read=str, metavar="FILE", help="write the operations of the first seed there, a line each", old=("--trace",)
@@ -120,7 +121,9 @@ def main(args: argparse.Namespace) -> int:
     if args.verbose:
         for rank, text in enumerate(run.output):
             sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())
-    same = run.same() if args.same and run.error is None else None
+    same = None
+    if (args.same or args.same_updates) and run.error is None:
+        same = run.same("model weights after each update" if args.same_updates else "model weights")
     if same is not None and not same:
         print(f"{args.program} is wrong with {run.size} ranks: {same.problem}")
         return 1

@@ -23,10 +23,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from functools import partial, wraps
 from types import CodeType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ..errors import UsageError
 
@@ -93,6 +96,22 @@ def preserve_version(tensor: torch.Tensor) -> AbstractContextManager[object]:
 def note_step(optimizer: torch.optim.Optimizer) -> None:
     """Count a step of an optimizer, for schedules of learning rates."""
     optimizer._opt_called = True
+
+
+def group_options(timeout: timedelta) -> Any:
+    """Return options of a group, as torch reads them."""
+    return _find_private("_C._distributed_c10d.Backend.Options")("overlap", timeout)
+
+
+def replace_in_c10d(name: str, replacement: Callable[..., Any]) -> None:
+    """Replace a function of torch.distributed by one that gets the original before the arguments."""
+    original = getattr(dist.distributed_c10d, name, None)
+    if original is None:
+        return
+    replaced = wraps(original)(partial(replacement, original))
+    for module in (dist, dist.distributed_c10d):
+        if hasattr(module, name):
+            setattr(module, name, replaced)
 
 
 def get_factor(op: Any) -> Any:
