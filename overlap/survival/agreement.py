@@ -21,12 +21,15 @@ then JOINS. Spares take no part in a decision: they neither report nor propose.
 * No endless wait: a survivor waits only for reports of members that it believes alive. Each of these reports, or counts
   as lost after a limit, which ends the wait as well. A loss after the proposal, also that of a newcomer, makes one
   more epoch; members and spares are finite.
+* No endless epochs: a world that cannot meet has a pair of members that cannot dial each other. They report it, and no
+  later world has both of them, until they have answered.
 
 A false suspicion excludes a member that lives; it never makes two worlds. Two members that suspect each other both
 propose, the first proposal is the record, and the other member is OUT.
 """
 
 import enum
+from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
@@ -153,6 +156,29 @@ def lost_members(
     """
     late = {m for m in world.members if waited_s >= (suspect_s if m in suspects else report_s)}
     return (late - reports) | (set(world.members) & dead)
+
+
+def cut_off_members(world: EpochWorld, unreached: Mapping[int, Set[int]], *, lost: Set[int]) -> set[int]:
+    """Return the members that the next world leaves out because others could not dial them, until all reach each other.
+
+    Who sees the same reports leaves out the same members: the one that most pairs without a connection have, again and
+    again; the last of them in the order of the world if there are several. So of two parts the larger one is left, and
+    of equal parts that of the first member.
+
+    Args:
+        world: The world that lost members.
+        unreached: Members that a member could not dial, by the member that has reported it.
+        lost: Members that count as lost anyway.
+    """
+    alive = [member for member in world.members if member not in lost]
+    pairs = {frozenset((m, other)) for m in alive for other in unreached.get(m, ()) if other in alive}
+    out: set[int] = set()
+    while pairs:
+        counts = Counter(member for pair in pairs for member in pair)
+        worst = max(alive, key=lambda member: (counts[member], world.members.index(member)))
+        out.add(worst)
+        pairs = {pair for pair in pairs if worst not in pair}
+    return out
 
 
 def is_minority(world: EpochWorld, *, lost: Set[int], ended: Set[int]) -> bool:
