@@ -81,6 +81,8 @@ class Job:
 
     def pump(self, until_s: float) -> bool:
         """Take in what is printed; False when both pipes have ended or the time is over."""
+        if not self._pipes:
+            return False
         ready, _, _ = select.select(list(self._pipes), [], [], max(0.0, until_s - time.monotonic()))
         for pipe in ready:
             data = os.read(pipe, 1 << 16).decode(errors="replace")

@@ -30,7 +30,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., list[Job]]]:
         for node, side in enumerate(sides):
             enter = network.hosts[side].enter
             options = [*common, "--node-rank", str(node)]
-            jobs.append(Job(tmp_path, *options, program=PROGRAM, enter=enter, OVERLAP_SECRET="of all the hosts"))
+            own = {"OVERLAP_SECRET": "of all the hosts", "OVERLAP_FLIGHT_DIR": str(tmp_path / f"flight-{node}")}
+            jobs.append(Job(tmp_path, *options, program=PROGRAM, enter=enter, **own))
         return jobs
 
     yield begin
@@ -43,16 +44,21 @@ def until(jobs: Sequence[Job], condition: Callable[[], object]) -> None:
     limit_s = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < limit_s, [(job.out, job.err) for job in jobs]
-        for job in jobs:
-            job.pump(time.monotonic() + 0.05)
+        pump(jobs, limit_s)
+
+
+def pump(jobs: Sequence[Job], end_s: float) -> None:
+    """Take in what jobs print for a moment."""
+    for job in jobs:
+        job.pump(time.monotonic())
+    time.sleep(max(0.0, min(end_s - time.monotonic(), 0.05)))
 
 
 def wait(jobs: Sequence[Job], seconds: float) -> None:
     """Let a network be as it is for a time."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
-        for job in jobs:
-            job.pump(min(end_s, time.monotonic() + 0.05))
+        pump(jobs, end_s)
 
 
 def silent(network: Network, jobs: Sequence[Job]) -> None:
