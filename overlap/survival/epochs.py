@@ -260,9 +260,9 @@ class SurvivingRun:
         """Give up joining when a process that is missing has ended, has given up itself, or is late."""
         with trio.move_on_after(JOIN_S if self.world.epoch else inf):
             async with self.witness.watching(self.world.members):
-                while self.state is State.JOINS and (
-                    not await self.witness.access(self._has_fallen_apart) or self.witness.dials()  # for the report
-                ):
+                while self.state is State.JOINS and not await self.witness.access(self._has_fallen_apart):  # noqa: ASYNC110
+                    await trio.sleep(self.witness.look_s)
+                while self.witness.dials():  # noqa: ASYNC110  the report needs what comes of it
                     await trio.sleep(self.witness.look_s)
         if self.state is State.JOINS:
             joining.cancel()

@@ -21,15 +21,14 @@ from typing import TypeVar
 import trio
 
 from ..errors import OverlapError, UsageError
+from ..processes.shared_folder import HOSTS, WITNESS
 from ..processes.silence import LOST_AFTER_S
 from ..processes.sockets import OUTAGE_S, dial, listen_at_free_port
 from .agreement import EpochWorld
-from .witness import WITNESS, Witness
+from .witness import Witness
 
 T = TypeVar("T")
 
-#: Variable with the number of hosts of a job.
-HOSTS = "OVERLAP_HOSTS"
 #: How often a process looks into the folder. A look takes a few messages to the server.
 _LOOK_S = 0.02
 #: Pause before a call of the file system is made again that has failed.

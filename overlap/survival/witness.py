@@ -31,8 +31,6 @@ from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
 
-#: Variable that names the folder to the processes of a job.
-WITNESS = "OVERLAP_WITNESS"
 #: A spare that has not touched its file for so long is stopped, or starved: no world takes it.
 _FRESH_NS = 2_000_000_000
 

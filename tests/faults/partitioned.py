@@ -4,7 +4,6 @@ Each process prints its result: members, number of steps, weight, and the worlds
 """
 
 import os
-from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +18,10 @@ def mean_gradient(members, step):
     return np.float32(sum(1 + member for member in members) * 12 * (1 + step % 3) / len(members))
 
 
+def is_over():
+    return os.path.exists("enough")
+
+
 async def main(rank):
     epoch = rank.epoch
     worlds = epoch.memory.setdefault("worlds", [])
@@ -27,7 +30,7 @@ async def main(rank):
     model = DataParallel(rank, {"w": np.zeros(64, np.float32)}, optimizer=SGD(lr=1.0))
     enough = 0.0
     while not enough:
-        flag = float(Path("enough").exists())
+        flag = float(is_over())
         gradient = np.full(64, own * 12 * (1 + model.steps % 3), np.float32)
         model.reduce("w", rank.compute(lambda w, gradient=gradient: gradient, model["w"]))
         await model.step()

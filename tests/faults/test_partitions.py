@@ -102,13 +102,21 @@ def healed(after_s: float) -> Callable[[Network, Sequence[Job]], None]:
 def until_decided(jobs: Sequence[Job]) -> None:
     """Wait until a later world trains, and all jobs without a process in it have ended; or all have ended."""
     trains = re.compile(r"goes on in epoch [1-9]")
-    until(jobs, lambda: all(trains.search(job.out) or not job.pump(0) and job.process.poll() is not None for job in jobs))
+    until(
+        jobs,
+        lambda: all(trains.search(job.out) or (not job.pump(0) and job.process.poll() is not None) for job in jobs),
+    )
 
 
 FAULTS = {
-    "cut": cut, "silent": silent, "one way": one_way, "lossy": lossy, "flapping": flapping, "healed after 2 s": healed(2),
+    "cut": cut,
+    "silent": silent,
+    "one way": one_way,
+    "lossy": lossy,
+    "flapping": flapping,
+    "healed after 2 s": healed(2),
     "healed after 20 s": healed(20),
-}  # fmt: skip
+}
 SIDES = {"2 + 2": ([0, 1], 2), "1 + 1": ([0, 1], 1), "3 + 1": ([0, 0, 0, 1], 1)}
 
 
