@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ import trio
 from ..config import RunConfig
 from ..errors import UsageError
 from ..kernel_facts import oom_kills
+from ..launch.memory_folder import memory_folder
 from ..launch.mpi import find_mpiexec
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
@@ -239,12 +239,8 @@ def _witness(config: RunConfig, hosts: int) -> Iterator[str | None]:
         return
     if config.witness is not None:
         raise UsageError("--witness: on one host the launcher has the witness in memory; leave it out")
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    folder = Path(memory, f"witness-{os.getpid()}-{secrets.token_hex(8)}")
-    try:
+    with memory_folder() as folder:
         yield str(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
