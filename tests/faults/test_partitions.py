@@ -39,9 +39,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., list[Job]]]:
         job.kill()
 
 
-def until(jobs: Sequence[Job], condition: Callable[[], object]) -> None:
-    """Take in what jobs print until a condition holds, for `LIMIT_S` at most."""
-    limit_s = time.monotonic() + LIMIT_S
+def until(jobs: Sequence[Job], seconds: float, condition: Callable[[], object]) -> None:
+    """Take in what jobs print until a condition holds."""
+    limit_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit_s, [(job.out, job.err) for job in jobs]
         pump(jobs, limit_s)
@@ -100,12 +100,9 @@ def healed(after_s: float) -> Callable[[Network, Sequence[Job]], None]:
 
 
 def until_decided(jobs: Sequence[Job]) -> None:
-    """Wait until a later world trains, and all jobs without a process in it have ended; or all have ended."""
+    """Wait until each job trains in a later world, or has ended: for 30 s, on a machine without much else to do."""
     trains = re.compile(r"goes on in epoch [1-9]")
-    until(
-        jobs,
-        lambda: all(trains.search(job.out) or (not job.pump(0) and job.process.poll() is not None) for job in jobs),
-    )
+    until(jobs, LIMIT_S / 2, lambda: all(trains.search(job.out) or job.process.poll() is not None for job in jobs))
 
 
 FAULTS = {
@@ -121,11 +118,16 @@ SIDES = {"2 + 2": ([0, 1], 2), "1 + 1": ([0, 1], 1), "3 + 1": ([0, 0, 0, 1], 1)}
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("time", range(5))
+@pytest.mark.parametrize("repetition", range(5))
 @pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_world_goes_on(start, tmp_path, fault, sides, time):
+def test_one_world_goes_on(start, tmp_path, fault, sides, repetition):
     check_one_world_goes_on(start, tmp_path, FAULTS[fault], *SIDES[sides])
+
+
+@pytest.mark.slow
+def test_one_of_two_processes_goes_on(start, tmp_path):
+    check_one_world_goes_on(start, tmp_path, silent, *SIDES["1 + 1"])
 
 
 def check_one_world_goes_on(start, tmp_path, fault, sides, processes):
@@ -144,7 +146,6 @@ def check_one_world_goes_on(start, tmp_path, fault, sides, processes):
     said = [(job.out, job.err) for job in jobs]
     assert results, said
     members, steps, weight, worlds = results[min(results)]
-    print(fault, sides, members, steps, len(worlds))
     assert set(results) == set(members), said
     assert all(result[:3] == (members, steps, weight) for result in results.values()), said
     assert weight == replay(worlds, steps)
