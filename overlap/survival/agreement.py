@@ -29,7 +29,6 @@ propose, the first proposal is the record, and the other member is OUT.
 """
 
 import enum
-from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
@@ -161,23 +160,26 @@ def lost_members(
 def cut_off_members(world: EpochWorld, unreached: Mapping[int, Set[int]], *, lost: Set[int]) -> set[int]:
     """Return the members that the next world leaves out because others could not dial them, until all reach each other.
 
-    Who sees the same reports leaves out the same members: the one that most pairs without a connection have, again and
-    again; the last of them in the order of the world if there are several. So of two parts the larger one is left, and
-    of equal parts that of the first member.
+    All that see the same reports leave out the same members: again and again the one that lacks most connections; of
+    several, the last in the order of the world. So of two parts the larger one is left, and of equal parts that of the
+    first member.
 
     Args:
         world: The world that lost members.
         unreached: Members that a member could not dial, by the member that has reported it.
         lost: Members that count as lost anyway.
     """
-    alive = [member for member in world.members if member not in lost]
-    pairs = {frozenset((m, other)) for m in alive for other in unreached.get(m, ()) if other in alive}
+    apart: dict[int, set[int]] = {member: set() for member in reversed(world.members) if member not in lost}
+    for member in apart:
+        for other in apart.keys() & unreached.get(member, set()):
+            apart[member].add(other)
+            apart[other].add(member)
     out: set[int] = set()
-    while pairs:
-        counts = Counter(member for pair in pairs for member in pair)
-        worst = max(alive, key=lambda member: (counts[member], world.members.index(member)))
+    while any(apart.values()):
+        worst = max(apart, key=lambda member: len(apart[member]))  # the first of several: the last in the world
+        for other in apart.pop(worst):
+            apart[other].discard(worst)
         out.add(worst)
-        pairs = {pair for pair in pairs if worst not in pair}
     return out
 
 
