@@ -31,8 +31,6 @@ from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
 
-#: Variable that names the folder to the processes of a job.
-WITNESS = "OVERLAP_WITNESS"
 #: A spare that has not touched its file for so long is stopped, or starved: no world takes it.
 _FRESH_NS = 2_000_000_000
 
@@ -44,6 +42,7 @@ class Report:
     step: int  # Greatest agreed step
     endpoint: tuple[str, int]  # Where the member listens, for the case that it is the first of the next world
     lacks: bool = False  # Whether the member is a newcomer that has no state yet
+    unreached: tuple[int, ...] = ()  # Members that the member could not dial, and that have not answered since
 
 
 class Witness:
@@ -86,6 +85,14 @@ class Witness:
     def has_ended(self, member: int) -> bool:
         """Whether a process has certainly ended; one that is dead may be on a host that is cut off."""
         return self.is_dead(member)
+
+    def unreached(self) -> tuple[int, ...]:
+        """Return the members that could not be dialled, and have not answered since: on one host there are none."""
+        return ()
+
+    def dials(self) -> bool:
+        """Whether it is not known yet which of the watched members can be dialled."""
+        return False
 
     def is_dead(self, member: int) -> bool:
         """Whether the process of a member has ended; False for one that has not come yet."""
@@ -157,7 +164,7 @@ class Witness:
     def _read_report(self, name: str) -> Report | None:
         """Return the report in a file; None if there is no such file."""
         if (content := self._read_json(self._folder / name)) is not None:
-            return Report(**content | {"endpoint": tuple(content["endpoint"])})
+            return Report(**content | {name: tuple(content[name]) for name in ("endpoint", "unreached")})
         return None
 
     def _read_json(self, path: Path) -> dict[str, Any] | None:

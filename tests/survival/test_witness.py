@@ -5,16 +5,24 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from contextlib import nullcontext
 from functools import partial, wraps
+from types import SimpleNamespace
 
 import pytest
 import trio
 import trio.testing
 
 from overlap.survival import hosts
-from overlap.survival.agreement import EpochWorld
+from overlap.survival.agreement import EpochWorld, State
+from overlap.survival.epochs import SurvivingRun
 from overlap.survival.hosts import SharedWitness, WitnessError
-from overlap.survival.witness import Witness
+from overlap.survival.witness import Report, Witness
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.001)
 
 
 def in_trio(test):
@@ -89,6 +97,46 @@ async def test_a_host_that_gives_no_answer_is_dead_and_may_live(tmp_path, monkey
     assert not one.has_ended(1)
     one.close()
     other.close()
+
+
+@in_trio
+async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
+    one, other, answers = shared(tmp_path, 0), shared(tmp_path, 1), trio.Event()
+
+    async def cut(endpoint):
+        await answers.wait()
+        raise OSError("no route to host")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hosts, "dial", cut)
+        async with one.watching([0, 1]):
+            await until(one.dials)
+            assert one.unreached() == ()
+            answers.set()
+            await until(lambda: not one.dials())
+    assert one.unreached() == (1,)
+    one.report(3, Report(step=0, endpoint=("here", 1), unreached=one.unreached()))
+    assert other.reports(3, [0, 1])[0].unreached == (1,)
+    async with one.watching([0, 1]):
+        await until(lambda: one.unreached() == ())
+        assert not one.is_dead(1)
+    one.close()
+    other.close()
+
+
+@in_trio
+async def test_joining_ends_once_it_is_known_who_can_be_dialled(monkeypatch):
+    looks, dials = [], [True, True, False]
+    witness = SimpleNamespace(look_s=0.001, dials=lambda: dials.pop(0), watching=lambda members: nullcontext())
+    witness.access = partial(Witness.access, witness)
+    run = SimpleNamespace(
+        state=State.JOINS, witness=witness, world=EpochWorld(epoch=1, members=(0, 1), step=0),
+        _has_fallen_apart=lambda: looks.append(len(dials)) or True,
+    )  # fmt: skip
+    with trio.CancelScope() as joining:
+        await SurvivingRun._watch_joining(run, joining)
+        await trio.sleep_forever()
+    assert (looks, dials) == ([3], [])
 
 
 @in_trio
