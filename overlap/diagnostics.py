@@ -141,6 +141,19 @@ def is_of_tasks(code: CodeType) -> bool:
     return code.co_filename.startswith(_TASKS)
 
 
+def is_installed(code: CodeType) -> bool:
+    """Whether code is part of an installed package, this one perhaps among them."""
+    return code.co_filename.startswith(_library_folders()[2:])
+
+
+def is_of_program(frame: FrameType) -> bool:
+    """Whether a frame is of a file of the program, of its typed lines, or of text that it evaluates."""
+    path = frame.f_code.co_filename
+    if path.startswith("<"):
+        return path.startswith(_TYPED_PROGRAMS) or frame.f_globals.get("__name__") == "__main__"
+    return not path.startswith((*_OURS, *_library_folders()))
+
+
 def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
     """Return the innermost point in a file of the program, else outside this package; None if there is none.
 

@@ -29,6 +29,7 @@ from .diagnostics import is_interrupt, line_in_thread
 from .errors import RankFailedError, RemoteError
 from .flight.folder import open_records
 from .notice import notify
+from .runtime.interrupts import deferring_interrupts
 
 if TYPE_CHECKING:
     from .runtime.world import World
@@ -113,7 +114,7 @@ def registered_life() -> Iterator[Life]:
     life = Life()
     _registered_lives.append(life)
     try:
-        with life.scope:
+        with deferring_interrupts(), life.scope:
             yield life
     finally:
         _registered_lives.remove(life)

@@ -7,6 +7,8 @@ name                                                without it
 `Task.coro`, set and sent to                        likewise a task in a daemon's nursery that catches its cancellation
 `_run._ALLOW_DETERMINISTIC_SCHEDULING` and `_r`     `Faults` and tests by seeds refuse, with a UsageError
 local variables of Trio's frames                    an error that cannot be shown ends `run` as a TrioInternalError
+`_run.GLOBAL_RUN_CONTEXT` and `Runner.deliver_ki`   Ctrl-C inside a loop of Trio that was started beside `connect` ends it as a
+                                                    TrioInternalError
 `Nursery._nested_child_finished`                    a report names the line of a nursery beside those of its tasks
 ==================================================  ==================================================================
 
@@ -84,3 +86,12 @@ def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseExce
 def joins_children(code: CodeType) -> bool:
     """Whether a frame of Trio belongs to a nursery that waits for its children."""
     return code.co_name in _JOINING
+
+
+def deliver_interrupt() -> bool:
+    """Let the event loop of this thread interrupt its main task; False if this version of Trio has no function for it."""
+    context = getattr(getattr(getattr(trio, "_core", None), "_run", None), "GLOBAL_RUN_CONTEXT", None)
+    deliver = getattr(getattr(context, "runner", None), "deliver_ki", None)
+    if deliver is not None:
+        deliver()
+    return deliver is not None
