@@ -7,8 +7,7 @@ name                                                without it
 `Task.coro`, set and sent to                        likewise a task in a daemon's nursery that catches its cancellation
 `_run._ALLOW_DETERMINISTIC_SCHEDULING` and `_r`     `Faults` and tests by seeds refuse, with a UsageError
 local variables of Trio's frames                    an error that cannot be shown ends `run` as a TrioInternalError
-`_run.GLOBAL_RUN_CONTEXT` and `Runner.deliver_ki`   Ctrl-C inside a loop of Trio that was started beside `connect` ends it as a
-                                                    TrioInternalError
+`_run.GLOBAL_RUN_CONTEXT` and `Runner.deliver_ki`   Ctrl-C ends a `trio.run` beside a connection as a TrioInternalError
 `Nursery._nested_child_finished`                    a report names the line of a nursery beside those of its tasks
 ==================================================  ==================================================================
 
@@ -89,7 +88,7 @@ def joins_children(code: CodeType) -> bool:
 
 
 def deliver_interrupt() -> bool:
-    """Let the event loop of this thread interrupt its main task; False if this version of Trio has no function for it."""
+    """Let the event loop of this thread interrupt its main task; return whether this version of Trio can."""
     context = getattr(getattr(getattr(trio, "_core", None), "_run", None), "GLOBAL_RUN_CONTEXT", None)
     deliver = getattr(getattr(context, "runner", None), "deliver_ki", None)
     if deliver is not None:
