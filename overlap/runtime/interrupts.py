@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import trio
 
 from ..diagnostics import is_installed, is_of_program, is_of_tasks, is_ours
-from .trio_private import deliver_interrupt
+from .trio_private import deliver_interrupt, is_loop
 
 Raise: TypeAlias = Callable[[FrameType | None], object]
 """Raises the error of a signal in a frame, unless the event loop of that frame delivers it later."""
@@ -175,10 +175,10 @@ def _find_called(frame: FrameType | None) -> FrameType | None:
             if (code in _callers and by_library is not None) or (code in _waits and not ours):
                 break
             ours, by_library = True, None
-        elif is_of_program(at) or code is trio.run.__code__ or (ours and is_of_tasks(code)):
+        elif is_of_program(at) or is_loop(code):
             by_library = by_library or called
             break
-        elif is_installed(code):
+        elif is_installed(code) and not is_of_tasks(code):
             by_library = by_library or called
         called, at = at, at.f_back
     return by_library if ours else None
