@@ -38,9 +38,11 @@ HOUSE = (
     ("overlap.live", "overlap.explanation"),
     # one process's ranks
     ("overlap.runtime.state", "overlap.runtime.failure", "overlap.runtime.not_a_value"),
+    ("overlap.runtime.trio_private",),
+    ("overlap.runtime.interrupts",),
     ("overlap.runtime.settling",),
     ("overlap.runtime.waits",),
-    ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.trio_private"),
+    ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter"),
     ("overlap.runtime.derived", "overlap.runtime.checked", "overlap.runtime.forcing"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.event_loop", "overlap.runtime.handover"),
     ("overlap.runtime.blame.loop",),

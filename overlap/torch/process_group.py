@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..runtime.group import Group
+from ..runtime.interrupts import interruptible
 from . import private
 from .operations import operation, waited_at_call
 from .reductions import Reductions
@@ -202,6 +203,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
             _report_arrival(self._store, key, self._group.rank, limit)
 
 
+@interruptible
 def _report_arrival(store: dist.Store, key: str, rank: int, timeout: timedelta) -> None:
     """Report to rank 0 that this rank has reached the barrier, and wait for the verdict."""
     store.set(f"{key}/{rank}", "here")
@@ -241,6 +243,7 @@ def _await_arrivals(store: dist.Store, key: str, size: int, timeout: timedelta, 
     raise dist.DistBackendError(verdict)
 
 
+@interruptible
 def _has_arrived(store: dist.Store, key: str, until: float) -> bool:
     """Whether a rank arrives at a monitored barrier in time."""
     left_s = until - time.monotonic()
