@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic_ns
 
 import trio
 
@@ -37,29 +37,29 @@ class Instant:
     by more. Where the system counts no delays, own time is wall time.
     """
 
-    wall_s: float  # On any clock that does not go back
+    wall_ns: int  # On any clock that does not go back
     delays_ns: Mapping[str, int]  # By thread, see `read_delays`
 
     @classmethod
-    def now(cls, clock_s: Callable[[], float] = monotonic) -> Instant:
+    def now(cls, now_ns: Callable[[], int] = monotonic_ns) -> Instant:
         """Return the present instant."""
-        return cls(clock_s(), read_delays())
+        return cls(now_ns(), read_delays())
 
     def since(self, earlier: Instant) -> float:
         """Return the seconds of own time since an earlier instant.
 
-        >>> began = Instant(10.0, {"1": 0, "2": 2_000_000_000})
-        >>> Instant(20.0, {"1": 3_000_000_000, "2": 6_000_000_000}).since(began)
+        >>> began = Instant(10_000_000_000, {"1": 0, "2": 2_000_000_000})
+        >>> Instant(20_000_000_000, {"1": 3_000_000_000, "2": 6_000_000_000}).since(began)
         6.0
         """
         delays_ns = (ns - earlier.delays_ns.get(thread, 0) for thread, ns in self.delays_ns.items())
-        return self.wall_s - earlier.wall_s - 1e-9 * max(delays_ns, default=0)
+        return (self.wall_ns - earlier.wall_ns - max(delays_ns, default=0)) / 1e9
 
 
 @contextmanager
 def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
     """Cancel the block after that many seconds of own time, and go on after it, as `trio.move_on_after` does."""
-    began = Instant.now(trio.current_time)
+    began = Instant.now(_trio_ns)
     block, watching = trio.CancelScope(), trio.CancelScope()
 
     async def cancel_block() -> None:
@@ -67,8 +67,8 @@ def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
         with watching:
             left_s = seconds
             while left_s > 0:
-                await trio.sleep(left_s)
-                left_s = seconds - Instant.now(trio.current_time).since(began)
+                await trio.sleep_until(trio.current_time() + left_s)
+                left_s = seconds - Instant.now(_trio_ns).since(began)
             block.cancel()
 
     trio.lowlevel.spawn_system_task(cancel_block)
@@ -77,3 +77,8 @@ def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
             yield block
     finally:
         watching.cancel()
+
+
+def _trio_ns() -> int:
+    """Return the time on Trio's clock, which may be virtual."""
+    return round(trio.current_time() * 1e9)

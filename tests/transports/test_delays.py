@@ -27,7 +27,7 @@ S = 10**9
 def test_own_time_leaves_out_the_delay_of_the_most_delayed_thread(
     before: Mapping[str, int], after: Mapping[str, int], own_s: float
 ) -> None:
-    assert Instant(30.0, after).since(Instant(20.0, before)) == own_s
+    assert Instant(30 * S, after).since(Instant(20 * S, before)) == own_s
 
 
 def test_delays_are_the_second_field_of_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
