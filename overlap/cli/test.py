@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from transports.patience import usable_cores
+
 from ..errors import UsageError
 from ..settings import Option
 from ..units import count, switch
@@ -142,14 +144,16 @@ def main(args: argparse.Namespace) -> int:
 def _ending_by_force(seconds: float) -> Iterator[None]:
     """End the process, with the lines at which its threads are, where no Python can run for so long.
 
-    That is so where a program waits in C without giving back Python's global lock: only a thread of C can act then.
+    That is so where a program waits in C without giving back Python's global lock: only a thread of C can act then. It
+    cannot read how long this process waits for a processor, so the time is longer by the load of the host.
     """
     over = threading.Event()
 
     def postpone_end() -> None:
         """Postpone the end by `seconds` once a second, as long as Python code can run."""
         while not over.wait(1.0):
-            faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # sys.stderr may be a rank's
+            crowding = max(1.0, os.getloadavg()[0] / len(usable_cores()))
+            faulthandler.dump_traceback_later(crowding * seconds, exit=True, file=2)  # sys.stderr may be a rank's
         faulthandler.cancel_dump_traceback_later()
 
     thread = threading.Thread(target=postpone_end, name="overlap hold off", daemon=True)

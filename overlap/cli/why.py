@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from ..errors import UsageError
 from ..explanation import explain_files, why
 from ..notice import notify
+from ..settings import Option
+from ..timeline.files.packed import LIMIT_VARIABLE
 from ..timeline.why.against import Comparison, compare
 from ..timeline.why.causes import WORDING
 from ..timeline.why.mcp import serve
 from ..timeline.why.page import markdown, page_lines
 from ..timeline.why.report import SCHEMA_VERSION, Why
 from ..timeline.why.verdict import Limit, parse_limit
-from ..units import integer
+from ..units import integer, parse_bytes
 from .options import add_options, shared_option
 from .output import as_json
 
@@ -44,6 +47,9 @@ OPTIONS = {
     "fail_if": shared_option(
         "fail_if", "'regression' (needs --compare), 'step > 40ms', 'launch > 20%%'; names are the causes'"
     ),
+    "unpacked": Option(
+        read=parse_bytes, metavar="SIZE", help="most bytes that packed files may unpack to, in all; default: 8GiB"
+    ),
 }
 
 
@@ -67,6 +73,8 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: A file cannot be read, files are not of one job, or a test is none.
     """
+    if args.unpacked is not None:
+        os.environ[LIMIT_VARIABLE] = str(args.unpacked)  # for processes that read files, too
     if args.mcp:
         serve(sys.stdin, sys.stdout, why)
         return 0

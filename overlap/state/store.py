@@ -152,7 +152,14 @@ class RankState:
             await self._check_unused(parts)
         save = Save(int(step), await self._draw_nonce_once(call_site))
         own_rank, ranks = self._world.rank, self._world.size
-        await in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
+        try:
+            await in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
+        except OSError as error:
+            failure = OSError(
+                f"state of step {step} cannot be written: {error}; make room there, or name another --state-dir"
+            )
+            failure.errno = error.errno
+            raise failure from None
         await self._wait_for_ranks(call_site)
         self._kept = [*self._kept[-1:], save]
         self.note_kept(save.step)

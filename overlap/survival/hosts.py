@@ -25,7 +25,7 @@ from ..processes.shared_folder import HOSTS, WITNESS
 from ..processes.silence import LOST_AFTER_S
 from ..processes.sockets import OUTAGE_S, dial, listen_at_free_port
 from .agreement import EpochWorld
-from .witness import Witness
+from .witness import Witness, blame_memory
 
 T = TypeVar("T")
 
@@ -186,7 +186,8 @@ def open_witness(
 ) -> Witness:
     """Return the witness of a job on one host or on several; arguments as for `SharedWitness`."""
     if not has_several_hosts():
-        return Witness(folder, attempt, run, member, first)
+        with blame_memory(folder):
+            return Witness(folder, attempt, run, member, first)
     return SharedWitness(folder, attempt, run, member, first, address=address, limit_s=limit_s or LOST_AFTER_S)
 
 

@@ -20,13 +20,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, TypeVar, cast
 
+from ..errors import UsageError
 from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
@@ -75,7 +76,8 @@ class Witness:
 
     async def access(self, call: Callable[[], T]) -> T:
         """Return the result of a call that reads or writes the folder: here it takes microseconds."""
-        return call()
+        with blame_memory(self._members.parent):
+            return call()
 
     @asynccontextmanager
     async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
@@ -123,7 +125,8 @@ class Witness:
     def program(self, own: str | None = None) -> str | None:
         """Return the program that the members run; None if none has written it. `own` is written if none was."""
         if own is not None:
-            self._create("program", {"program": own})
+            with blame_memory(self._members.parent):
+                self._create("program", {"program": own})
         content = self._read_json(self._folder / "program")
         return None if content is None else str(content["program"])
 
@@ -175,6 +178,17 @@ class Witness:
 
 
 _locked: dict[Path, int] = {}  # descriptors that stay open: closing one would unlock the file
+
+
+@contextmanager
+def blame_memory(folder: Path) -> Iterator[None]:
+    """Raise a `UsageError` with advice where the system refuses to write into the folder of this host's witness."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"survive: cannot write the witness {folder}: {error.strerror or error}; make room in {folder.parent}"
+        ) from None
 
 
 def _create_locked(path: Path) -> None:

@@ -14,6 +14,7 @@ from overlap.runtime.blame import stall as stall_watch
 from overlap.runtime.blame.reports import Reports
 from overlap.runtime.blame.stall import StallLimits, StallWatch
 from overlap.runtime.blame.standing import Standing, find_stall, report_lines
+from transports import delays
 
 SLEEPS = "whose program is at train.py:12"
 
@@ -137,15 +138,18 @@ class Times:
         self.ranks = {standing.rank: Rank(standing) for standing in standings}
         self.said: list[str] = []
         self.given_up: list[float] = []
-        self._now_ns = 10**15
+        self._now_ns, self.delay_ns = 10**15, 0
+        monkeypatch.setattr(delays, "read_delays", lambda: {"1": self.delay_ns})
         monkeypatch.setattr(stall_watch, "perf_counter_ns", lambda: self._now_ns)
         monkeypatch.setattr(stall_watch, "notify", self.said.append)
         self._watch = StallWatch(self.ranks, StallLimits(**limits), others, self.given_up.append)
 
-    def go_by(self, seconds: int) -> None:
+    def go_by(self, seconds: int, delay_s: float = 0.0) -> None:
+        """Let time pass, in each second of which a thread waits for a processor for `delay_s`."""
         for _ in range(seconds):
             self._watch.look()
             self._now_ns += 10**9
+            self.delay_ns += round(delay_s * 1e9)
         self._watch.look()
 
 
@@ -207,6 +211,15 @@ def test_ranks_that_cannot_go_on_are_given_up_after_300_s(monkeypatch: pytest.Mo
     ]
     assert times.given_up == []
     times.go_by(1)
+    assert times.given_up == [300.0]
+
+
+def test_time_in_which_a_process_waits_for_a_processor_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a load of 32 a processor, threads that never stop wait 31 of 32 seconds: ranks that work are left alone."""
+    times = Times(monkeypatch, waits(0, 1), waits(1, 0))
+    times.go_by(9600 - 1, delay_s=31 / 32)
+    assert times.given_up == []
+    times.go_by(1, delay_s=31 / 32)
     assert times.given_up == [300.0]
 
 

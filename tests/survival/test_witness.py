@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import threading
 from contextlib import nullcontext
 from functools import partial, wraps
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import trio
 import trio.testing
 
+from overlap.errors import UsageError
 from overlap.survival import hosts
 from overlap.survival.agreement import EpochWorld, State
 from overlap.survival.epochs import SurvivingRun
@@ -62,6 +66,26 @@ def test_a_file_is_its_writers_though_the_answer_to_the_link_was_lost(tmp_path, 
     assert witness.propose(EpochWorld(epoch=1, members=(1,), step=0, lost=(0,)))
     monkeypatch.undo()
     assert not witness._create("epoch-1", {})
+
+
+@in_trio
+async def test_a_full_memory_is_reported_with_its_folder(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = tmp_path / "witness"
+    line = re.escape(f"survive: cannot write the witness {folder}: No space left on device; make room in {tmp_path}")
+    monkeypatch.setattr(hosts, "has_several_hosts", lambda: False)
+    enter = partial(hosts.open_witness, folder, 0, 0, 1, WORLD, address="", limit_s=None)
+    witness = enter()
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        await witness.access(lambda: witness.finish(0))
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        witness.program("train.py")
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        enter()
 
 
 def shared(folder, member, *, limit_s=5.0):
