@@ -47,6 +47,10 @@ if _is_command and _signal.getsignal(_signal.SIGINT) is _signal.default_int_hand
 _only_reads = (_is_command and _sys.argv[1:2] == ["why"]) or f"{__name__}.timeline.why.children" in _sys.orig_argv
 
 if TYPE_CHECKING or not _only_reads:  # half of the time of a command that only reads files
+    from .hints import hidden_package as _hidden_package
+
+    if _hidden := _hidden_package():
+        raise SystemExit(f"overlap: {_hidden}") if _is_command else ImportError(_hidden)
     from .collectives.reduce import OPS
     from .front import run, run_async
     from .runtime.compute import ComputeFuture

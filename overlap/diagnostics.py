@@ -35,6 +35,8 @@ _OURS = tuple(
     os.path.join(os.path.dirname(_HERE), each, "") for each in (os.path.basename(_HERE), "topology", "transports")
 )
 
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
 _TASKS = tuple(os.path.join(os.path.dirname(str(each.__file__)), "") for each in (trio, outcome))
 
 
@@ -139,6 +141,19 @@ def is_ours(code: CodeType) -> bool:
 def is_of_tasks(code: CodeType) -> bool:
     """Whether code is part of a library that runs tasks."""
     return code.co_filename.startswith(_TASKS)
+
+
+def is_installed(code: CodeType) -> bool:
+    """Whether code is part of an installed package, this one perhaps among them."""
+    return any(folder in code.co_filename for folder in _INSTALLED)
+
+
+def is_of_program(frame: FrameType) -> bool:
+    """Whether a frame is of a file of the program, of its typed lines, or of text that it evaluates."""
+    path = frame.f_code.co_filename
+    if path.startswith("<"):
+        return path.startswith(_TYPED_PROGRAMS) or frame.f_globals.get("__name__") == "__main__"
+    return not path.startswith((*_OURS, *_library_folders())) and not is_installed(frame.f_code)
 
 
 def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from .errors import UsageError
+from .timeline.files.packed import unpacking
 from .timeline.why.children import Progress
 from .timeline.why.folder import explain
 from .timeline.why.report import Why
@@ -34,6 +36,10 @@ def explain_files(
     whole: bool = False,
 ) -> Why:
     """Explain the files of one job, as `why` does; `progress` shows the reading, `whole` lists all ranks."""
+    for path in map(Path, paths):
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe: to look at its beginning may block
+            raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
+    unpacking.nbytes = 0
     return _explain_hang([Path(path) for path in paths], names_all_ranks=whole) or explain(
         paths, step=step, progress=progress
     )

@@ -59,6 +59,7 @@ def run(
     algorithm: str | None = None,
     check: str | None = None,
     survive: bool | None = None,
+    state_dir: str | PathLike[str] | None = None,
 ) -> list[T]:
     """Run `main(rank, *args)` on every rank and return their results in rank order: those of this process's ranks.
 
@@ -84,6 +85,8 @@ def run(
             call `main` again. Of processes that `overlap run` has started on one host; several hosts also need
             `--survive --witness DIR`. It changes nothing in one process, or in virtual time: their ranks are not lost
             one by one.
+        state_dir: Folder in which `rank.state` and `Checkpoints` keep what a restart goes on from; by default nowhere.
+            In virtual time nothing is kept.
 
     Raises:
         UsageError: At once, for invalid arguments.
@@ -96,7 +99,7 @@ def run(
     report_uncaught()
     arguments = _arguments_as_config(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
-        algorithm=algorithm, check=check, survive=survive,
+        algorithm=algorithm, check=check, survive=survive, state_dir=state_dir,
     )  # fmt: skip
     config = resolve_config(main, args, arguments)
     if (engine := _engine.get()) is not None:
@@ -138,6 +141,7 @@ async def run_async(
     algorithm: str | None = None,
     check: str | None = None,
     survive: bool | None = None,
+    state_dir: str | PathLike[str] | None = None,
 ) -> list[T]:
     """Run like `run`, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.
 
@@ -152,7 +156,7 @@ async def run_async(
         raise UsageError("run_async: no Trio program runs here; use overlap.run, or overlap.connect beside asyncio")
     arguments = _arguments_as_config(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
-        algorithm=algorithm, check=check, survive=survive,
+        algorithm=algorithm, check=check, survive=survive, state_dir=state_dir,
     )  # fmt: skip
     config = resolve_config(main, args, arguments)
     if config.virtual is not None:
@@ -176,6 +180,8 @@ def running_on(engine: Engine) -> Iterator[None]:
 
 def _arguments_as_config(clock: str | Virtual, cluster: str | topology.Cluster, **settings: Any) -> RunConfig:
     """Return the arguments of a run as settings; the local machine is the default."""
+    if isinstance(settings["state_dir"], str | PathLike):
+        settings["state_dir"] = os.path.abspath(settings["state_dir"])  # the program may change its directory
     arguments = RunConfig.given(cluster=None if cluster == "local" else cluster, **settings)
     if clock == "real":
         return arguments
@@ -230,7 +236,10 @@ def _run_in_virtual_time(
         clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
     ) -> list[T]:
         """Run the ranks of one epoch on simulated time; `described` is added to the metadata of its timeline."""
-        world = clock.world(size, placed, algorithm=config.algorithm, check=config.check, steps=steps, epochs=epochs)
+        world = clock.world(
+            size, placed, algorithm=config.algorithm, check=config.check, state_dir=config.state_dir, steps=steps,
+            epochs=epochs,
+        )  # fmt: skip
         world.described.update(described)
         clock.kernel.on_stall = world.deadlock
         if config.pulse is not None:

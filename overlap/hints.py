@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
+from importlib.machinery import PathFinder
 from traceback import walk_tb
 from typing import ParamSpec, TypeVar
 
@@ -75,6 +77,22 @@ def missing(name: str) -> AttributeError:
             if name in import_module(f".{namespace}", __package__).__all__:
                 message += f"; did you mean {__package__}.{namespace}.{name}?"
     return AttributeError(message, name=name, obj=sys.modules[__package__])
+
+
+def hidden_package(path: Sequence[str] | None = None) -> str | None:
+    """Return a sentence on the file or folder that Python would import in place of a package of ours; None without one.
+
+    Args:
+        path: Folders to import from; None: all of Python.
+    """
+    home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    for name in ("topology", "transports"):
+        spec = PathFinder.find_spec(name, path)
+        ours = os.path.join(home, name, "__init__.py")
+        if spec is not None and spec.origin is not None and os.path.realpath(spec.origin) != ours:
+            place = os.path.dirname(spec.origin) if spec.submodule_search_locations else spec.origin
+            return f"{place} hides the package {name}, which overlap needs: rename it"
+    return None
 
 
 def find_hint(error: BaseException) -> str | None:

@@ -7,6 +7,8 @@ from contextlib import suppress
 
 from .errors import printable
 
+NO_MEMORY = "out of memory: allow each process more (ulimit -v), or start fewer ranks"
+
 
 def notify(text: str) -> None:
     """Print a message for the user that is no output of the program, in one line or several."""

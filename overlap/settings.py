@@ -176,7 +176,9 @@ def check_data_check(check: object) -> None:
 
 
 def check_folder(name: str, folder: str) -> None:
-    """Refuse a path that exists and is no folder."""
+    """Refuse what is no path, and a path that exists and is no folder."""
+    if not isinstance(folder, str):
+        raise UsageError(f"{name}: expected a path, got {folder!r}")
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UsageError(f"{name}: {folder} is no folder; make it, or name another")
 

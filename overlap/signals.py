@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import trio
 
@@ -29,6 +29,7 @@ from .diagnostics import is_interrupt, line_in_thread
 from .errors import RankFailedError, RemoteError
 from .flight.folder import open_records
 from .notice import notify
+from .runtime.interrupts import deferring_interrupts, interrupt, raise_in_program
 
 if TYPE_CHECKING:
     from .runtime.world import World
@@ -113,7 +114,7 @@ def registered_life() -> Iterator[Life]:
     life = Life()
     _registered_lives.append(life)
     try:
-        with life.scope:
+        with deferring_interrupts(), life.scope:
             yield life
     finally:
         _registered_lives.remove(life)
@@ -212,7 +213,7 @@ class _SignalHandlers:
     def _on_end_signal(self, number: int, frame: FrameType | None) -> None:
         """End all worlds at the first signal; interrupt the program at a repeated one."""
         if self.first_signal is not None:
-            self._interrupt_program()
+            self._interrupt_program(frame)
             return
         self.first_signal = signal.Signals(number)
         for life in _registered_lives:
@@ -221,23 +222,24 @@ class _SignalHandlers:
                 self.kept = life.world.reports.kept
             self._run_in_loop(life, partial(life.end, self.first_signal), partial(self._raise_again, self.first_signal))
         if not _registered_lives:
-            self._end_here(self.first_signal)
+            self._end_here(self.first_signal, frame)
 
     def _raise_again(self, number: signal.Signals) -> None:
         """Send the signal to the main thread again, because the event loop has not acted on it."""
         self._insisting = True
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
-    def _interrupt_program(self) -> None:
+    def _interrupt_program(self, frame: FrameType | None) -> None:
         """Interrupt a program that blocks the event loop, but not Trio itself."""
         if self._insisting and not trio.lowlevel.currently_ki_protected():
             self._insisting = False
-            raise KeyboardInterrupt
+            raise_in_program(frame, interrupt)
 
-    def _end_here(self, signal_number: signal.Signals) -> None:
+    def _end_here(self, signal_number: signal.Signals, frame: FrameType | None) -> None:
         """End a process in which no world runs in real time."""
         if not trio.lowlevel.in_trio_run():
-            raise Terminated(signal_number)
+            raise_in_program(frame, partial(_raise_terminated, signal_number))
+            return
         if callable(signal.getsignal(signal.SIGINT)):  # its loop knows what to do with that
             signal.raise_signal(signal.SIGINT)
         else:
@@ -274,6 +276,11 @@ def _call_once(do: Callable[[], None]) -> Callable[[], None]:
     """Return a function that calls another one the first time only."""
     left = [do]
     return lambda: left.pop()() if left else None
+
+
+def _raise_terminated(number: signal.Signals, frame: FrameType | None) -> NoReturn:
+    """Raise the error of a signal that ends the process."""
+    raise Terminated(number)
 
 
 def _raise_default(number: int) -> None:

@@ -33,7 +33,8 @@ def without_collector() -> Iterator[None]:
 
     Python 3.11 makes a frame's object at its first use, and may collect garbage for that. A finalizer can then let the
     other thread leave the frame, and the new object overwrites the memory that follows it: a crash, or worse. From
-    3.12 on, nothing is collected there.
+    3.12 on, garbage is collected between two instructions only, and a thread that leaves a frame there leaves a whole
+    object.
     """
     if sys.version_info >= (3, 12):
         yield

@@ -12,6 +12,7 @@ from types import TracebackType
 from transports import TransportError
 
 from .errors import OverlapError
+from .notice import NO_MEMORY, notify
 
 
 def report_uncaught() -> None:
@@ -41,11 +42,19 @@ def _error_lines(error: BaseException) -> list[str]:
 
 def _show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Show an uncaught error: ours, and interrupts of a world, as `overlap run` does."""
+    try:
+        _report_ours(kind, error, traceback)
+    except (MemoryError, ImportError):  # `ulimit -v` leaves no memory for it
+        notify(f"{NO_MEMORY} ({kind.__name__}: {error})")
+
+
+def _report_ours(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Report an error of ours; others are Python's to show."""
     from .launch.report import report, unwrap_groups  # which a program without errors does not need
 
     shown = unwrap_groups(error)
     ours = isinstance(shown, _error_kinds())
-    if ours or (isinstance(shown, KeyboardInterrupt) and _passed_through_us(traceback)):
+    if ours or (isinstance(shown, (KeyboardInterrupt, MemoryError)) and _passed_through_us(traceback)):
         report(error, command=False)
         if isinstance(shown, KeyboardInterrupt):
             _end_by_interrupt()

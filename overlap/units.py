@@ -140,10 +140,17 @@ def index(text: str) -> int:
     return int(text)
 
 
+def _without_groups(text: str) -> str:
+    """Return a text that is to be read as a number; `ValueError` for the groups of Python, such as 1_0 for 10."""
+    if "_" in text:
+        raise ValueError(text)
+    return text
+
+
 def integer(text: str) -> int:
     """Read a whole number."""
     try:
-        return int(text)
+        return int(_without_groups(text))
     except ValueError:
         raise UsageError(f"expected an integer, got {text!r}") from None
 
@@ -151,7 +158,7 @@ def integer(text: str) -> int:
 def number(text: str) -> float:
     """Read a number."""
     try:
-        return float(text)
+        return float(_without_groups(text))
     except ValueError:
         raise UsageError(f"expected a number, got {text!r}") from None
 
@@ -159,7 +166,7 @@ def number(text: str) -> float:
 def seconds(text: str) -> float:
     """Read a positive number of seconds."""
     try:
-        value = float(text)
+        value = float(_without_groups(text))
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:

@@ -38,9 +38,11 @@ HOUSE = (
     ("overlap.live", "overlap.explanation"),
     # one process's ranks
     ("overlap.runtime.state", "overlap.runtime.failure", "overlap.runtime.not_a_value"),
+    ("overlap.runtime.trio_private",),
+    ("overlap.runtime.interrupts",),
     ("overlap.runtime.settling",),
     ("overlap.runtime.waits",),
-    ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.trio_private"),
+    ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter"),
     ("overlap.runtime.derived", "overlap.runtime.checked", "overlap.runtime.forcing"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.event_loop", "overlap.runtime.handover"),
     ("overlap.runtime.blame.loop",),
@@ -508,3 +510,15 @@ def test_limits_of_the_compiled_collectives_are_those_of_their_prices() -> None:
         "PAYLOAD_BYTES": PAYLOAD_BYTES,
     }
     assert {name: limits_bytes[name] for name in ours} == ours
+
+
+def test_the_extras_that_the_checks_install_exist() -> None:
+    """pip only warns of an extra that it does not find, and then tests skip."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = [
+        extra
+        for path in (ROOT / ".ci").iterdir()
+        for names in re.findall(r"install .*\.\[([a-z,-]+)\]", path.read_text())
+        for extra in names.split(",")
+    ]
+    assert {"test", "ray", "dask"} <= set(named) <= set(known)

@@ -214,6 +214,14 @@ class Transport(ABC):
         """
         return False
 
+    @property
+    def socket_placement(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each process, if sockets join all processes of the world, inside a host as well; else empty.
+
+        All processes return the same. This default is empty.
+        """
+        return ()
+
     @abstractmethod
     def endpoint(self, rank: int) -> Endpoint:
         """Return the endpoint of a local rank, the same one each time.

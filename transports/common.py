@@ -38,7 +38,10 @@ class Board(ABC):
 
     @abstractmethod
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
-        """Open the board for a rank of this process; `when_ready` is called later, unless the board is ready now."""
+        """Open the board for a rank of this process; `when_ready` is called later, unless the board is ready now.
+
+        It is also called if a process of the board is lost before.
+        """
 
     @abstractmethod
     def close(self) -> None:

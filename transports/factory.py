@@ -31,7 +31,8 @@ def _ignore_line(line: str) -> None:
     pass
 
 
-def _spare_none() -> Collection[int]:
+def spare_none() -> Collection[int]:
+    """Return no process: a transport with this default of `spared` joins all processes itself."""
     return ()
 
 
@@ -52,7 +53,7 @@ class Bootstrap(Identity):
     note: Callable[[str], None] = _ignore_line
     # Processes that another transport reaches, asked when this one is opened; both processes of a pair answer alike.
     # This transport need not join them.
-    spared: Callable[[], Collection[int]] = _spare_none
+    spared: Callable[[], Collection[int]] = spare_none
     # Whether the control plane detects lost processes. A transport must not take silence for a loss then: a program
     # may keep its event loop busy for as long as it wants.
     watched: bool = False

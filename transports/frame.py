@@ -101,6 +101,10 @@ class FrameError(ProtocolError):
     """Bytes that are no frame. Nothing after them can be parsed."""
 
 
+class DamageError(FrameError):
+    """Bytes that were damaged on the way."""
+
+
 #: Kind, fields, where the payload begins, its length, its checksum: a frame whose header has arrived. A plain tuple,
 #: because one is made for every small message, and a class of its own takes a microsecond.
 Frame: TypeAlias = "tuple[int, list[int], int, int, bytes]"
@@ -124,7 +128,7 @@ def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
         The frame, or None if more of its header must arrive first.
 
     Raises:
-        FrameError: The bytes are no frame, or a damaged one.
+        FrameError: The bytes are no frame, or a damaged one (`DamageError`).
     """
     checked_at = start + _CHECKSUM_BYTES
     if checked_at >= end:
@@ -137,7 +141,7 @@ def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
     if payload_at > end:
         return None
     if not buffer.startswith(checksum(buffer[checked_at:payload_at]), start):
-        raise FrameError("frame header damaged: it does not match its checksum; check the network")
+        raise DamageError("frame header damaged: it does not match its checksum")
     _, payload_bytes, payload_checksum, *fields = header.unpack_from(buffer, checked_at)
     if payload_bytes > _PAYLOAD_LIMITS_BYTES[kind]:
         raise FrameError(

@@ -19,15 +19,18 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import socket
 import ssl
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import astuple
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgpack
 import trio
 
+from transports.delays import limit_own_time
 from transports.failures import ArgumentError, TransportError
 from transports.identity import Hello
 
@@ -72,7 +75,7 @@ async def greet(stream: trio.abc.Stream, hello: Hello, secret: bytes, *, deadlin
         stream: The connection. The caller keeps it, and closes it if this raises.
         hello: Introduction of this process.
         secret: Known to both sides.
-        deadline_s: For the whole handshake.
+        deadline_s: For the whole handshake, in this process's own time (`transports.delays`).
 
     Returns:
         The introduction of the listener, which knows the secret.
@@ -82,9 +85,9 @@ async def greet(stream: trio.abc.Stream, hello: Hello, secret: bytes, *, deadlin
         HandshakeError: The other side does not know the secret, refused (its reason is the message), or is no member.
     """
     packed, key = _pack_hello(hello), _check_secret(secret)
-    with trio.move_on_after(deadline_s):
+    with limit_own_time(deadline_s):
         return await _introduce(stream, packed, key)
-    raise _silent_error(deadline_s)
+    raise _silent_error(stream, deadline_s)
 
 
 async def welcome(
@@ -99,7 +102,7 @@ async def welcome(
         stream: The connection. The caller keeps it, and closes it if this raises.
         secret: Known to both sides.
         admit: Called once the dialler has proved the secret; returns this side's hello, or a reason to refuse.
-        deadline_s: For the whole handshake.
+        deadline_s: For the whole handshake, in this process's own time (`transports.delays`).
 
     Returns:
         The introduction of the dialler, which knows the secret and was admitted by `admit`.
@@ -109,9 +112,9 @@ async def welcome(
         HandshakeError: The other side does not know the secret, was refused, or is no member.
     """
     key = _check_secret(secret)
-    with trio.move_on_after(deadline_s):
+    with limit_own_time(deadline_s):
         return await _receive_dialler(stream, key, admit)
-    raise _silent_error(deadline_s)
+    raise _silent_error(stream, deadline_s)
 
 
 async def _introduce(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello:
@@ -258,11 +261,36 @@ def _guess_refusal(*, encrypted: bool) -> str:
     return "the other side hung up without a word; it is another program, or wants TLS, which this side does not speak"
 
 
-def _silent_error(deadline_s: float) -> HandshakeError:
+def _silent_error(stream: trio.abc.Stream, deadline_s: float) -> HandshakeError:
+    """Return the error of a peer that has let the deadline pass."""
+    bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    local = isinstance(bare, trio.SocketStream) and has_local_peer(bare.socket)
+    advice = advise_on_silence(local=local)
     return HandshakeError(
-        f"the other side did not finish the handshake within {deadline_s:g} s; check the network between them",
-        why="silent",
+        f"the other side did not finish the handshake within {deadline_s:g} s; {advice}", why="silent"
     )
+
+
+def advise_on_silence(*, local: bool) -> str:
+    """Return what to check if a peer does not answer: no network joins it to a process of its host."""
+    return "see whether it still starts, or was stopped" if local else "check the network between them"
+
+
+def has_local_peer(connection: trio.socket.SocketType | socket.socket) -> bool:
+    """Whether the peer of a connected socket is known to be on this host."""
+    with suppress(OSError):  # the peer has hung up
+        return is_local(connection.family, connection.getpeername())
+    return False
+
+
+def is_local(family: int, address: Any) -> bool:
+    """Whether an address is one of this host: a packet to it would have it as its source, too."""
+    if family == socket.AF_UNIX:
+        return True
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # a datagram socket sends nothing for that
+        return bool(probe.getsockname()[0] == probe.getpeername()[0])
+    return False
 
 
 def _secrets_error(how: str) -> HandshakeError:

@@ -64,6 +64,11 @@ class Router(Transport):
         """Return whether any of the parts joins some of the ranks across hosts."""
         return any(part.spans_hosts(ranks) for part in self.parts)
 
+    @property
+    def socket_placement(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each process, if sockets of a part join all processes."""
+        return next(filter(None, (part.socket_placement for part in self.parts)), ())
+
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up lost ranks in every part; return whether any part knew them."""
         lost = [part.lose(ranks, reason) for part in self.parts]

@@ -14,7 +14,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from ..errors import UsageError
-from ..notice import notify
+from ..notice import NO_MEMORY, notify
 from .output import open_missing
 from .parser import HelpFormatter, Parser
 
@@ -99,7 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: BaseException) -> int:
     """Report an error and return the exit code; the code for that is loaded only now."""
-    code: int = import_module("..launch.report", __name__).report(error)
+    try:
+        code: int = import_module("..launch.report", __name__).report(error)
+    except (MemoryError, ImportError):  # `ulimit -v` leaves no memory for it
+        notify(f"{NO_MEMORY} ({type(error).__name__}: {error})")
+        return 1
     return code
 
 

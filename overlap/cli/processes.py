@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ import trio
 from ..config import RunConfig
 from ..errors import UsageError
 from ..kernel_facts import oom_kills
+from ..launch.memory_folder import memory_folder
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.verdict import INTERRUPTED, card, culprit, exit_code
@@ -27,6 +27,7 @@ from ..notice import notify, write_stderr
 from ..processes.launchers import is_loopback
 from ..processes.place import DEFAULT_JOB, LONGEST_JOB, find_place, without_membership
 from ..processes.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
+from ..processes.shared_folder import host_file
 from ..processes.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 from .world_size import process_count
 
@@ -234,12 +235,8 @@ def _witness(config: RunConfig, hosts: int) -> Iterator[str | None]:
         return
     if config.witness is not None:
         raise UsageError("--witness: on one host the launcher has the witness in memory; leave it out")
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    folder = Path(memory, f"witness-{os.getpid()}-{secrets.token_hex(8)}")
-    try:
+    with memory_folder() as folder:
         yield str(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -254,10 +251,11 @@ def _shared_witness(config: RunConfig, host: int) -> Iterator[Path]:
         if getattr(config, option):
             raise UsageError(f"--survive: on several hosts without --{option.replace('_', '-')}; leave it out")
     folder = Path(os.path.abspath(config.witness), f"witness-{_job_name(config)}")
-    member = folder / f"host-{host}"
+    member = host_file(folder, host)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         member.touch(mode=0o600, exist_ok=False)
+        member.write_text(f"{secrets.token_hex(16)} {socket.gethostname()}")
     except FileExistsError:
         raise UsageError(
             f"--witness: {folder} is of a job that runs, or has lost this host; give all hosts another --job-id, or "

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from .. import trace_files
 from ..errors import UsageError
+from ..hints import hidden_package
 from ..notice import notify
 from ..processes.place import find_place
 from .parser import Parser
@@ -63,6 +64,7 @@ def _script_program(path: str | None, args: list[str], command: str) -> Program:
         raise UsageError(f"{command}: name a SCRIPT, or -m MODULE (`overlap {command} --help` explains)")
     _check_script(path, command)
     sys_path = os.path.dirname(os.path.realpath(path))
+    _check_folder(sys_path, command)
     return partial(_with_argv, [path, *args], sys_path, partial(runpy.run_path, path, run_name="__main__"))
 
 
@@ -71,6 +73,7 @@ def _module_program(words: list[str], command: str) -> Program:
     if not words:
         raise UsageError(f"{command}: -m needs a MODULE")
     name, *args = words
+    _check_folder(os.getcwd(), command)
     return partial(_with_argv, [name, *args], os.getcwd(), partial(_run_module, name, command))
 
 
@@ -86,6 +89,12 @@ def _check_script(path: str, command: str) -> None:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UsageError(f"{command}: {path}{line}: not Python: {reason}; correct it") from None
+
+
+def _check_folder(folder: str, command: str) -> None:
+    """Raise `UsageError` if a program in this folder would import something else in place of a package of ours."""
+    if not sys.flags.safe_path and (hidden := hidden_package([folder])):
+        raise UsageError(f"{command}: {hidden}")
 
 
 _READS_ARGUMENTS = re.compile(r"argv|pars(e|er|ing)\b|Parser|\b(absl|click|docopt|fire|hydra|typer|tyro)\b")

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from transports.patience import usable_cores
+
 from ..errors import UsageError
 from ..settings import Option
 from ..units import count, switch
@@ -50,6 +52,7 @@ OPTIONS = {
     "cluster": shared_option("cluster", "whose wires are modelled; default: local"),
     "faults": Option(read=str, metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"),
     "same": Option(read=switch, help="fail unless all ranks end with the same weights"),
+    "same_updates": Option(read=switch, help="fail unless all ranks have the same weights after each update"),
     "timeout": shared_option("timeout_s", "of real time, for a run; default: 60"),
     "operations": Option(read=str, metavar="FILE", help="write the operations of the first seed there, a line each"),
 }
@@ -118,7 +121,9 @@ def main(args: argparse.Namespace) -> int:
     if args.verbose:
         for rank, text in enumerate(run.output):
             sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())
-    same = run.same() if args.same and run.error is None else None
+    same = None
+    if (args.same or args.same_updates) and run.error is None:
+        same = run.same("model weights after each update" if args.same_updates else "model weights")
     if same is not None and not same:
         print(f"{args.program} is wrong with {run.size} ranks: {same.problem}")
         return 1
@@ -137,14 +142,16 @@ def main(args: argparse.Namespace) -> int:
 def _ending_by_force(seconds: float) -> Iterator[None]:
     """End the process, with the lines at which its threads are, where no Python can run for so long.
 
-    That is so where a program waits in C without giving back Python's global lock: only a thread of C can act then.
+    That is so where a program waits in C without giving back Python's global lock: only a thread of C can act then. It
+    cannot read how long this process waits for a processor, so the time is longer by the load of the host.
     """
     over = threading.Event()
 
     def postpone_end() -> None:
         """Postpone the end by `seconds` once a second, as long as Python code can run."""
         while not over.wait(1.0):
-            faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # sys.stderr may be a rank's
+            crowding = max(1.0, os.getloadavg()[0] / len(usable_cores()))
+            faulthandler.dump_traceback_later(crowding * seconds, exit=True, file=2)  # sys.stderr may be a rank's
         faulthandler.cancel_dump_traceback_later()
 
     thread = threading.Thread(target=postpone_end, name="overlap hold off", daemon=True)

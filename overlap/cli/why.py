@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from ..errors import UsageError
 from ..explanation import explain_files
 from ..notice import notify
+from ..settings import Option
+from ..timeline.files.packed import LIMIT_VARIABLE
 from ..timeline.why.against import Comparison, compare
 from ..timeline.why.causes import WORDING
 from ..timeline.why.page import page_lines
 from ..timeline.why.report import SCHEMA_VERSION, Why
 from ..timeline.why.verdict import Limit, parse_limit
-from ..units import integer
+from ..units import integer, parse_bytes
 from .options import add_options, shared_option
 from .output import as_json
 
@@ -44,6 +47,9 @@ OPTIONS = {
         "fail_if", "'regression' (needs --compare), 'step > 40ms', 'launch > 20%%'; names are the causes'"
     ),
     "json": shared_option("json"),
+    "unpacked": Option(
+        read=parse_bytes, metavar="SIZE", help="most bytes that packed files may unpack to, in all; default: 8GiB"
+    ),
 }
 
 
@@ -63,6 +69,8 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: A file cannot be read, files are not of one job, or a test is none.
     """
+    if args.unpacked is not None:
+        os.environ[LIMIT_VARIABLE] = str(args.unpacked)  # for processes that read files, too
     tests = [_parse_condition(test, comparing=args.compare is not None) for test in args.fail_if or ()]
     report = explain_files(args.paths, step=args.step, progress=_print_progress, whole=bool(args.all))
     comparison = (

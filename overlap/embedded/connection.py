@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self, TypeVar
 from warnings import warn
@@ -18,7 +18,9 @@ from ..diagnostics import line_in_thread
 from ..errors import OverlapError, RemoteError, UsageError, first_of_group, text_of, type_name
 from ..runtime.ending import register_for_forks
 from ..runtime.group import Group
+from ..runtime.interrupts import deferring_interrupts
 from ..runtime.rank import Rank
+from ..runtime.settling import Settling, settle, wait_until_settled
 from ..runtime.world import World
 from ..threads import start_thread
 
@@ -46,18 +48,19 @@ class Connection:
     def __init__(self, index: int, size: int, live: _Live) -> None:
         self.size, self._index = size, index
         self._live, self._owner = live, threading.get_ident()
-        self._has_joined, self._ended = threading.Event(), threading.Event()
+        self._has_joined, self._ended = Settling(), Settling()
         self._world: World | None = None
         self._error: BaseException | None = None  # of the program, with which the rank is to end
         self._failure: BaseException | None = None  # with which the world has ended
         self._forked = self._reported = False
         self._has_started = False  # whether the world has started, even if it has failed since
+        self._interrupts = ExitStack()  # ends with the connection
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
         self._thread = threading.Thread(target=self._thread_main, name=f"overlap rank {index}", daemon=True)
 
     def __repr__(self) -> str:
-        state = "failed" if self._failure is not None else "closed" if self._ended.is_set() else "open"
+        state = "failed" if self._failure is not None else "closed" if self._ended.done else "open"
         return f"<Connection of rank {self._index} of {self.size}: {state}>"
 
     def __enter__(self) -> Self:
@@ -154,16 +157,17 @@ class Connection:
             TimeoutError: If it took too long.
         """
         self._request_end()
-        if not self._ended.wait(timeout_s):
-            unfinished = self._world.reports.doing(self._index) if self._world is not None else []
-            self._cancel()
-            self._ended.wait(_FAIL_S)
-            awaited = ", ".join(unfinished) or "the other ranks"
-            raise TimeoutError(
-                f"close: rank {self._index} has not been done within {timeout_s:g} s: it waits for {awaited}; "
-                "let all ranks close, or pass a longer timeout_s"
-            )
-        self._thread.join()
+        with self._interrupts:
+            if not wait_until_settled(self._ended, timeout_s):
+                unfinished = self._world.reports.doing(self._index) if self._world is not None else []
+                self._cancel()
+                wait_until_settled(self._ended, _FAIL_S)
+                awaited = ", ".join(unfinished) or "the other ranks"
+                raise TimeoutError(
+                    f"close: rank {self._index} has not been done within {timeout_s:g} s: it waits for {awaited}; "
+                    "let all ranks close, or pass a longer timeout_s"
+                )
+            self._thread.join()
         if self._failure is not None and not self._reported:
             self._reported = True
             raise self._failure
@@ -174,12 +178,13 @@ class Connection:
         Args:
             error: Why.
         """
-        if self._forked or self._ended.is_set():
-            return
-        self._reported = True
-        self._error = error if isinstance(error, Exception) else RemoteError(type_name(error), text_of(error))
-        self._request_end()
-        self._ended.wait(_FAIL_S)
+        with self._interrupts:
+            if self._forked or self._ended.done:
+                return
+            self._reported = True
+            self._error = error if isinstance(error, Exception) else RemoteError(type_name(error), text_of(error))
+            self._request_end()
+            wait_until_settled(self._ended, _FAIL_S)
 
     def describe(self, **meta: str) -> None:
         """Add entries to the metadata of the timeline."""
@@ -200,7 +205,7 @@ class Connection:
         Returns:
             None if the world lives on, or has ended well.
         """
-        self._ended.wait(timeout_s)
+        wait_until_settled(self._ended, timeout_s)
         self._reported = self._reported or self._failure is not None
         return self._failure
 
@@ -217,7 +222,7 @@ class Connection:
 
     def _request_end(self) -> None:
         """Ask the task of the rank to end; nothing happens if the world has ended already."""
-        if self._token is not None and not self._ended.is_set():
+        if self._token is not None and not self._ended.done:
             self._run_in_loop(self._closing.set)
 
     def _cancel(self) -> None:
@@ -234,23 +239,26 @@ class Connection:
         """Detach from the world in a child process after a fork: only the parent process is a member."""
         self._forked = True
         self._token = None
-        self._ended.set()
+        settle(self._ended, None)
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Start the thread, and return when the world lives. Called by `overlap.connect`."""
-        start_thread(self._thread)
-        try:
-            self._has_joined.wait()
-        except BaseException:  # Ctrl-C
-            self._cancel()
-            raise
-        if self._failure is not None and not self._has_started:
-            self._thread.join()
-            raise self._failure
-        register_for_forks(self)
-        atexit.register(_at_exit, weakref.ref(self), _last_error())
+        with ExitStack() as interrupts:
+            interrupts.enter_context(deferring_interrupts())
+            start_thread(self._thread)
+            register_for_forks(self)
+            atexit.register(_at_exit, weakref.ref(self), _last_error())
+            try:
+                wait_until_settled(self._has_joined)
+            except BaseException:  # Ctrl-C
+                self._cancel()
+                raise
+            if self._failure is not None and not self._has_started:
+                self._thread.join()
+                raise self._failure
+            self._interrupts = interrupts.pop_all()
 
     def _thread_main(self) -> None:
         """Run the world in the thread of the event loop, and note its error."""
@@ -259,8 +267,8 @@ class Connection:
         except BaseException as error:
             self._failure = first_of_group(error)
         finally:
-            self._ended.set()
-            self._has_joined.set()
+            settle(self._ended, None)
+            settle(self._has_joined, None)
 
     async def _run_world(self) -> None:
         """Run the world in a scope that `close` can cancel."""
@@ -281,7 +289,7 @@ class Connection:
     async def _wait_for_end(self, rank: Rank) -> None:
         """Keep the rank alive until `close` or `fail` ends it; raise the error of `fail`."""
         self.rank, self._has_started = rank, True
-        self._has_joined.set()
+        settle(self._has_joined, None)
         await self._closing.wait()
         if self._error is not None:
             raise self._error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from ..processes.connect import JOIN_TIMEOUT_S
 from ..processes.life import Keeper, multi_process_setup, run_ranks, single_process_setup
 from ..processes.place import LONGEST_JOB, Place
 from ..processes.secret import strong_secret
+from ..runtime.interrupts import deferring_interrupts, interruption_point
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..settings import Wires
@@ -96,13 +98,22 @@ def connect(
             "--max-restarts instead of --survive; PyTorch's go on by `overlap.torch.next_world`"
         )
     limit_s = timeout_s or run_config.join_timeout_s or JOIN_TIMEOUT_S
+    rendezvous: AbstractContextManager[Meeting | None]
     if size == 1:
-        return _open_connection(rank, size, None, run_config, limit_s)
-    if store is None:
-        meeting = rendezvous_at_endpoint(str(endpoint), rank, size, secret=strong, job=job, nodes=nodes)
-        return _open_connection(rank, size, meeting, run_config, limit_s)
-    with rendezvous_through_store(store, rank, size, secret=strong, job=job, nodes=nodes, host=host) as meeting:
-        return _open_connection(rank, size, meeting, run_config, limit_s)
+        rendezvous = nullcontext()
+    elif store is None:
+        rendezvous = nullcontext(rendezvous_at_endpoint(str(endpoint), rank, size, secret=strong, job=job, nodes=nodes))
+    else:
+        rendezvous = rendezvous_through_store(store, rank, size, secret=strong, job=job, nodes=nodes, host=host)
+    with deferring_interrupts():
+        with rendezvous as meeting:
+            connection = _open_connection(rank, size, meeting, run_config, limit_s)
+        try:
+            interruption_point()
+        except BaseException as error:  # the program never gets the connection
+            connection.fail(error)
+            raise
+    return connection
 
 
 def _open_connection(

@@ -19,6 +19,7 @@ from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
 from ..processes.secret import generate, user_secret
 from ..processes.sockets import ListenError, format_endpoint, listen_at_free_port, local_address, parse_endpoint
+from ..runtime.interrupts import interruptible
 from ..threads import start_thread
 
 _turns: Counter[object] = Counter()
@@ -93,12 +94,12 @@ def rendezvous_through_store(
             store.set(ask_key(job, rank, turn), ask.encode())
             key = answer_key(job, rank, ask, turn)
             with _warn_if_late(rank, 0):
-                answer = store.get(key)
+                answer = _get(store, key)
         else:
             asks: dict[int, str] = {}
             for other in range(1, size):
                 with _warn_if_late(rank, other):
-                    asks[other] = bytes(store.get(ask_key(job, other, turn))).decode()
+                    asks[other] = _get(store, ask_key(job, other, turn)).decode()
     except BaseException:
         _turns["store", job, rank, size] -= 1  # nobody was met: the next attempt asks where the others wait
         raise
@@ -121,6 +122,12 @@ def rendezvous_through_store(
     config, nodes = _parse_answer(answer, job, rank, size, secret)
     with _answer_requests(store, job, turn, asks, answer):
         yield replace(config, listener=listener), nodes
+
+
+@interruptible
+def _get(store: Store, key: str) -> bytes:
+    """Return a value of the store, waiting until there is one; an interrupt ends the wait."""
+    return bytes(store.get(key))
 
 
 @contextmanager
@@ -161,7 +168,7 @@ def _answer_requests(store: Store, job: str, turn: int, asks: dict[int, str], an
     def answer_new() -> None:
         """Answer each request that has changed since the last look."""
         for rank, last_ask in asks.items():
-            ask = bytes(store.get(ask_key(job, rank, turn))).decode()
+            ask = _get(store, ask_key(job, rank, turn)).decode()
             if ask != last_ask:
                 asks[rank] = ask
                 reply(rank, ask)
@@ -188,7 +195,7 @@ def _answer_requests(store: Store, job: str, turn: int, asks: dict[int, str], an
 def _parse_answer(answer_bytes: bytes, key: str, rank: int, size: int, secret: bytes | None) -> Meeting:
     """Return the rendezvous that rank 0 has written to a store."""
     try:
-        answer = json.loads(bytes(answer_bytes))
+        answer = json.loads(answer_bytes)
         host, port = answer["endpoint"]
         config = RendezvousConfig(
             job=str(answer["job"]),

@@ -13,6 +13,7 @@ import trio
 
 from ..errors import UsageError
 from ..processes.secret import hand_over
+from ..processes.sockets import format_endpoint
 from ..signals import ASKING
 from ..survival.witness import has_survivor, newest_world
 from .binding import bound_to_cores, share_own_cores
@@ -109,6 +110,7 @@ class _Watch:
         self._fault = trio.Event()  # the first process at fault has ended
         self._news = trio.Event()  # a process has entered a world, or ended
         self._ending = False
+        self._has_joined: bool | None = None  # Whether the first process has joined its first world; None: not there
 
     async def run(self, signals: AsyncIterator[int]) -> None:
         """Wait until all processes have ended."""
@@ -150,7 +152,20 @@ class _Watch:
     def _on_entering(self) -> None:
         """Handle the report that a process has entered a world."""
         self._news.set()
+        self._report_joining()
         self._check_missing()
+
+    def _report_joining(self) -> None:
+        """Report on each host but that of node 0 that its first process waits for the others, and that it has joined.
+
+        Not in the process: the last lines of a process that ends without a report count as its error.
+        """
+        spec, entering = self._spec, self.members[0].entering
+        if not spec.here[0] or entering is None or entering.world > 1 or entering.joined is self._has_joined:
+            return
+        self._has_joined = entering.joined
+        state = "has joined" if entering.joined else f"waits for the other nodes, at {format_endpoint(spec.endpoint)}"
+        spec.report(f"node {spec.here[0] // len(spec.here)} {state}")
 
     def _check_missing(self) -> None:
         """End the others if one of them waits for a process that has ended without joining."""

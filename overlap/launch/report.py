@@ -23,7 +23,7 @@ import transports
 from transports import TransportError
 
 from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, shorten_line
-from ..notice import notify, write_stderr
+from ..notice import NO_MEMORY, notify, write_stderr
 from .output import OutputError, discard
 from .verdict import CARD_COLUMNS
 
@@ -86,6 +86,8 @@ def report(error: BaseException, *, command: bool = True) -> int:
         return _print_report(_name_place(error, command, above=f"{os.sep}torch{os.sep}") + _FOR_OTHERS, EXIT_FAILED)
     if isinstance(error, SystemExit):
         return _exit_code(error)
+    if isinstance(error, MemoryError) and _needs_no_traceback(error):
+        return _print_report(NO_MEMORY, EXIT_FAILED)
     if not _needs_no_traceback(cause):
         write_stderr(
             "\n".join(shorten_line(line, CARD_COLUMNS) for line in "".join(_format_user_frames(cause)).split("\n"))
@@ -107,7 +109,7 @@ def _wants_our_port(error: BaseException) -> bool:
 
 def _needs_no_traceback(cause: BaseException) -> bool:
     """Whether a traceback would add nothing: no frame of the program, or an exit."""
-    if isinstance(cause, RemoteError) or not isinstance(cause, (OverlapError, OSError)):
+    if isinstance(cause, RemoteError) or not isinstance(cause, (OverlapError, OSError, MemoryError)):
         return isinstance(cause, SystemExit)
     return not any(map(_is_user_frame, extract_tb(cause.__traceback__)))
 

@@ -33,6 +33,7 @@ from .member import Membership
 from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
+from .shared_folder import check_shared_folder
 from .silence import SilenceLimits
 from .sockets import local_address
 from .status import Entering, Leaving, report_to_launcher
@@ -140,6 +141,7 @@ async def join_at(
         async with join(config, report=notify) as membership:
             on_joined()
             config = await _agree_on_attempt(config, membership)
+            await check_shared_folder(own_place, membership, config.timeout_s)
             notices = TransportNotices()
             between = await _make_transport(own_place, placement, config, membership, run, notices)
 

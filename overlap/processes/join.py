@@ -14,11 +14,12 @@ from transports.handshake import HandshakeError
 from .clock import CoordinatorClock
 from .host import LAST_MESSAGE_S, Entered, enter_as_host
 from .identity import JoinError, RendezvousConfig, name_epoch
+from .launchers import is_loopback
 from .link import ControlLink
 from .member import Membership
 from .messages import Goodbye, Join, MemberLost, Message, Ping, Pong, Ready, Refused, Waiting
 from .silence import watch
-from .sockets import format_endpoint, meet
+from .sockets import NoListenerError, format_endpoint, meet
 from .thread import in_own_thread
 
 #: Pings before joining: enough that one of them did not wait in a queue.
@@ -117,6 +118,7 @@ class _Client:
         self._config, self._home, self._report = config, home, report
         self._endpoint, self._host = format_endpoint(config.endpoint), f"{config.noun} 0"
         self._obstacle = "no attempt came to an end"
+        self._host_is_late = False  # the host lets handshakes wait, as a process that still starts does
         self._missing: list[int] = []
         self._departed: list[int] = []
         self._reached, self._joined = False, False
@@ -175,6 +177,7 @@ class _Client:
             )
         except HandshakeError as error:
             self._obstacle = str(error)
+            self._host_is_late = error.why == "silent" and not isinstance(error, NoListenerError)
             # a launcher that is refused waits for the next roll call
             if error.why in ("left", "silent") or (config.fewest and error.why == "refused"):
                 return None
@@ -245,10 +248,15 @@ class _Client:
         await watch({0: self._link}, config.patience, report=self._report, lose=lose, name=config.name)
 
     async def _report_obstacle(self) -> None:
-        """Print every `progress_s` seconds why the host cannot be reached, until it is reached."""
-        while True:
-            await trio.sleep(self._config.progress_s)
-            if self._reached:
-                return
-            member = f"{self._config.noun} {self._config.member}"
-            self._report(f"{member} waits for {self._host} at {self._endpoint}: {self._obstacle}")
+        """Print why the host cannot be reached, once for each reason; look every `progress_s` seconds.
+
+        If the host is late for all processes of a machine, process 1 alone prints that.
+        """
+        config, printed = self._config, set[str]()
+        while not self._reached:
+            await trio.sleep(config.progress_s)
+            known = self._host_is_late and config.member > 1 and is_loopback(config.endpoint[0])
+            if not (self._reached or known or self._obstacle in printed):
+                printed.add(self._obstacle)
+                member = f"{config.noun} {config.member}"
+                self._report(f"{member} waits for {self._host} at {self._endpoint}: {self._obstacle}")

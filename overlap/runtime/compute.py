@@ -182,7 +182,7 @@ class ComputeFuture(OwnCode[T_co]):
 
     def failure_of(self, error: BaseException) -> Failure:
         """Return the failure for an error of this future's function; the error gets an explanation."""
-        explain(error)
+        explain(error, list(self.context.outstanding.operations))
         return Failure(error, prompt=self.prompt and arose_here(error))
 
     @property
@@ -294,7 +294,7 @@ class ThreadedCompute(ComputeStream):
                 del operation
         finally:
             self._queued_ns = queued_ns(get_native_id())
-            self.context.handover.post(self._exited.set)
+            self.context.handover.post_if_open(self._exited.set)
 
     def _run(self, operation: ComputeFuture[object]) -> None:
         """Run one operation, and deliver its end to the event loop."""

@@ -22,6 +22,7 @@ from ..timeline.recording import RawSpan
 from .ending import WorldEnding
 from .failure import Failure
 from .handover import Handover
+from .interrupts import interruptible
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Deadlines, IssuedFuture, Outstanding
 from .state import TransitionError
@@ -150,6 +151,7 @@ class RankContext:
         except trio.RunFinishedError:
             raise self.ending.peer_failed() from None
 
+    @interruptible
     def on_loop(self, function: Callable[[], bool]) -> bool:
         """Call a function on the event loop's thread and return its result; False without a loop, as in a fork.
 

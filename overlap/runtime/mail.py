@@ -25,6 +25,7 @@ from ..timeline.ranklist import listed
 from ..timeline.recording import RawGroup, call_site
 from .arguments import check_rank
 from .context import RankContext
+from .interrupts import interruptible
 from .match import Key
 from .outstanding import IssuedFuture
 
@@ -346,12 +347,17 @@ class MailRequest:
                 if remaining_s <= 0:
                     raise TimeoutError(f"{self.label} has not ended within {timeout:g} s")
                 remaining_s = min(remaining_s, max(0.0, self.over_s - monotonic()))
-                if state == PENDING:
-                    mailbox.wait(self.op, remaining_s)
-                else:  # the peer is lost, and the world will fail
-                    sleep(remaining_s)
+                self._wait(state, remaining_s)
         finally:
             waiting.end(failed=self._error is not None)
+
+    @interruptible
+    def _wait(self, state: int, seconds: float) -> None:
+        """Wait for a message in this state; an interrupt ends the wait."""
+        if state == PENDING:
+            self.mail.mailbox.wait(self.op, seconds)
+        else:  # the peer is lost, and the world will fail
+            sleep(seconds)
 
     def _give_up(self, error: BaseException | None) -> None:
         """End with an error, or with the result if the message has arrived before."""

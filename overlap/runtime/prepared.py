@@ -21,11 +21,12 @@ from .stream import Stream
 class PreparedCall:
     """A collective between processes of one host that a rank has issued before, from a thread."""
 
-    __slots__ = ("_call", "_communicator", "_context", "_executor", "_lane", "_member", "_port")
+    __slots__ = ("_call", "_communicator", "_context", "_executor", "_lane", "_member", "_name", "_port")
 
     def __init__(self, operation: CollectiveFuture[Any], executor: HostExecutor) -> None:
         self._port, self._call, self._executor = operation.port, operation.call, executor
         self._context, self._member = operation.context, operation.member
+        self._name = None if operation.name == operation.kind.text else operation.name
         self._communicator = cast("SpanningCommunicator", operation.port.communicator)
         self._lane = cast("Stream", operation.port.stream)
 
@@ -59,7 +60,7 @@ class PreparedCall:
         """
         call, context = self._call, self._context
         operation: CollectiveFuture[Any] = CollectiveFuture(
-            call.kind, None, None, caller, 0, None, call.op, call.root, None, None, call.exact
+            call.kind, None, None, caller, 0, self._name, call.op, call.root, None, None, call.exact
         )
         operation.call, operation.member, operation.context = call, self._member, context
         operation.step, operation.deadline_s = context.step, timeout_s

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from sys import _getframe
 from threading import get_ident
 from typing import TypeVar, TypeVarTuple
@@ -168,6 +170,8 @@ class Rank(GroupCalls):
         argument or a view of it. The call takes 2 us more for one array, 52 us for a dict of 100. Other objects that
         hold memory, such as tensors, cannot be made read-only: leave them alone until then.
 
+        The function sees the context variables that the caller has at the call, as with `trio.to_thread.run_sync`.
+
         Args:
             fn: A plain function. It cannot be interrupted: cancelling the world waits for the one that runs.
             args: Its arguments.
@@ -201,7 +205,7 @@ class Rank(GroupCalls):
         if name is not None:
             label = checked_name(name, label)
         operation: ComputeFuture[T] = ComputeFuture(
-            context, fn, args, label, _getframe(1) if call_site is None else call_site
+            context, partial(copy_context().run, fn), args, label, _getframe(1) if call_site is None else call_site
         )
         operation.cost = self._compute.default.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
         operation.stream, operation.prompt = stream, errors == "raise" and context.prompt

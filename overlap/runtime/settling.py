@@ -13,12 +13,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from math import inf
+from time import monotonic
 from typing import NoReturn
 
 from trio.lowlevel import Task, reschedule
 
 from ..errors import FutureCancelledError
 from .failure import Failure
+from .interrupts import interruptible
 from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, MATCHING, OperationState, TransitionError
 
 # Lock of all futures for settling, waiting and callbacks of several threads. Its holder does nothing else, so one lock
@@ -206,15 +209,33 @@ class Settling:
         ended.acquire()
         with LOCK:
             self._threads = {**(self._threads or {}), ended: None}
-        longest = -1 if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
-        # A future settled before the lock was registered would never release it: look at the state first.
-        self._claim()  # from here on the result has a user
-        if self.state < DONE:
-            ended.acquire(timeout=longest)
-        with LOCK:
-            self._threads.pop(ended, None)
+        try:
+            # A future settled before the lock was registered would never release it: look at the state first.
+            self._claim()  # from here on the result has a user
+            if self.state < DONE:
+                wait_for_lock(ended, timeout)
+        finally:
+            with LOCK:
+                self._threads.pop(ended, None)
         return self.state >= DONE
 
+
+# A signal that comes just before a wait does not end it; the next instruction of Python handles it.
+LONGEST_WAIT_S: float = 1.0
+"""Longest wait of a thread without an instruction of Python."""
+
+
+@interruptible
+def wait_for_lock(lock: threading.Lock, timeout_s: float | None = None) -> None:
+    """Acquire a lock that another thread releases, or return at the time limit; an interrupt ends the wait."""
+    over_s = inf if timeout_s is None else monotonic() + timeout_s
+    while not lock.acquire(timeout=max(0.0, min(LONGEST_WAIT_S, over_s - monotonic()))):
+        if monotonic() >= over_s:
+            return
+
+
+wait_until_settled = Settling._block
+"""Wait in this thread until a future is settled; return whether it is, at the time limit in seconds."""
 
 settle = Settling._settle
 """Give a future its outcome; see `Settling._settle`."""

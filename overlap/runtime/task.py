@@ -15,6 +15,7 @@ from ..notice import notify
 from .context import RankContext
 from .failure import Failure
 from .forcing import Closable, force_end, watch_children
+from .interrupts import calls_program
 from .outstanding import CallSite, arose_here, code_place
 from .own_code import OwnCode
 from .settling import conclude
@@ -68,6 +69,7 @@ class TaskFuture(OwnCode[T_co]):
         self._enter(RUNNING)
         self.context.spawn(self._run, function, args)
 
+    @calls_program
     async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
         """Run the function as a task, and settle the future with its outcome."""
         self._task = current_task()

@@ -7,6 +7,8 @@ name                                                without it
 `Task.coro`, set and sent to                        likewise a task in a daemon's nursery that catches its cancellation
 `_run._ALLOW_DETERMINISTIC_SCHEDULING` and `_r`     `Faults` and tests by seeds refuse, with a UsageError
 local variables of Trio's frames                    an error that cannot be shown ends `run` as a TrioInternalError
+`_run.GLOBAL_RUN_CONTEXT` and `Runner.deliver_ki`   Ctrl-C ends a `trio.run` beside a connection as a TrioInternalError
+`_run.unrolled_run`                                 Ctrl-C in a callback of the loop waits for the end of the run
 `Nursery._nested_child_finished`                    a report names the line of a nursery beside those of its tasks
 ==================================================  ==================================================================
 
@@ -57,7 +59,7 @@ def task_order(order: Random) -> Iterator[None]:
     Raises:
         UsageError: If this version of Trio has no switch.
     """
-    scheduler: Any = getattr(getattr(trio, "_core", None), "_run", None)
+    scheduler = _scheduler()
     if not (hasattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING") and hasattr(scheduler, "_r")):
         raise UsageError(f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}")
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r
@@ -66,6 +68,11 @@ def task_order(order: Random) -> Iterator[None]:
         yield
     finally:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = before
+
+
+def _scheduler() -> Any:
+    """Return Trio's module of the event loop; None if it has another name."""
+    return getattr(getattr(trio, "_core", None), "_run", None)
 
 
 def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseException | None]:
@@ -84,3 +91,17 @@ def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseExce
 def joins_children(code: CodeType) -> bool:
     """Whether a frame of Trio belongs to a nursery that waits for its children."""
     return code.co_name in _JOINING
+
+
+def is_loop(code: CodeType) -> bool:
+    """Whether a frame of Trio is that of the event loop, which runs tasks and callbacks."""
+    return code is getattr(getattr(_scheduler(), "unrolled_run", None), "__code__", None)
+
+
+def deliver_interrupt() -> bool:
+    """Let the event loop of this thread interrupt its main task; return whether this version of Trio can."""
+    context = getattr(_scheduler(), "GLOBAL_RUN_CONTEXT", None)
+    deliver = getattr(getattr(context, "runner", None), "deliver_ki", None)
+    if deliver is not None:
+        deliver()
+    return deliver is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from .settling import LOCK, Settling
+from .settling import LOCK, Settling, wait_for_lock
 from .state import DONE
 
 
@@ -98,4 +98,4 @@ def wait_in_thread(future: Settling, unless: Settling | None = None) -> None:
     call_anywhere(future._source(), release)
     if unless is not None:
         call_anywhere(unless, release)
-    ended.acquire()
+    wait_for_lock(ended)

@@ -38,6 +38,7 @@ from .failure import Failure
 from .group import GroupRules
 from .handover import Handover
 from .interpreter import tuned_interpreter
+from .interrupts import calls_program, deferring_interrupts
 from .issue import Issuer
 from .memory.buffer_locks import BufferLocks, explain_unfinished
 from .outstanding import IssuedFuture, Outstanding
@@ -206,7 +207,13 @@ class World:
         results: dict[int, T],
     ) -> None:
         """Run all ranks to their common end, within the time limit; results go to `results`."""
-        with registered_for_forks(self), tuned_interpreter(), self._scope, self._watch_for_stalls():
+        with (
+            deferring_interrupts(),
+            registered_for_forks(self),
+            tuned_interpreter(),
+            self._scope,
+            self._watch_for_stalls(),
+        ):
             try:
                 async with self._time_limit(timeout_s):
                     async with trio.open_nursery() as nursery:
@@ -235,6 +242,7 @@ class World:
         self._timed_out = None if self._scope.cancel_called else timeout_s
         self._stop(f"did not finish within timeout_s={timeout_s:g}")
 
+    @calls_program
     async def _run_rank(
         self, member: LocalRank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
@@ -266,6 +274,7 @@ class World:
                     error = make_presentable(raised)
                     if hint := find_hint(error):
                         error.add_note(hint)
+                    explain_unfinished(unwrap_single_error(error), list(context.outstanding.operations))
                     self._record_standings(member, error)
                     own, _ = split_stops(error, stops=_STOPS)
                     if own is not None and context.failure is None:
@@ -325,10 +334,12 @@ class World:
         with trio.CancelScope(shield=True):
             for member in self._members:
                 self._abandon(member)
-            for member in self._members:
-                await member.computes_ended()
-            await self._engine.aclose()
-            self.backend.close()
+            try:
+                for member in self._members:
+                    await member.computes_ended()
+            finally:  # an interrupt may end the wait
+                await self._engine.aclose()
+                self.backend.close()
 
     # -- failure -----------------------------------------------------------------------------------------------
 
@@ -336,8 +347,6 @@ class World:
         """Record the error of a rank; the first culprit ends the world."""
         culprit, cause = origin(rank, error)
         doing = self.reports.doing(culprit)
-        if doing:
-            explain_unfinished(cause)
         if self.ending.failure is None:
             self._end_by_culprit(culprit, cause, doing, spared=rank)
             if self._processes:  # after it is recorded: the report may fail as well

@@ -94,7 +94,8 @@ class Roofline:
             return 0.0
         if rate is None:
             raise UsageError(
-                f"{argument}: compute '{name}' states {amount:g}, but {self.device} has no known rate; state seconds="
+                f"{argument}: compute '{name}' states {amount:g}, but {self.device} has no known rate; state seconds=, "
+                'or name a machine that has one: cluster="trn2.48xlarge"'
             )
         return amount / (rate * efficiency)
 

@@ -120,6 +120,7 @@ class FaultyWorld(World):
 
     Args:
         injector: Injector of the faults.
+        state_dir: Folder that `rank.state` names.
         steps: Steps to record; None for all that fit.
     """
 
@@ -133,14 +134,16 @@ class FaultyWorld(World):
         check: str | None,
         backend: Backend,
         injector: FaultInjector,
+        state_dir: str | None = None,
         steps: KeptSteps | None = None,
         epochs: Sequence[Epoch] = (),
     ) -> None:
         self._injector = injector
         injector.world = self
         super().__init__(
-            size, cluster, transport, algorithm=algorithm, check=check, backend=backend, steps=steps, epochs=epochs
-        )
+            size, cluster, transport, algorithm=algorithm, check=check, backend=backend, state_dir=state_dir,
+            steps=steps, epochs=epochs,
+        )  # fmt: skip
 
     @property
     def contexts(self) -> list[RankContext]:

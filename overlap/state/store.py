@@ -134,9 +134,9 @@ class RankState:
                 until this returns.
 
         Raises:
-            UsageError: If no folder is named (`--state-dir`, `OVERLAP_STATE_DIR`), if the step does not follow, if
-                the tree has something that cannot be kept, or if the folder holds the state of another run and this
-                one has not asked for `latest`.
+            UsageError: If no folder is named (`--state-dir`, `OVERLAP_STATE_DIR`, `state_dir=`), if the step does not
+                follow, if the tree has something that cannot be kept, or if the folder holds the state of another run
+                and this one has not asked for `latest`.
             OSError: If it cannot be written.
         """
         if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
@@ -152,7 +152,14 @@ class RankState:
             await self._check_unused(parts)
         save = Save(int(step), await self._draw_nonce_once(call_site))
         own_rank, ranks = self._world.rank, self._world.size
-        await in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
+        try:
+            await in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
+        except OSError as error:
+            failure = OSError(
+                f"state of step {step} cannot be written: {error}; make room there, or name another --state-dir"
+            )
+            failure.errno = error.errno
+            raise failure from None
         await self._wait_for_ranks(call_site)
         self._kept = [*self._kept[-1:], save]
         self.note_kept(save.step)
@@ -161,18 +168,17 @@ class RankState:
     async def latest(self) -> SavedState | None:
         """Return the newest state that is complete, the same on all ranks; None if there is none.
 
-        A collective: every rank calls it.
-
-        Raises:
-            UsageError: If no folder is named.
+        A collective: every rank calls it. Without a folder (`--state-dir`, `OVERLAP_STATE_DIR`, `state_dir=`) there is
+        none.
         """
         self._looked, call_site = True, _users_site()
         if not self._real:
             await self._wait_for_ranks(call_site, name="state.latest")
             return None
-        parts = self._required_parts()
-        offered = await in_thread(lambda: self._usable_saves(parts))
+        parts = self._parts
+        offered = [] if parts is None else await in_thread(lambda: self._usable_saves(parts))
         for save, ranks in await self._common_saves(offered, call_site):
+            assert parts is not None  # all ranks have offered it
             own_rank = self._world.rank if ranks == self._world.size else None
             own, trouble = await in_thread(lambda: _read_part(parts, save, own_rank, ranks))  # noqa: B023 (awaited at once)
             if await self._all_ranks_agree(not trouble, call_site):
@@ -185,7 +191,9 @@ class RankState:
     def _required_parts(self) -> Parts:
         """Return the files of the store; refuse a store without a folder."""
         if self._parts is None:
-            raise UsageError("state: there is no folder for it; give --state-dir DIR or OVERLAP_STATE_DIR")
+            raise UsageError(
+                "state: there is no folder for it; give --state-dir DIR, or overlap.run(..., state_dir=DIR)"
+            )
         return self._parts
 
     def _usable_saves(self, parts: Parts) -> list[tuple[Save, int]]:

@@ -21,6 +21,8 @@ then JOINS. Spares take no part in a decision: they neither report nor propose.
 * No endless wait: a survivor waits only for reports of members that it believes alive. Each of these reports, or counts
   as lost after a limit, which ends the wait as well. A loss after the proposal, also that of a newcomer, makes one
   more epoch; members and spares are finite.
+* No endless epochs: a world that cannot meet has a pair of members that cannot dial each other. They report it, and no
+  later world has both of them, until they have answered.
 
 A false suspicion excludes a member that lives; it never makes two worlds. Two members that suspect each other both
 propose, the first proposal is the record, and the other member is OUT.
@@ -173,6 +175,32 @@ def lost_members(
     """
     late = {m for m in world.members if waited_s >= (suspect_s if m in suspects else report_s)}
     return (late - reports) | (set(world.members) & dead)
+
+
+def cut_off_members(world: EpochWorld, unreached: Mapping[int, Set[int]], *, lost: Set[int]) -> set[int]:
+    """Return the members that the next world leaves out because others could not dial them, until all reach each other.
+
+    All that see the same reports leave out the same members: again and again the one that lacks most connections; of
+    several, the last in the order of the world. So of two parts the larger one is left, and of equal parts that of the
+    first member.
+
+    Args:
+        world: The world that lost members.
+        unreached: Members that a member could not dial, by the member that has reported it.
+        lost: Members that count as lost anyway.
+    """
+    apart: dict[int, set[int]] = {member: set() for member in reversed(world.members) if member not in lost}
+    for member in apart:
+        for other in apart.keys() & unreached.get(member, set()):
+            apart[member].add(other)
+            apart[other].add(member)
+    out: set[int] = set()
+    while any(apart.values()):
+        worst = max(apart, key=lambda member: len(apart[member]))  # the first of several: the last in the world
+        for other in apart.pop(worst):
+            apart[other].discard(worst)
+        out.add(worst)
+    return out
 
 
 def is_minority(world: EpochWorld, *, lost: Set[int], ended: Set[int]) -> bool:

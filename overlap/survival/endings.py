@@ -62,5 +62,7 @@ def describe_new_epoch(before: EpochWorld, after: EpochWorld, reason: str = "", 
 
 
 def _name_processes(members: list[int]) -> str:
-    """Return processes in words: "process 2", "processes 1, 3"."""
-    return f"process{'es' * (len(members) > 1)} {', '.join(map(str, members)) or 'no'}"
+    """Return processes in words: "process 2", "processes 1, 3", "no process"."""
+    if not members:
+        return "no process"
+    return f"process{'es' * (len(members) > 1)} {', '.join(map(str, members))}"

@@ -27,7 +27,16 @@ from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..timeline.sequence import in_first_world
-from .agreement import EpochWorld, State, has_state, is_minority, lost_members, member_state, propose_world
+from .agreement import (
+    EpochWorld,
+    State,
+    cut_off_members,
+    has_state,
+    is_minority,
+    lost_members,
+    member_state,
+    propose_world,
+)
 from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, describe_new_epoch, is_end
 from .hosts import has_several_hosts, open_witness, witness_folder
 from .spare import program_here, until, wait_for_world
@@ -253,6 +262,8 @@ class SurvivingRun:
             async with self.witness.watching(self.world.members):
                 while self.state is State.JOINS and not await self.witness.access(self._has_fallen_apart):  # noqa: ASYNC110
                     await trio.sleep(self.witness.look_s)
+                while self.witness.dials():  # noqa: ASYNC110  the report needs what comes of it
+                    await trio.sleep(self.witness.look_s)
         if self.state is State.JOINS:
             joining.cancel()
 
@@ -300,7 +311,8 @@ class SurvivingRun:
             self._old_listeners.append(self._listener)
             self._listener = listen_at_free_port(self._address)
         host, port = self._listener.getsockname()[:2]
-        report = Report(step=step, endpoint=(host, port), lacks=not all(map(self._has_state, self.epochs)))
+        lacks, unreached = not all(map(self._has_state, self.epochs)), self.witness.unreached()
+        report = Report(step=step, endpoint=(host, port), lacks=lacks, unreached=unreached)
         await self.witness.access(lambda: self.witness.report(before.epoch, report))
         async with self.witness.watching(before.members):
             record = await self._wait_for_next_world(suspects)
@@ -350,6 +362,7 @@ class SurvivingRun:
             self.world, dead=self._dead_members(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
             suspect_s=SUSPECT_S, report_s=REPORT_S,
         )  # fmt: skip
+        lost |= cut_off_members(self.world, {m: set(report.unreached) for m, report in reports.items()}, lost=lost)
         ended = {member for member in lost if self.witness.has_ended(member)}
         if waited_s < MINORITY_S and is_minority(self.world, lost=lost, ended=ended):
             return False

@@ -21,15 +21,14 @@ from typing import TypeVar
 import trio
 
 from ..errors import OverlapError, UsageError
+from ..processes.shared_folder import HOSTS, WITNESS
 from ..processes.silence import LOST_AFTER_S
 from ..processes.sockets import OUTAGE_S, dial, listen_at_free_port
 from .agreement import EpochWorld
-from .witness import WITNESS, Witness
+from .witness import Witness, blame_memory
 
 T = TypeVar("T")
 
-#: Variable with the number of hosts of a job.
-HOSTS = "OVERLAP_HOSTS"
 #: How often a process looks into the folder. A look takes a few messages to the server.
 _LOOK_S = 0.02
 #: Pause before a call of the file system is made again that has failed.
@@ -63,6 +62,8 @@ class SharedWitness(Witness):
         self._job_folder, self._limit_s, self._address = folder, limit_s, address
         self._ended: set[int] = set()
         self._cut_off: set[int] = set()
+        self._unreached: set[int] = set()  # outlives `watching`, until a member answers
+        self._dialled: set[int] = set()  # no answer yet
         try:
             super().__init__(folder, attempt, run, member, first)
         except OSError as error:
@@ -80,6 +81,14 @@ class SharedWitness(Witness):
     def is_dead(self, member: int) -> bool:
         """Whether a process has ended, or its host did not answer, while `watching` was open."""
         return member in self._ended or member in self._cut_off
+
+    def unreached(self) -> tuple[int, ...]:
+        """Return the members that could not be dialled, and have not answered since."""
+        return tuple(sorted(self._unreached))
+
+    def dials(self) -> bool:
+        """Whether a member that is watched has neither answered nor been silent for `OUTAGE_S`."""
+        return bool(self._dialled)
 
     def has_ended(self, member: int) -> bool:
         """Whether a process has certainly ended: the kernel of its host refused or reset a connection."""
@@ -122,6 +131,7 @@ class SharedWitness(Witness):
         others = set(members) - {self._member}
         self._ended -= others
         self._cut_off -= others
+        self._dialled.clear()
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             for member in others:
@@ -138,6 +148,7 @@ class SharedWitness(Witness):
         """Connect to the socket of a member, and wait for the end of that connection."""
         while (endpoint := await self._read_endpoint(member)) is None:  # noqa: ASYNC110  another host writes it
             await trio.sleep(self.look_s)
+        self._dialled.add(member)
         try:
             with trio.fail_after(OUTAGE_S):
                 stream = await dial(endpoint)
@@ -146,14 +157,21 @@ class SharedWitness(Witness):
             return
         except (OSError, trio.TooSlowError):
             self._cut_off.add(member)
+            self._unreached.add(member)
             return
+        finally:
+            self._dialled.discard(member)
+        self._unreached.discard(member)
         async with stream:
             try:
                 await stream.receive_some(1)
                 self._ended.add(member)
             except trio.BrokenResourceError as error:
-                reset = isinstance(error.__cause__, ConnectionResetError)
-                (self._ended if reset else self._cut_off).add(member)
+                if isinstance(error.__cause__, ConnectionResetError):
+                    self._ended.add(member)
+                else:
+                    self._cut_off.add(member)
+                    self._unreached.add(member)
 
     async def _read_endpoint(self, member: int) -> tuple[str, int] | None:
         """Return the endpoint at which a member shows that it lives; None: it has written none yet."""
@@ -168,7 +186,8 @@ def open_witness(
 ) -> Witness:
     """Return the witness of a job on one host or on several; arguments as for `SharedWitness`."""
     if not has_several_hosts():
-        return Witness(folder, attempt, run, member, first)
+        with blame_memory(folder):
+            return Witness(folder, attempt, run, member, first)
     return SharedWitness(folder, attempt, run, member, first, address=address, limit_s=limit_s or LOST_AFTER_S)
 
 

@@ -20,19 +20,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, TypeVar, cast
 
+from ..errors import UsageError
 from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
 
-#: Variable that names the folder to the processes of a job.
-WITNESS = "OVERLAP_WITNESS"
 #: A spare that has not touched its file for so long is stopped, or starved: no world takes it.
 _FRESH_NS = 2_000_000_000
 
@@ -44,6 +43,7 @@ class Report:
     step: int  # Greatest agreed step
     endpoint: tuple[str, int]  # Where the member listens, for the case that it is the first of the next world
     lacks: bool = False  # Whether the member is a newcomer that has no state yet
+    unreached: tuple[int, ...] = ()  # Members that the member could not dial, and that have not answered since
 
 
 class Witness:
@@ -76,7 +76,8 @@ class Witness:
 
     async def access(self, call: Callable[[], T]) -> T:
         """Return the result of a call that reads or writes the folder: here it takes microseconds."""
-        return call()
+        with blame_memory(self._members.parent):
+            return call()
 
     @asynccontextmanager
     async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
@@ -86,6 +87,14 @@ class Witness:
     def has_ended(self, member: int) -> bool:
         """Whether a process has certainly ended; one that is dead may be on a host that is cut off."""
         return self.is_dead(member)
+
+    def unreached(self) -> tuple[int, ...]:
+        """Return the members that could not be dialled, and have not answered since: on one host there are none."""
+        return ()
+
+    def dials(self) -> bool:
+        """Whether it is not known yet which of the watched members can be dialled."""
+        return False
 
     def is_dead(self, member: int) -> bool:
         """Whether the process of a member has ended; False for one that has not come yet."""
@@ -116,7 +125,8 @@ class Witness:
     def program(self, own: str | None = None) -> str | None:
         """Return the program that the members run; None if none has written it. `own` is written if none was."""
         if own is not None:
-            self._create("program", {"program": own})
+            with blame_memory(self._members.parent):
+                self._create("program", {"program": own})
         content = self._read_json(self._folder / "program")
         return None if content is None else str(content["program"])
 
@@ -157,7 +167,7 @@ class Witness:
     def _read_report(self, name: str) -> Report | None:
         """Return the report in a file; None if there is no such file."""
         if (content := self._read_json(self._folder / name)) is not None:
-            return Report(**content | {"endpoint": tuple(content["endpoint"])})
+            return Report(**content | {name: tuple(content[name]) for name in ("endpoint", "unreached")})
         return None
 
     def _read_json(self, path: Path) -> dict[str, Any] | None:
@@ -168,6 +178,17 @@ class Witness:
 
 
 _locked: dict[Path, int] = {}  # descriptors that stay open: closing one would unlock the file
+
+
+@contextmanager
+def blame_memory(folder: Path) -> Iterator[None]:
+    """Raise a `UsageError` with advice where the system refuses to write into the folder of this host's witness."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"survive: cannot write the witness {folder}: {error.strerror or error}; make room in {folder.parent}"
+        ) from None
 
 
 def _create_locked(path: Path) -> None:

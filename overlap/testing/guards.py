@@ -38,6 +38,7 @@ class GuardedProgram(Protocol):
     """Program with all ranks in this process, as its guards see it; see `programs`."""
 
     opened: dict[int, list[tuple[str, weakref.ref[Any]]]]
+    written: dict[str, tuple[int, str]]
 
     def sleep(self, thread: RankThread[Any], original: Callable[[float], None], seconds: float) -> None:
         """Let virtual time pass on the calling rank."""
@@ -150,6 +151,7 @@ def _open_and_note(
     writes, rank = any(letter in mode for letter in "wax+"), thread.rank.rank
     if writes:
         _check_disk(program, rank, file)
+        _note_writer(program, thread, file)
     stream = original(file, mode, *args, **keywords)
     if writes:
         program.opened.setdefault(rank, []).append((str(file), weakref.ref(stream)))
@@ -167,7 +169,14 @@ def _save_unless_full(
 ) -> Any:
     """Save a value by `torch.save`, unless the disk of the rank is full."""
     _check_disk(program, thread.rank.rank, file)
+    _note_writer(program, thread, file)
     return original(value, file, *args, **keywords)
+
+
+def _note_writer(program: GuardedProgram, thread: RankThread[Any], file: Any) -> None:
+    """Note which rank writes a file, and where, for a rank that misses it."""
+    if isinstance(file, (str, os.PathLike)):
+        program.written[os.path.abspath(file)] = thread.rank.rank, thread.line_now()
 
 
 def _check_disk(program: GuardedProgram, rank: int, file: Any) -> None:

@@ -104,7 +104,8 @@ def _end_verdict(record: Record, error: BaseException) -> Verdict:
     at = next(filter(None, map(where, [cause, *chain])), "")
     line = at.removeprefix(" at ")
     return Verdict(
-        kind="crash", text=f"{culprit} failed{at}: {in_one_line(unwrap_single_error(cause))}", ranks=ranks,
+        kind="crash", ranks=ranks,
+        text=f"{culprit} failed{at}: {in_one_line(unwrap_single_error(cause))}{record.late_files.get(rank, '')}",
         lines=(line,) if line else (),
     )  # fmt: skip
 

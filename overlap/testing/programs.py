@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ from .record import Record
 from .run import Run
 from .running import Setting, make_run, run_world
 from .threads import RankThread, RealTime
-from .verdict import Verdict
+from .verdict import Meetings, Verdict, wrong_group
 from .views import RankView, process_restored
 from .watch import Cost, ModelWatch, Watch, fixed_cost, watching
 from .world import TestedBackend
@@ -44,6 +45,12 @@ if TYPE_CHECKING:
 # Sleeps of a rank that take no time where ranks have turns; loops that poll must come to an end.
 _SHORT_SLEEPS = 8
 
+
+# Virtual time in which another rank may write the file that a rank misses.
+_LATE_S = 1.0
+
+# Modules that sleep until a process or a lock outside is done, as torch's compiler does while it holds a lock.
+_WAIT_OUTSIDE = ("subprocess", "filelock.", "torch._inductor.")
 
 # The verdict on a program that does not communicate: a test of it tests nothing.
 _SILENT = Verdict(
@@ -68,6 +75,7 @@ class TestedProgram:
         self, body: Callable[[RankView], Any], argv: Sequence[str], setting: Setting, folder: str | None = None
     ) -> None:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
+        self._released: dict[int, int] = {}  # see `TestedCommunicators`
         self._cost, self._measured = _parse_cost(setting.cost)
         self._threads: dict[int, RankThread[Any]] = {}
         self._watches: dict[RankThread[Any], tuple[Watch | None, ModelWatch]] = {}
@@ -76,6 +84,7 @@ class TestedProgram:
         self._handlers: dict[int, Any] = {}
         self._sleep_counts: Counter[int] = Counter()  # how often, by rank
         self.opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
+        self.written: dict[str, tuple[int, str]] = {}  # by path: the rank and the line that wrote it last
 
     def run(self, line: str) -> Run:
         """Run the program once, and return the result with its verdicts."""
@@ -95,6 +104,9 @@ class TestedProgram:
                 pythonapi.Py_IncRef(py_object(self))
             run = make_run(outcome, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
+            for rank, view in enumerate(self._views):
+                for text in view.output.warnings:
+                    run.warnings.setdefault(text, []).append(rank)
             run.folder = self._cwd
             is_silent = not (outcome.record.issues or torch_store.is_used())
             models = [models for _, models in self._watches.values()]
@@ -103,14 +115,24 @@ class TestedProgram:
         verdicts = judge(
             outcome.record, outcome.error, synchronised=synchronised, shared_order=True, unused=outcome.unused
         )
+        if outcome.error is not None and verdicts[0].kind == "order inversion" and not self._released:
+            verdicts[0] = self._find_wrong_group(outcome.record) or verdicts[0]
         if is_silent and not verdicts and run.size > 1:
             verdicts.append(_SILENT)
         run.verdicts = [_with_advice(verdict) for verdict in verdicts if verdict.kind not in self._setting.allow]
         return run
 
+    def _find_wrong_group(self, record: Record) -> Verdict | None:
+        """Run the program again, in which blocked ranks go on, to see whether they merely have another order."""
+        again = TestedProgram(self._body, self._argv, self._setting, self._folder)
+        again._released = {rank: issue.index for rank, issue in Meetings(record).blocked.items()}
+        return wrong_group(record, again.run("").record)
+
     def _make_main(self, clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         """Connect this program to a world that is about to run; return the async function of its ranks."""
         record, plan = clock.record, clock.plan
+        assert clock.shared is not None
+        clock.shared.released = self._released
         plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._handle_sigterm(rank))
         self._plan = plan
         self._views = [
@@ -165,10 +187,24 @@ class TestedProgram:
                 raise ProgramExit(f"the program called sys.exit({exit.code!r})") from exit
             record.left[number] = "called sys.exit()"
             return None
+        except FileNotFoundError as error:
+            record.late_files[number] = self._find_writer(thread, error.filename)
+            raise
         record.left.setdefault(number, "")
         clock.shared.note_unfinished(number, sends=True)
         self._note_leaks(number, record, before)
         return result
+
+    def _find_writer(self, thread: RankThread[Any], file: object) -> str:
+        """Let other ranks go on for a moment, and return a clause on the one that writes a missing file; "" if none."""
+        if not isinstance(file, str):
+            return ""
+        path = os.path.abspath(file)
+        thread.sleep(_LATE_S)
+        if path not in self.written:
+            return ""
+        rank, line = self.written[path]
+        return f"; rank {rank} writes it later, at {line}: wait for that, by a barrier for example"
 
     def _note_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
         """Record files that a rank has left open for writing, and threads that it has left running."""
@@ -204,6 +240,9 @@ class TestedProgram:
 
         As if all other ranks had been held up for longer: nothing may depend on the length of a sleep.
         """
+        if sys._getframe(2).f_globals.get("__name__", "").startswith(_WAIT_OUTSIDE):
+            original(seconds)
+            return
         rank = thread.rank.rank
         self._sleep_counts[rank] += 1
         is_short = self._plan.turns is not None and self._sleep_counts[rank] <= _SHORT_SLEEPS
@@ -247,7 +286,9 @@ def _execute(code: CodeType, file: str, view: RankView, package: str | None) -> 
     """Run the code of a file as the `__main__` of a rank."""
     view.main.__file__, view.main.__package__ = file, package
     view.main.__dict__.update({NAME: view.set_type, "set": view.set_type})
-    exec(code, view.main.__dict__)  # a program of the user, as `python FILE` runs it
+    # A program of the user, as `python FILE` runs it, with code of its own: the compiler of torch keeps compiled frames
+    # by their code, and they use the globals of the module for which they were compiled.
+    exec(marshal.loads(marshal.dumps(code)), view.main.__dict__)
 
 
 def wrap_function(function: Callable[..., Any], args: Sequence[object], setting: Setting) -> TestedProgram:

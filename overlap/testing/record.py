@@ -22,6 +22,7 @@ class Issue:
     line: str  # "file.py:41"
     issued_ns: int
     nbytes: int = 0
+    name: str = ""  # The call, where that is not `op`: its messages are parts of it
     tag: int = 0  # Tag of a message
     peer: int | None = None  # World rank of the other end of a message; None is any source
     ended_ns: int | None = None  # None: it never ended
@@ -48,9 +49,11 @@ class Issue:
     def label(self) -> str:
         """Name of the operation in messages, such as "all_reduce #3 on group 'dp'"."""
         if not self.is_message:
-            return f"{self.op} #{self.seq} on group '{self.group}'"
+            return f"{self.name or self.op} #{self.seq} on group '{self.group}'"
         towards = "to" if self.op == "send" else "from"
         peer = "any rank" if self.peer is None else f"rank {self.peer}"
+        if self.name:
+            return f"{self.name} {towards} {peer}"
         return f"{self.op} {towards} {peer}" + (f" with tag {self.tag}" if self.tag else "")
 
     @property
@@ -85,6 +88,8 @@ class WeightRecord:
     without_gradient: tuple[str, ...] = ()
     line: str = ""  # of the update
     joins: int = 0  # number of contexts of uneven inputs that ended before; each restarts the count of updates
+    settings: tuple[dict[str, str], ...] = ()  # of the optimizer's groups of parameters, such as {"lr": "0.1"}
+    randomness: str = ""  # Digest of the state of the rank's random numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +117,7 @@ class Record:
     left: dict[int, str] = field(default_factory=dict)  # Ranks whose program has ended, and how: "" is well
     places: dict[int, str] = field(default_factory=dict)  # Lines at which ranks stood when the run was ended
     leaks: list[tuple[int, str, str]] = field(default_factory=list)  # The rank, what it has left, the line if known
+    late_files: dict[int, str] = field(default_factory=dict)  # Who writes the file that a rank has missed
     peak_bytes: dict[int, int] = field(default_factory=dict)  # Memory of tensors, by rank
 
     @property

@@ -22,7 +22,7 @@ from . import survived
 from .faults import Fault
 from .folders import RunFolder
 from .record import Record
-from .verdict import Verdict
+from .verdict import Verdict, rank_names
 
 Weight = npt.NDArray[Any]
 
@@ -43,7 +43,9 @@ class RanksFailed(AssertionError):
 
     def __init__(self, run: Run, verdict: Verdict, *, more: str = "") -> None:
         self.run, self.verdict = run, verdict
-        super().__init__("\n".join(filter(None, [str(verdict), more, _outputs(run, verdict), f"repeat: {run.line}"])))
+        warned = [f"{rank_names(ranks)} warned: {text.partition(chr(10))[0]}" for text, ranks in run.warnings.items()]
+        parts = [*warned, str(verdict), more, _outputs(run, verdict), f"repeat: {run.line}"]
+        super().__init__("\n".join(filter(None, parts)))
 
 
 class Answer:
@@ -98,6 +100,7 @@ class Run:
         record: Every operation of every rank.
         spans: Returns the timeline.
         output: What each rank has printed.
+        warnings: The ranks that have shown each warning.
         weights: The weights of each rank at the end, by name.
         error: The exception that ended the run, if one did.
         line: The line that repeats it in a test.
@@ -114,6 +117,7 @@ class Run:
     verdicts: list[Verdict] = field(default_factory=list)
     spans: Callable[[], Timeline] | None = None
     output: list[str] = field(default_factory=list)
+    warnings: dict[str, list[int]] = field(default_factory=dict)
     weights: list[dict[str, Weight]] = field(default_factory=list)
     error: BaseException | None = None
     line: str = ""
@@ -178,26 +182,35 @@ class Run:
         """Return whether all ranks have the same weights at the end, bit by bit, or the same results.
 
         Args:
-            what: "model weights", or "results" for the values that the programs return.
+            what: "model weights"; "model weights after each update", which ranks that average their weights now and
+                then do not have; or "results" for the values that the programs return.
         """
-        if what not in ("model weights", "results"):
-            raise UsageError(f'same: expected "model weights" or "results", got {what!r}')
-        return self._first_problem(Run._same_results if what == "results" else Run._same_weights)
+        asked = {
+            "model weights": Run._same_weights,
+            "model weights after each update": Run._same_updates,
+            "results": Run._same_results,
+        }
+        if what not in asked:
+            raise UsageError(f"same: expected {', '.join(map(repr, asked))}; got {what!r}")
+        return self._first_problem(asked[what])
+
+    def _same_updates(self) -> Answer:
+        """Compare the weights of all ranks after each update, and at the end."""
+        differing = survived.weights(self.record)
+        return self._same_weights() if differing is None else Answer(str(differing))
 
     def _same_weights(self) -> Answer:
-        """Compare the weights of all ranks after each update, and at the end."""
+        """Compare the weights of all ranks at the end; a difference is that of the update since which they differ."""
         if not any(self.weights):
             return Answer(
                 "no rank has made a model of PyTorch; of async functions, same('results') compares what they return"
             )
-        differing = survived.weights(self.record)
-        if differing is not None:
-            return Answer(str(differing))
         names = dict.fromkeys(name for rank in self.weights for name in rank)
         for name in names:
             answer = self._same_weight(name)
             if answer.why:
-                return answer
+                differing = survived.weights(self.record, lasting=True)
+                return answer if differing is None else Answer(str(differing))
         return Answer()
 
     def _same_weight(self, name: str) -> Answer:
@@ -350,9 +363,11 @@ def whole_weights(ranks: Sequence[Mapping[str, Weight]]) -> dict[str, Weight]:
 
 
 def _outputs(run: Run, verdict: Verdict) -> str:
-    """Return the last lines that the ranks at fault have printed."""
+    """Return the last lines that the ranks at fault have printed, without warnings."""
     shown = []
+    warned = {line for text in run.warnings for line in text.splitlines()}
     for rank in verdict.ranks[:2]:
-        lines = run.output[rank].splitlines()[-_SHOWN:] if rank < len(run.output) else []
+        printed = run.output[rank].splitlines() if rank < len(run.output) else []
+        lines = [line for line in printed if line not in warned][-_SHOWN:]
         shown += [f"rank {rank} printed: {line}" for line in lines]
     return "\n".join(shown)

@@ -11,6 +11,8 @@ from ctypes import c_ulong, py_object, pythonapi
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from transports.delays import Instant
+
 from ..errors import UsageError
 from ..settings import check_ranks
 from ..simulation.simulated_backend import Virtual
@@ -41,7 +43,7 @@ class Setting:
     faults: tuple[Fault, ...] = ()
     steps: int | None = None  # Argument `--steps` of a program, or the argument `steps` of a function
     timeout_s: float | None = 1e5  # Limit in virtual time
-    real_timeout_s: float = _REAL_TIMEOUT_S  # Limit in real time of what a rank does without giving others their turn
+    real_timeout_s: float = _REAL_TIMEOUT_S  # Limit in real time, without delays, of a rank's turn
     cost: Any = "fixed"  # Prices of PyTorch's functions: "fixed", "measured", a table of seconds by name, a function
     clock: Virtual = field(default_factory=Virtual)  # Assumptions of virtual time
     allow: tuple[str, ...] = ()  # Kinds of verdicts that are no failures
@@ -157,16 +159,16 @@ def make_run(outcome: WorldResult, setting: Setting, line: str) -> Run:
 
 @contextmanager
 def limit_real_time(seconds: float, progress: Callable[[], object]) -> Iterator[None]:
-    """Raise `RealTimeError` in this thread if `progress` returns the same for that long, even where it never waits."""
+    """Raise `RealTimeError` in this thread if `progress` is the same for so long (own time), even if it never waits."""
     over, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
         """Raise `RealTimeError` in the other thread once `progress` has been constant for `seconds`, plus 2 s."""
-        before, since_s = progress(), time.monotonic()
+        before, since = progress(), Instant.now()
         while not over.wait(min(1.0, seconds)):
             if (now := progress()) != before:
-                before, since_s = now, time.monotonic()
-            elif time.monotonic() - since_s > seconds + 2.0:  # a rank's own limit comes first: it knows where it is
+                before, since = now, Instant.now()
+            elif Instant.now().since(since) > seconds + 2.0:  # a rank's own limit comes first: it knows where it is
                 pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(RealTimeError))
                 return
 

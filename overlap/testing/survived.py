@@ -214,37 +214,81 @@ def gradients(record: Record) -> Verdict | None:
     return None
 
 
-def weights(record: Record) -> Verdict | None:
-    """Find the first weight that differs between ranks, and the update after which it does."""
+def weights(record: Record, *, lasting: bool = False) -> Verdict | None:
+    """Find the first weight that differs between ranks, and the update after which it does.
+
+    Args:
+        lasting: Whether only a difference counts that no later update removes.
+    """
+    found: Verdict | None = None
+    again = False  # whether the ranks differed before, and then not
     for step, of_step in _weights_by_step(record):
-        for name in dict.fromkeys(name for rank in sorted(of_step) for name in of_step[rank].digests):
-            having = [rank for rank in sorted(of_step) if name in of_step[rank].digests or " [part " not in name]
-            digests = {rank: of_step[rank].digests.get(name, "") for rank in having}
-            counts = Counter(digests.values())
-            if len(counts) > 1:
-                usual = counts.most_common(1)[0][0] if counts.most_common(1)[0][1] > 1 else next(iter(digests.values()))
-                odd = [rank for rank, digest in digests.items() if digest != usual]
-                return _weight_verdict(record, step, name, odd, digests, of_step)
+        differing = _weight_difference(record, step, of_step, again=again)
+        if differing is not None and not lasting:
+            return differing
+        again = again or (found is not None and differing is None)
+        found = differing and (found or differing)
+    return found
+
+
+def _weight_difference(record: Record, step: int, of_step: dict[int, WeightRecord], *, again: bool) -> Verdict | None:
+    """Find the first weight that differs between ranks after an update."""
+    for name in dict.fromkeys(name for rank in sorted(of_step) for name in of_step[rank].digests):
+        having = [rank for rank in sorted(of_step) if name in of_step[rank].digests or " [part " not in name]
+        digests = {rank: of_step[rank].digests.get(name, "") for rank in having}
+        counts = Counter(digests.values())
+        if len(counts) > 1:
+            usual = counts.most_common(1)[0][0] if counts.most_common(1)[0][1] > 1 else next(iter(digests.values()))
+            odd = [rank for rank, digest in digests.items() if digest != usual]
+            return _weight_verdict(record, step, name, odd, digests, of_step, again=again)
     return None
 
 
 def _weight_verdict(
-    record: Record, step: int, name: str, odd: list[int], digests: dict[int, str], of_step: dict[int, WeightRecord]
+    record: Record,
+    step: int,
+    name: str,
+    odd: list[int],
+    digests: dict[int, str],
+    of_step: dict[int, WeightRecord],
+    *,
+    again: bool,
 ) -> Verdict:
     """Return the verdict on a weight that some ranks have otherwise, with the update and digests."""
     usual = next(rank for rank in digests if rank not in odd)
     line = of_step[odd[0]].line
-    when = f"after update {step} ({line}), and not before," if step else "before the first update"
+    since = f"from update {step} ({line}) on," if again else f"after update {step} ({line}), and not before,"
+    when = since if step else "before the first update"
     when += " since the last Join" if of_step[odd[0]].joins else ""
     text = (
         f"{when} '{name}' differs: {rank_names(odd)} ({digests[odd[0]]}) from {rank_names([usual])} ({digests[usual]})"
     )
-    last = _random_difference(record, odd[0], usual)
-    return Verdict(kind="weights differ", text=text + last, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
+    reason = _setting_difference(of_step, odd, usual) or _random_difference(record, odd[0], usual, step)
+    return Verdict(kind="weights differ", text=text + reason, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
 
 
-def _random_difference(record: Record, odd: int, usual: int) -> str:
-    """Return a clause on the line at which two ranks first have other random numbers; "" if none."""
+def _setting_difference(of_step: dict[int, WeightRecord], odd: list[int], usual: int) -> str:
+    """Return a clause on the first setting in which the optimizers of ranks differ; "" if none."""
+    for rank in odd:
+        groups = of_step[rank].settings
+        for number, (own, other) in enumerate(zip(groups, of_step[usual].settings, strict=False)):
+            for name in own:
+                if own[name] != other.get(name, own[name]):
+                    where = f"{name} in its group {number}" if len(groups) > 1 else name
+                    return (
+                        f"; the optimizer of rank {rank} has {where} = {own[name]}, that of rank {usual} {other[name]}"
+                    )
+    return ""
+
+
+def _random_difference(record: Record, odd: int, usual: int, step: int) -> str:
+    """Return a clause on the line at which two ranks first have other random numbers; "" if none.
+
+    Ranks whose random numbers differed before the first update have their own by right, as those of their data.
+    """
+    first = {weights.rank: weights.randomness for weights in reversed(record.weights)}
+    if step and first[odd] != first[usual]:
+        return ""
     mine, theirs = record.of(odd), record.of(usual)
     for a, b in zip(mine, theirs, strict=False):
         if a.randomness and b.randomness and a.randomness != b.randomness and a.line == b.line:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
 from ..runtime.future import Future
 from ..timeline.ranklist import listed
@@ -18,7 +17,7 @@ from ..torch.process_group import ProcessGroup
 from .record import Record
 from .threads import RankThread
 from .torch_store import SharedStore
-from .watch import ModelWatch, Watch
+from .watch import ModelWatch, Watch, random_digest
 from .world import TestedCommunicators
 
 
@@ -148,7 +147,7 @@ class TorchRank:
         """Issue an operation, in the event loop."""
         self.watch.inside += 1
         try:
-            state = torch.default_generator.get_state()
+            randomness = random_digest()
             future = self.thread.call(method)
         finally:
             self.watch.inside -= 1
@@ -156,7 +155,7 @@ class TorchRank:
         if issue is None or operation is None:
             return Pending(self.thread, future, _ignore_wait, self._save_error)
         issue.thread, issue.dropped_by = self._number, self.dropped_by
-        issue.randomness = xxhash.xxh64_hexdigest(memoryview(state.numpy()))
+        issue.randomness = randomness
         arrays = _array_memory(operation)
         self.watch.operation_issued(issue, arrays)
         self.models.operation_issued(issue, self.record.size, arrays)

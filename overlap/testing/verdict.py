@@ -69,6 +69,12 @@ class Meetings:
         awaited = [issue for issue in unfinished if issue.awaited]
         return next(iter(awaited or unfinished), None)
 
+    @property
+    def blocked(self) -> dict[int, Issue]:
+        """The operation in which each rank waits, of ranks that wait for others."""
+        ranks = range(self.record.size)
+        return {rank: issue for rank in ranks if (issue := self.blocking_issue(rank)) is not None}
+
     def last_issue(self, rank: int) -> Issue | None:
         """Return the operation that a rank has issued last."""
         return self.of_rank[rank][-1] if self.of_rank[rank] else None
@@ -89,18 +95,62 @@ _ONE_END = {"send": ("send without a receive", "received"), "recv": ("receive wi
 def why_stalled(record: Record) -> Verdict | None:
     """Return why ranks wait for ever: the cycle of their waits, or the rank that does not arrive."""
     meetings = Meetings(record)
-    blocked = {rank: issue for rank in range(record.size) if (issue := meetings.blocking_issue(rank)) is not None}
-    for start in blocked:
-        chain = _wait_chain(start, blocked, meetings)
-        if chain[-1] in chain[:-1]:
-            cycle = chain[chain.index(chain[-1]) : -1]
-            skipped = _skip_in_cycle(cycle, blocked, meetings)
-            return skipped or _with_other_waits(_cycle_verdict(cycle, blocked, meetings), blocked)
+    blocked = meetings.blocked
+    if cycle := _find_cycle(blocked, meetings):
+        skipped = _skip_in_cycle(cycle, blocked, meetings)
+        return skipped or _with_other_waits(_cycle_verdict(cycle, blocked, meetings), blocked)
     for start in blocked:
         chain = _wait_chain(start, blocked, meetings)
         waiting = [rank for rank, issue in blocked.items() if chain[-1] in meetings.missing_ranks(issue)]
         return _absence_verdict(chain[-1], waiting, blocked, meetings)
     return None
+
+
+def wrong_group(record: Record, later: Record) -> Verdict | None:
+    """Return the verdict on ranks that wait for each other because one has passed the wrong group; None if none has.
+
+    Args:
+        record: Record of a run that stalled.
+        later: Record of the same run with operations of the blocked ranks that end at once: a rank that still never
+            issues the operation in which another one waits for it has not merely another order.
+    """
+    meetings = Meetings(record)
+    blocked = meetings.blocked
+    cycle = _find_cycle(blocked, meetings)
+    issued = {(issue.rank, issue.key, issue.seq, issue.op) for issue in later.issues}
+    waits: dict[tuple[str, int], list[int]] = {}
+    for rank, issue in blocked.items():
+        waits.setdefault((issue.key, issue.seq), []).append(rank)
+    pairs = [
+        (blocked[following], blocked[rank]) for rank, following in zip(cycle, [*cycle[1:], *cycle[:1]], strict=True)
+    ]
+    never = [
+        (own, other)
+        for own, other in pairs
+        if later.left.get(own.rank) == "" and (own.rank, other.key, other.seq, other.op) not in issued
+    ]
+    if not never:
+        return None
+    own, other = min(never, key=lambda pair: len(waits[pair[0].key, pair[0].seq]))
+    waiting = waits[other.key, other.seq]
+    return Verdict(
+        kind="wrong group",
+        text=(
+            f"rank {own.rank} waits in {own.title}, and never issues {other.title}, in which {rank_names(waiting)} "
+            f"wait{'s' * (len(waiting) == 1)} for it: pass the same group on all ranks"
+        ),
+        ranks=(own.rank, *waiting),
+        lines=tuple(dict.fromkeys((own.line, other.line))),
+    )
+
+
+def _find_cycle(blocked: dict[int, Issue], meetings: Meetings) -> list[int]:
+    """Return blocked ranks that wait for each other, each for the next; [] if there are none."""
+    for start in blocked:
+        chain = _wait_chain(start, blocked, meetings)
+        if chain[-1] in chain[:-1]:
+            return chain[chain.index(chain[-1]) : -1]
+    return []
 
 
 def _wait_chain(start: int, blocked: dict[int, Issue], meetings: Meetings) -> list[int]:
@@ -144,7 +194,10 @@ def _cycle_verdict(cycle: list[int], blocked: dict[int, Issue], meetings: Meetin
     if len(messages) == 1:  # the other end would come later, if at all
         issue = messages[0]
         kind, act = _ONE_END[issue.op]
-        explained = f"{text}; rank {_other_end(issue)} has not {act} it: it never does, or does so too late"
+        never = "it never does, or does so too late"
+        if issue.name:
+            kind, never = "skipped collective", f"it calls no {issue.name}, or only one of them passes split sizes"
+        explained = f"{text}; rank {_other_end(issue)} has not {act} it: {never}"
         return Verdict(kind=kind, text=explained, ranks=tuple(ranks), lines=lines)
     advice = "ranks must issue the operations of all groups that they share in one order"
     return Verdict(kind="order inversion", text=f"{text}; {advice}", ranks=tuple(ranks), lines=lines)
@@ -217,7 +270,7 @@ def _skip_verdict(rank: int, skip: tuple[Issue, Issue | None], waiting: list[int
     others = [member for member in meetings.of_key[skipped.key] if member != rank]
     went_on = _later_action(rank, skipped, instead, meetings)
     text = (
-        f"rank {rank} skipped {skipped.op} #{skipped.seq} on group '{skipped.group}', which {rank_names(others)} "
+        f"rank {rank} skipped {skipped.label}, which {rank_names(others)} "
         f"issued at {skipped.line}; rank {rank} {went_on}; {rank_names(waiting)} wait{'s' * (len(waiting) == 1)} for it"
     )
     lines = [skipped.line] + ([instead.line] if instead is not None else [])
@@ -247,6 +300,9 @@ def _unmatched_message(issue: Issue, rank: int, meetings: Meetings) -> Verdict:
             return verdict
         text = f"rank {issue.rank} receives from any rank with tag {issue.tag} at {issue.line}, and no rank sends"
         return Verdict(kind="receive without a send", text=text, ranks=(issue.rank,), lines=(issue.line,))
+    if issue.name:
+        text = f"rank {issue.rank} waits in {issue.title}, and rank {rank} never calls {issue.name}"
+        return Verdict(kind="skipped collective", text=text, ranks=(rank, issue.rank), lines=(issue.line,))
     other = "recv" if issue.op == "send" else "send"
     near = [
         end
@@ -280,7 +336,7 @@ def _unmatched_message(issue: Issue, rank: int, meetings: Meetings) -> Verdict:
 
 def _other_tag(issue: Issue, meetings: Meetings) -> Verdict | None:
     """Return the verdict on a receive that waits while a message with a tag not received is under way."""
-    if issue.op != "recv":
+    if issue.op != "recv" or issue.name:
         return None
     received = {each.tag for each in meetings.of_rank[issue.rank] if each.op == "recv"}
     senders = range(meetings.record.size) if issue.peer is None else (issue.peer,)

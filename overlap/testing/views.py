@@ -12,11 +12,12 @@ import os
 import random
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -28,14 +29,35 @@ from .hashing import set_type
 _KEPT_CHARACTERS = 100_000
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning, and note it in the output of a rank."""
+    out, text = file or sys.stderr, warnings.formatwarning(message, category, filename, lineno, line)
+    if isinstance(out, Output):
+        out.warnings[text] = None
+    out.write(text)
+
+
 class Output(io.TextIOBase):
-    """First part of a rank's output; `left_out` characters came after it."""
+    """First part of a rank's output; `left_out` characters came after it.
+
+    Attributes:
+        warnings: The warnings in it, each once.
+    """
 
     left_out: int
+    warnings: dict[str, None]
 
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._left, self.left_out = _KEPT_CHARACTERS, 0
+        self.warnings = {}
 
     def writable(self) -> bool:
         """Return True: the rank can print."""
@@ -227,13 +249,13 @@ def _random_states(seed: str) -> tuple[Any, Any]:
 def process_restored() -> Iterator[None]:
     """Leave the process as it was: environment, directory, search path, random numbers, filters of warnings, hooks."""
     import signal
-    import warnings
 
     before, environ, path, hook = _Process(), dict(os.environ), list(sys.path), sys.excepthook
     numbers = random.getstate(), np.random.get_state()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # as in a process of the program's own, whatever the tests make of warnings
+        warnings.showwarning = _show_warning
         try:
             yield
         finally:

@@ -66,6 +66,11 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """Return False: `exclude_from_compiler` keeps dynamo away, without a slow import of the compiler."""
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: compile frames below this mode, which observes the functions of the compiled code."""
+        return True
+
     @exclude_from_compiler
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -198,7 +203,7 @@ class ModelWatch:
         fresh = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._optimized]
         self._optimized.update((id(p), p) for p in fresh)
         if not self._updates:
-            self._record_weights(())
+            self._record_weights((), optimizer)
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self._sums = (
             (self._sums or not (self._updates or self._joins)) and bool(gradients) and all(map(self._is_sum, gradients))
@@ -219,7 +224,7 @@ class ModelWatch:
             return
         self._updating = None
         self._updates += 1
-        self._record_weights(self._lacking)
+        self._record_weights(self._lacking, optimizer)
 
     def restart_updates(self) -> None:
         """Restart the count of updates: ranks made different numbers of them on uneven inputs."""
@@ -232,13 +237,14 @@ class ModelWatch:
             return False
         return any(begin <= gradient.data_ptr() < end for begin, end in self._summed)
 
-    def _record_weights(self, lacking: tuple[str, ...]) -> None:
-        """Record digests of all weights, and the names of weights without a gradient."""
+    def _record_weights(self, lacking: tuple[str, ...], optimizer: Any) -> None:
+        """Record digests of all weights, the names of weights without a gradient, and the optimizer's settings."""
         digests = {name: _digest(value) for name, value in self.weights().items()}
         self._record.weights.append(
             WeightRecord(
                 rank=self.rank, step=self._updates, joins=self._joins, digests=digests, without_gradient=lacking,
-                line=frame_line(users_frame()),
+                line=frame_line(users_frame()), settings=tuple(map(_settings, optimizer.param_groups)),
+                randomness=random_digest(),
             )
         )  # fmt: skip
 
@@ -252,13 +258,32 @@ class ModelWatch:
         return names
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the optimised parameters, or all without an optimizer; the name of a part has its position."""
+        """Return the optimised parameters, or all without an optimizer; the name of a part has its position.
+
+        Models may have parameters of one name: the second one is "weight of model 2".
+        """
         names = self.names()
         chosen = self._optimized or {id(p): p for module in self._modules.values() for p in module.parameters()}
-        return {
-            f"{names.get(key, f'parameter {number}')}{_part_label(value, self.rank)}": _local_tensor(value)
-            for number, (key, value) in enumerate(chosen.items())
-        }
+        labelled: dict[str, torch.Tensor] = {}
+        for number, (key, value) in enumerate(chosen.items()):
+            name, part, model = names.get(key, f"parameter {number}"), _part_label(value, self.rank), 1
+            while (label := f"{name}{f' of model {model}' if model > 1 else ''}{part}") in labelled:
+                model += 1
+            labelled[label] = _local_tensor(value)
+        return labelled
+
+
+def _settings(group: dict[str, Any]) -> dict[str, str]:
+    """Return the settings of a group of parameters as text, without those that are no values."""
+    return {name: repr(value) for name, value in group.items() if isinstance(value, _VALUES)}
+
+
+_VALUES = (bool, int, float, str, tuple, torch.Tensor)
+
+
+def random_digest() -> str:
+    """Return a digest of the state of torch's random numbers."""
+    return xxhash.xxh64_hexdigest(memoryview(torch.default_generator.get_state().numpy()))
 
 
 def _part_label(value: torch.Tensor, rank: int) -> str:

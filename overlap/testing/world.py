@@ -65,6 +65,13 @@ class RecordingIssuer(Issuer):
         super()._enqueue(operation, port)
 
 
+_EXCHANGES = ("all_to_all", "all_to_all_single")
+"""Calls of PyTorch that are operations, or several messages, of other names."""
+
+_RELEASED = 1000
+"""Operations of a released rank that wait for no other rank."""
+
+
 class TestedCommunicators(FaultyCommunicators):
     """Where recorded operations meet."""
 
@@ -72,6 +79,7 @@ class TestedCommunicators(FaultyCommunicators):
         super().__init__(engine, injector)
         self.record = record
         self.unfinished: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
+        self.released: dict[int, int] = {}  # by rank: the index from which its operations wait for no other rank
         self._counts: dict[int, int] = {}
         self._identities: dict[int, tuple[object, str]] = {}  # by the id of a communicator, which is kept
         self._opened: Counter[str] = Counter()  # how often each was opened: those of messages close when they are idle
@@ -100,6 +108,7 @@ class TestedCommunicators(FaultyCommunicators):
             index=index,
             op=operation.op if message is None else "recv" if message[0] else "send",
             what="",
+            name=operation.name if operation.name in _EXCHANGES else "",
             group=operation.group.name,
             members=port.communicator.members,
             key=self._identity(port) or f"any source, {rank}, {index}",
@@ -129,6 +138,14 @@ class TestedCommunicators(FaultyCommunicators):
                 issue.waited_ns = issue.ended_ns
 
         call_when_done(operation, Onlooker(note_end))
+
+    def waits_for_none(self, operation: Operation) -> bool:
+        """Whether an operation of a released rank ends without the other ranks; a loop that they end goes no further.
+
+        Its result has whatever is in its memory: only the order of operations counts then.
+        """
+        first = self.released.get(operation.context.rank)
+        return first is not None and 0 <= self.unfinished[id(operation)][0].index - first < _RELEASED
 
     def drop_withdrawn(self) -> None:
         """Drop receives with a cancelled await from the record: nobody waits for their messages."""
@@ -177,7 +194,8 @@ def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:
     """Describe an operation in its issue, after its input has arrived."""
     call = getattr(operation, "call", None)
     if call is not None:
-        issue.what, issue.nbytes = str(call), call.nbytes
+        text = str(call)
+        issue.what, issue.nbytes = issue.name + text[text.index("(") :] if issue.name else text, call.nbytes
 
 
 class _TestedCommunicator(FaultyCommunicator):
@@ -185,8 +203,13 @@ class _TestedCommunicator(FaultyCommunicator):
 
     def arrive(self, operation: Operation) -> None:
         """Let a rank's operation arrive, unless a fault stops it."""
-        plan = self._injector.fates
+        plan, shared = self._injector.fates, self._shared
         assert isinstance(plan, FaultPlan)
+        assert isinstance(shared, TestedCommunicators)
+        if shared.waits_for_none(operation):
+            now_ns = operation.context.now_ns()
+            operation.finish(now_ns, operation.describe(operation.call, now_ns))
+            return
         if plan.turns is not None:
             operation.lock()
             arrive = partial(FaultyCommunicator.arrive, self, operation)
@@ -234,6 +257,7 @@ class TestedBackend(SimulatedBackend):
         *,
         algorithm: str | None,
         check: str | None = None,
+        state_dir: str | None = None,
         steps: KeptSteps | None = None,
         epochs: Sequence[Epoch] = (),
     ) -> World:
@@ -249,6 +273,7 @@ class TestedBackend(SimulatedBackend):
             check=check,
             backend=self,
             injector=self.injector,
+            state_dir=state_dir,
             steps=steps,
             epochs=epochs,
         )

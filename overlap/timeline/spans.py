@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -79,9 +81,20 @@ class Timeline:
         """Return the picture that notebooks show: of the median step, or of the whole run without steps."""
         if not len(self.columns.rank):
             return "<pre>a timeline without spans</pre>"
-        draw, metrics = (import_module(name, __package__) for name in (".draw.view", ".measure.metrics"))
-        html: str = draw.TimelineView(self, step=metrics.median_step(self))._repr_html_()
+        html: str = self._view()._repr_html_()
         return html
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Draw the same picture as text in a terminal's IPython; elsewhere print the repr."""
+        if sys.stdout.isatty() and len(self.columns.rank):
+            self._view()._repr_pretty_(printer, cycle)
+        else:
+            printer.text(repr(self))
+
+    def _view(self) -> Any:
+        """Return the picture of the median step, or of the whole run without steps."""
+        draw, metrics = (import_module(name, __package__) for name in (".draw.view", ".measure.metrics"))
+        return draw.TimelineView(self, step=metrics.median_step(self))
 
     @property
     def columns(self) -> SpanColumns:

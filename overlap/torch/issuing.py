@@ -48,6 +48,7 @@ class Issuing:
         self,
         copy_back: Callable[..., None] | None,
         name: str,
+        /,
         *args: Any,
         limit: float,
         site: FrameType | None = None,
@@ -137,10 +138,19 @@ class Issuing:
         self._seq += 1
         return request
 
-    def _reduction(self, opts: Any, timeout: timedelta | None, op: Any = None) -> tuple[tuple[str, Any], float]:
-        """Return the operator and the time limit of a call."""
+    def _reduction(
+        self, x: torch.Tensor, opts: Any, timeout: timedelta | None, op: Any = None
+    ) -> tuple[tuple[str, Any], float]:
+        """Return the operator on a tensor, and the time limit of a call."""
         operator = op if op is not None else dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        return parse_reduction(operator), self._limit(opts, timeout)
+        name, factor = parse_reduction(operator)
+        if name == "sum" and x.dtype is torch.bool and x.layout is torch.strided:
+            name = "bor"  # as in c10d: a sum of truth values is their logical or
+        if name == "mean" and not (x.is_floating_point() or x.is_complex()):
+            raise CallError(
+                f"op: AVG of {x.dtype} would not be exact, and gloo refuses it too; pass floats, or use SUM and divide"
+            )
+        return (name, factor), self._limit(opts, timeout)
 
     def _limit(self, opts: Any, timeout: timedelta | None) -> float:
         """Return the time limit of a call, in seconds."""
@@ -231,8 +241,9 @@ def limit_seconds(timeout: timedelta | None, default: timedelta) -> float:
     return timeout.total_seconds()
 
 
-# And the modules that wrap functions of torch: deprecated ones, and contexts.
+# And the modules that wrap functions of torch: deprecated ones, and contexts. And graphs that its compiler has made.
 _LIBRARIES = (
+    "<eval_with_key>",
     *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__))),
     *(str(module.__file__) for module in (typing_extensions, warnings, contextlib)),
 )

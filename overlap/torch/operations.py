@@ -55,9 +55,26 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
                 return method(self, *args, **more)
             return _call_recorded(f"c10d::{record}", f"overlap:{name}", self, lambda: method(self, *args, **more), args)
 
-        return cast(_Method, exclude_from_compiler(call_by_our_names, plain=method))
+        decorated: Any = exclude_from_compiler(call_by_our_names, plain=method)
+        if name not in ("send", "recv"):
+            decorated.collective = name
+        return cast(_Method, decorated)
 
     return decorate
+
+
+def waited_at_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that ends with its operation, whose error it raises."""
+
+    @exclude_from_compiler
+    @wraps(method)
+    def call(*args: Any, **keywords: Any) -> Any:
+        """Call the method, and wait for its operation."""
+        work = method(*args, **keywords)
+        work.wait()
+        return work
+
+    return call
 
 
 def exclude_from_compiler(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Method:

@@ -21,10 +21,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from functools import partial, wraps
 from types import CodeType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 def _return_none() -> None:
@@ -75,6 +78,22 @@ def after_backward(callback: Callable[[], None]) -> None:
     queue = _find_private("autograd.Variable._execution_engine.queue_callback")
     if queue is not None:
         queue(callback)
+
+
+def group_options(timeout: timedelta) -> Any:
+    """Return options of a group, as torch reads them."""
+    return _find_private("_C._distributed_c10d.Backend.Options")("overlap", timeout)
+
+
+def replace_in_c10d(name: str, replacement: Callable[..., Any]) -> None:
+    """Replace a function of torch.distributed by one that gets the original before the arguments."""
+    original = getattr(dist.distributed_c10d, name, None)
+    if original is None:
+        return
+    replaced = wraps(original)(partial(replacement, original))
+    for module in (dist, dist.distributed_c10d):
+        if hasattr(module, name):
+            setattr(module, name, replaced)
 
 
 def get_factor(op: Any) -> Any:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from inspect import getmembers
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..runtime.group import Group
-from .operations import operation
+from ..runtime.interrupts import interruptible
+from . import private
+from .operations import operation, waited_at_call
 from .reductions import Reductions
 from .transfers import Transfers
 from .work import Work
@@ -47,6 +50,9 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         self._seq = 0
         self._prepared = {}
         self._barriers = 0
+        if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # gloo then checks at the call
+            for name, _ in getmembers(type(self), lambda member: hasattr(member, "collective")):
+                setattr(self, name, waited_at_call(getattr(self, name)))
 
     # -- identity -----------------------------------------------------------------------------------------------
 
@@ -96,6 +102,11 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"device: backend 'overlap' is for the CPU, got {device}; give it another backend")
         return self
+
+    @property
+    def options(self) -> Any:
+        """Options of the group, of which torch reads the time limit; `set_timeout` changes it."""
+        return private.group_options(self._timeout)
 
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
@@ -192,6 +203,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
             _report_arrival(self._store, key, self._group.rank, limit)
 
 
+@interruptible
 def _report_arrival(store: dist.Store, key: str, rank: int, timeout: timedelta) -> None:
     """Report to rank 0 that this rank has reached the barrier, and wait for the verdict."""
     store.set(f"{key}/{rank}", "here")
@@ -231,6 +243,7 @@ def _await_arrivals(store: dist.Store, key: str, size: int, timeout: timedelta, 
     raise dist.DistBackendError(verdict)
 
 
+@interruptible
 def _has_arrived(store: dist.Store, key: str, until: float) -> bool:
     """Whether a rank arrives at a monitored barrier in time."""
     left_s = until - time.monotonic()

@@ -42,7 +42,7 @@ class Reductions(Issuing):
                 if handle is not None:
                     return Work(handle, tensors)
         inputs = list_tensors(tensors, "tensors")
-        reduction, limit = self._reduction(opts, timeout, op)
+        reduction, limit = self._reduction(inputs[0], opts, timeout, op)
         if len(inputs) > 1:
             same_kind(inputs, "tensors")
             same_shape(inputs, "tensors")
@@ -60,7 +60,7 @@ class Reductions(Issuing):
         tensors = list_tensors(tensors, "tensors")
         same_kind(tensors, "tensors")
         check_memory(tensors)
-        op, limit = self._reduction(opts, None)
+        op, limit = self._reduction(tensors[0], opts, None)
         (name, factor), (fused, rest) = op, self._split_by_size(tensors, tensors)
         handles = [self._all_reduce(tensors[i], op, limit) for i in rest]
         small = [tensors[i] if factor is None else tensors[i].mul_(factor) for i in fused]
@@ -83,7 +83,7 @@ class Reductions(Issuing):
         """Combine a tensor of all ranks on the root; the other ranks' tensors are undefined then."""
         tensor = one_tensor(tensors, "tensors")
         opts = opts if opts is not None else None if hasattr(root, "__index__") else root
-        (name, factor), limit = self._reduction(opts, timeout, op)
+        (name, factor), limit = self._reduction(tensor, opts, timeout, op)
         dst = get_root(root if opts is None else opts, None)
         key: CallKey | None = None
         if factor is not None:
@@ -113,7 +113,7 @@ class Reductions(Issuing):
         parts = list_parts(input_tensors, "input_tensors")
         self._check_count(parts, "input_tensors")
         same_kind([output, *parts], "output, input_tensors")
-        (name, factor), limit = self._reduction(opts, timeout, op)
+        (name, factor), limit = self._reduction(output, opts, timeout, op)
         flat = torch.cat([part.reshape(-1) for part in parts])
         if factor is not None:
             flat.mul_(factor)
@@ -129,7 +129,7 @@ class Reductions(Issuing):
             key = *_reduction_key("reduce_scatter", input, opts), output.dtype, output.numel()
         handle = None if key is None else self._issue_prepared(key, input, output, opts)
         if handle is None:
-            (name, factor), limit = self._reduction(opts, None)
+            (name, factor), limit = self._reduction(input, opts, None)
             x = input if factor is None else input * factor
             handle = self._reduce_scatter(output, x, name, limit, key=None if factor else key)
         return Work(handle, [output])
@@ -138,7 +138,7 @@ class Reductions(Issuing):
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Combine several tensors of all ranks; rank r keeps the r-th part of each."""
         outputs, inputs = self._check_pairs(outputs, inputs, parts="outputs")
-        (name, factor), limit = self._reduction(opts, None)
+        (name, factor), limit = self._reduction(inputs[0], opts, None)
         scaled = [x if factor is None else x * factor for x in inputs]
         fused, rest = self._split_by_size(outputs, scaled)
         handles = [self._reduce_scatter(outputs[i], scaled[i], name, limit) for i in rest]

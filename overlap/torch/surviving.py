@@ -26,10 +26,10 @@ from ..config import RunConfig
 from ..embedded.connection import Connection
 from ..errors import UsageError
 from ..processes.place import DEFAULT_JOB, Place, find_place
+from ..processes.shared_folder import WITNESS
 from ..processes.status import Entering, Leaving, report_to_launcher
 from ..survival.agreement import State
 from ..survival.epochs import SurvivingRun
-from ..survival.witness import WITNESS
 
 _END_S = 2.0  # within which a world that has lost a process ends here
 

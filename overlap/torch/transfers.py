@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -259,7 +260,7 @@ class Transfers(Issuing):
             return self._all_to_all_even(output, input, limit, opts)
         parts = _split_rows(output, output_split_sizes, self._group.size, "output_split_sizes")
         sent = _split_rows(input, input_split_sizes, self._group.size, "input_split_sizes")
-        return self._all_to_all(parts, sent, limit, output)
+        return self._all_to_all("all_to_all_single", parts, sent, limit, output)
 
     alltoall_base = all_to_all_single
 
@@ -273,7 +274,7 @@ class Transfers(Issuing):
         self._check_count(xs, "input_tensors")
         same_kind([*outs, *xs], "output_tensors, input_tensors")
         check_memory([*outs, *xs])
-        return self._all_to_all(outs, xs, self._limit(opts, timeout), outs)
+        return self._all_to_all("all_to_all", outs, xs, self._limit(opts, timeout), outs)
 
     def _all_to_all_even(self, output: torch.Tensor, x: torch.Tensor, limit: float, opts: Any) -> Work:
         """Exchange equal parts of a tensor, by one collective."""
@@ -291,17 +292,18 @@ class Transfers(Issuing):
             source = flat_input(x)
             if overlaps(output, x):
                 source = source.copy()
-            handle = self._issue(copy_back, "all_to_all", source, out, limit=limit, key=key)
+            handle = self._issue(copy_back, "all_to_all", source, out, limit=limit, key=key, name="all_to_all_single")
         return Work(handle, [output])
 
-    def _all_to_all(self, parts: Tensors, sent: Tensors, limit: float, value: Any) -> Work:
+    def _all_to_all(self, name: str, parts: Tensors, sent: Tensors, limit: float, value: Any) -> Work:
         """Send each part as a message: no rank has to know the sizes of messages between others."""
-        handles, site = [], users_frame()
+        handles: list[Handle] = []
+        issue = partial(self._issue, limit=limit, site=users_frame(), name=name)
         for rank in range(self._group.size):
             out, copy_back = flat_output(parts[rank])
-            handles.append(self._issue(copy_back, "recv", out, rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
+            handles.append(issue(copy_back, "recv", out, rank, _ALL_TO_ALL_TAG))
         for rank, part in enumerate(sent):
-            handles.append(self._issue(None, "send", flat_input(part), rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
+            handles.append(issue(None, "send", flat_input(part), rank, _ALL_TO_ALL_TAG))
         return Work(JoinedOperations(handles), [value] if isinstance(value, torch.Tensor) else value)
 
     @operation("send", "send")

@@ -18,6 +18,7 @@ import trio
 
 from ..errors import OverlapError
 from ..runtime.future import Future
+from ..runtime.settling import Settling, settle, wait_until_settled
 from ..runtime.waits import call_anywhere
 from . import typed
 from .errors import backend_error, timed_out
@@ -54,7 +55,7 @@ class JoinedOperations:
 
     def __init__(self, handles: Sequence[Handle], finish: Callable[[], None] | None = None) -> None:
         self._finish = finish
-        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._lock, self._ended = threading.Lock(), Settling()
         self._callbacks: list[Callable[[Any], object]] = []
         self._error: BaseException | None = None
         self._unfinished_count, self._handles = len(handles) + 1, handles
@@ -65,7 +66,7 @@ class JoinedOperations:
     @property
     def done(self) -> bool:
         """Whether all operations have ended, and the copies as well."""
-        return self._ended.is_set()
+        return bool(self._ended.done)
 
     def result(self, timeout: float | None = None) -> None:
         """Wait for the end of all operations, and raise the first error."""
@@ -77,14 +78,14 @@ class JoinedOperations:
         """Wait for the end of all operations, and return the first error."""
         for handle in self._handles if timeout is None else ():
             handle.exception()
-        if not self._ended.wait(timeout):
+        if not wait_until_settled(self._ended, timeout):
             raise TimeoutError(f"{self._unfinished_count} operations have not ended within {timeout:g} s; wait longer")
         return self._error
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call `callback(self)` once all operations are done, in the thread that ends the last."""
         with self._lock:
-            if not self._ended.is_set():
+            if not self._ended.done:
                 self._callbacks.append(callback)
                 return
         callback(self)
@@ -108,7 +109,7 @@ class JoinedOperations:
             except Exception as error:
                 self._error = error
         with self._lock:
-            self._ended.set()
+            settle(self._ended, None)
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)

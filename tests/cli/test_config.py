@@ -77,6 +77,7 @@ def test_yes_and_no(text, answer):
             "tcp",
             "OVERLAP_TRANSPORT: 'tcp' is unknown; known are auto, efa, neuronlink, shared_memory, sockets",
         ),
+        ("OVERLAP_OUTAGE_S", "1_0", "OVERLAP_OUTAGE_S: expected a positive number of seconds, got '1_0'"),
         ("OVERLAP_JOIN_TIMEOUT_S", "0", "OVERLAP_JOIN_TIMEOUT_S: expected a positive number of seconds, got '0'"),
     ],
 )

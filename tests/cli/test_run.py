@@ -11,6 +11,7 @@ import pytest
 
 from overlap.cli.processes import _BOOT
 from overlap.timeline import read_trace, verdict_of
+from tests.cli.conftest import ROOT
 
 WORLD = """
 import sys
@@ -221,8 +222,23 @@ def test_the_words_of_torchrun_start_the_processes_of_each_host(process, script)
     outs = [run.communicate(timeout=60) for run in runs]
     assert [(sorted(out.splitlines()), err) for out, err in outs] == [
         (["0 0 0", "1 0 1"], ""),
-        (["2 1 0", "3 1 1"], ""),
+        (["2 1 0", "3 1 1"], f"overlap: node 1 waits for the other nodes, at {endpoint}\noverlap: node 1 has joined\n"),
     ]
+
+
+@pytest.mark.slow
+def test_a_node_that_waits_for_others_says_so_and_that_it_has_joined(process, script):
+    program = script(WORLD.replace("print(", "str((").replace("sys.argv)", "sys.argv))"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    start = ("run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--no-prefix", "--node-rank")
+    second = process(*start, "1", program)
+    assert second.stderr.readline() == f"overlap: node 1 waits for the other nodes, at {endpoint}\n"
+    first = process(*start, "0", program)
+    assert (first.communicate(timeout=60), second.communicate(timeout=60)) == (
+        ("", ""),
+        ("", "overlap: node 1 has joined\n"),
+    )
 
 
 @pytest.mark.slow
@@ -301,7 +317,9 @@ def test_a_failed_run_tells_its_trace_before_the_error(overlap, script):
 
 
 def test_a_trace_goes_down_a_pipe(process, script):
-    child = process("run", "--trace", "/dev/stdout", script(WORLD.replace("print(", "str(")))
+    child = process(
+        "run", "--trace", "/dev/stdout", script(WORLD.replace("print(", "str((").replace("sys.argv)", "sys.argv))"))
+    )
     out, err = child.communicate()
     assert err.startswith("overlap: trace in /dev/stdout; ")
     assert json.loads(out)["overlap"]["world_size"] == 2
@@ -556,3 +574,31 @@ def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process
         "  rank 0: barrier #1 on group 'world' (train.py:11); waits for rank 1",
         "  rank 1: compute 'tokenise' (train.py:10); runs",
     ]
+
+
+# -- files with the name of a package of ours ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["topology", "transports"])
+@pytest.mark.parametrize("file", ["{}.py", "{}/__init__.py"])
+def test_a_file_with_the_name_of_a_package_of_ours_is_named(overlap, script, tmp_path, name, file):
+    script("", file.format(name))
+    place = tmp_path / (f"{name}.py" if "/" not in file else name)
+    message = f"{place} hides the package {name}, which overlap needs: rename it\n"
+    for command in (["run", script("1")], ["simulate", script("1")], ["run", "--processes", "2", "-m", "train"]):
+        assert overlap(*command) == (2, "", f"overlap: {command[0]}: {message}")
+
+
+@pytest.mark.parametrize(("command", "kind"), [(["train.py"], "ImportError"), (["-m", "overlap", "run"], "overlap")])
+def test_python_names_a_file_with_the_name_of_a_package_of_ours(script, tmp_path, command, kind):
+    script("import overlap")
+    script("", "topology.py")
+    environ = os.environ | {"PYTHONPATH": ROOT}
+    python = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    message = f"{kind}: {tmp_path / 'topology.py'} hides the package topology, which overlap needs: rename it"
+    assert (python.returncode, python.stderr.splitlines()[-1]) == (1, message)
+
+
+def test_a_folder_without_code_hides_nothing(overlap, script, tmp_path):
+    (tmp_path / "topology").mkdir()
+    assert overlap("run", script(WORLD)) == (0, "2 2 train.py\n", "")

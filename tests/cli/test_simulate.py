@@ -379,6 +379,13 @@ def test_a_module_and_its_arguments(overlap, script):
     assert (sys.argv, sys.path) == before
 
 
+def test_a_program_gets_its_state_folder(overlap, script, tmp_path):
+    text = TRAIN.replace("    for step", "    print(await rank.state.latest(), rank.state.folder)\n    for step", 1)
+    code, out, err = overlap("simulate", "--state-dir", "state", script(text.replace("ranks=3", "ranks=1")))
+    assert (code, out.splitlines()[1]) == (0, f"None {tmp_path / 'state'}"), err
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_program_that_exits_in_peace(overlap, script):
     code, out, _ = overlap("simulate", *WHERE, script(TRAIN + "    sys.exit(0)\n"))
     assert code == 0

@@ -41,6 +41,17 @@ def test_weights_faults_traces_and_output(overlap, tmp_path):
     assert "faults happened, and 2 runs ended with the rank that was hit" in out
 
 
+@pytest.mark.slow
+def test_weights_are_compared_at_the_end_unless_each_update_is_asked_for(overlap):
+    program = str(MUSEUM.parent / "testing" / "programs" / "diloco.py")
+    assert overlap("test", program, "--same")[0] == 0
+    code, out, _ = overlap("test", program, "--same-updates")
+    assert (code, "2 ranks: weights differ: after update 1 (diloco.py:26), and not before, 'weight'" in out) == (
+        1,
+        True,
+    )
+
+
 def test_a_failure_names_the_command_that_repeats_it(overlap):
     program = str(MUSEUM / "saved_by_one.py")
     told = ("--cluster", "trn2.3xlarge", "--seed", "3", "--faults", "late(rank=1, at=0)", "--timeout", "50")

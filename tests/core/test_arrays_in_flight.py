@@ -1,5 +1,7 @@
 """Arrays in flight are read-only, and the caller's again afterwards, however the operation ended."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from trio.testing import wait_all_tasks_blocked
@@ -242,13 +244,45 @@ def test_a_refused_call_guards_nothing(path: str) -> None:
     assert run(main, 2, path=path) == [[False, False]] * 2
 
 
-def test_who_writes_into_what_is_under_way_is_told_what_to_do() -> None:
+class Model:
+    def __init__(self, w: Array) -> None:
+        self.weights = {"w": w}
+
+    def update(self) -> None:
+        self.weights["w"] += 1
+
+
+def write_into_view(x: Array) -> None:
+    x[:1] += 1
+
+
+def write_by_library(x: Array) -> None:
+    np.put(x, [0], 1)
+
+
+def write_into_attribute(x: Array) -> None:
+    Model(x).update()
+
+
+def write_elsewhere(_: Array) -> None:
+    own = np.ones(1)
+    own.flags.writeable = False
+    own += 1
+
+
+@pytest.mark.parametrize("write", [write_into_view, write_by_library, write_into_attribute, write_elsewhere])
+@pytest.mark.everyday(4)
+def test_the_error_of_a_write_names_the_operation_that_holds_the_array(write: Callable[[Array], None]) -> None:
     async def main(rank: overlap.Rank) -> None:
         x = np.ones(1)
-        rank.all_reduce(x)
-        x += 1
+        rank.all_reduce(np.ones(2), call_site="train.py:6")
+        rank.all_reduce(x, call_site="train.py:7")
+        write(x)
 
     with pytest.raises(overlap.RankFailedError) as failed:
         overlap.run(main, ranks=2)
-    told = "arrays that an operation works on are read-only until it is done: await it first, or write into a copy"
+    held = "this one is held by all_reduce #1 on group 'world' (train.py:7); " * (write is not write_elsewhere)
+    told = (
+        f"arrays that an operation works on are read-only until it is done: {held}await it first, or write into a copy"
+    )
     assert getattr(failed.value.cause, "__notes__", []) == [told]

@@ -174,6 +174,31 @@ def test_a_watch_that_did_not_run_itself_asks_again(monkeypatch: pytest.MonkeyPa
     assert told == [1.0]
 
 
+def test_the_loop_is_asked_four_times_a_second_and_not_at_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that the waits of the watch move; the last wait but one is long, because the watch did not run."""
+    now_ns, asked = 0, list[tuple[int, bool]]()
+
+    class Ended(threading.Event):
+        waits = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now_ns
+            assert timeout is not None
+            self.waits += 1
+            now_ns += 600 * MS if self.waits == 40 else round(timeout * 1e9)
+            return self.waits > 41
+
+    async def main() -> None:
+        watch = watching([])
+        monkeypatch.setattr(loop_watch, "perf_counter_ns", lambda: now_ns)
+        monkeypatch.setattr(watch, "_ended", Ended())
+        monkeypatch.setattr(watch, "_check_loop", lambda now_ns, *, late: asked.append((now_ns // MS, late)))
+        watch._run()
+
+    trio.run(main)
+    assert asked == [(260, False), (520, False), (780, False), (1380, True)]
+
+
 def test_a_place_is_told_once_until_it_takes_ten_times_as_long() -> None:
     told: list[float] = []
 

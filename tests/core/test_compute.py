@@ -5,6 +5,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,28 @@ import trio
 import overlap
 
 from .worlds import TIMEOUT_S, failing, run
+
+CALLER: ContextVar[str] = ContextVar("caller")
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_a_function_sees_the_context_variables_of_its_caller(clock: str) -> None:
+    def work() -> str:
+        seen = CALLER.get()
+        CALLER.set("the function's own")
+        return seen
+
+    async def task(rank: overlap.Rank) -> overlap.ComputeFuture[str]:
+        CALLER.set("task")
+        return rank.compute(work, seconds=1.0)
+
+    async def main(rank: overlap.Rank) -> list[str]:
+        CALLER.set("main")
+        first, second = rank.compute(work, seconds=1.0), await rank.spawn(task, rank)
+        CALLER.set("later")
+        return [await first, await second, CALLER.get()]
+
+    assert overlap.run(main, ranks=2, clock=clock) == [["main", "task", "later"]] * 2
 
 
 def test_order_of_issue_is_order_of_running() -> None:

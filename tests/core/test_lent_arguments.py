@@ -145,12 +145,13 @@ def test_the_function_itself_cannot_write_and_is_told_what_to_do() -> None:
             w -= 1
 
         with pytest.raises(ValueError, match="read-only") as caught:
-            await rank.compute(update, w)
+            await rank.compute(update, w, call_site="train.py:7")
         w -= 1
         return caught.value.__notes__
 
     ((note,),) = run(main, 1)
-    assert "return the new value, or write into a copy" in note
+    held = "this one is held by compute 'update' (train.py:7)"
+    assert note.endswith(f"others may read them: {held}; return the new value, or write into a copy")
 
 
 def test_what_a_function_reaches_through_an_object_is_its_own() -> None:

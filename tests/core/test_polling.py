@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from overlap.runtime.engine import polling
 from overlap.runtime.engine.polling import linger
 from transports import Buffer, Request, Starter
 from transports.patience import Crowding, Patience
@@ -94,3 +97,32 @@ def test_who_leaves_a_shared_core_looks_on_at_the_next() -> None:
     wire = Wire({50}, patience)
     linger({7: wire}, lambda: wire.looks == 60, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert (wire.looks, left[0]) == (60, "left")
+
+
+class SlowWire(Wire):
+    """Its looks at some messages take time, on a clock that only they move."""
+
+    def __init__(self, brings_at: set[int], patience: Patience, takes_s: dict[int, float]) -> None:
+        super().__init__(brings_at, patience)
+        self.now_s, self.takes_s = 0.0, takes_s
+
+    def catch_up(self, peer: int) -> bool:
+        came = super().catch_up(peer)
+        self.now_s += self.takes_s.get(self.looks, 0.0)
+        return came
+
+
+def test_the_time_of_what_comes_is_no_turn_of_another_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = Patience(1.0)
+    wire = SlowWire({3}, patience, {3: 0.005})
+    monkeypatch.setattr(polling, "perf_counter", lambda: wire.now_s)
+    linger({7: wire}, lambda: wire.looks == 10, longest_s=FOR_EVER_S, long_turn_s=0.001)
+    assert (wire.looks, patience.take()) == (10, 1.0)
+
+
+def test_the_time_of_a_look_is_none_in_which_others_need_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    wire = SlowWire(set(), Patience(1.0, Crowding(lambda: not left.append("left"), shared_s=0.001)), {3: 0.005})
+    monkeypatch.setattr(polling, "perf_counter", lambda: wire.now_s)
+    linger({7: wire}, lambda: wire.looks == 10, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
+    assert (wire.looks, left) == (10, [])

@@ -48,6 +48,10 @@ def test_the_first_page_is_short():
     assert len(read.split()) <= 1150
 
 
+def test_the_first_page_names_the_command_that_makes_a_project():
+    assert "`overlap new NAME`" in README.read_text(encoding="utf-8")
+
+
 def test_the_chart_of_speed_has_the_figures_of_the_tables():
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     _, chart, tables = re.split(r"^```text$(.*?)^```$", page, maxsplit=1, flags=re.M | re.S)

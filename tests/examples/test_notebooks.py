@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import overlap
 from overlap import uncaught
-from overlap.timeline import Recorder, Timeline, verdict_of
+from overlap.timeline import Recorder, Timeline, TimelineView, verdict_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +57,39 @@ def test_a_timeline_draws_its_median_step() -> None:
     assert "color: #" in html
     assert repr(timeline) == "<Timeline of 4 spans, 2 of 2 ranks, virtual>"
     assert Timeline(spans=[], world_size=2)._repr_html_() == "<pre>a timeline without spans</pre>"
+
+
+TEXT = """\
+step 0: 2 of 2 ranks, virtual time; ranks in one row are equal
+2 like 0 compute |#############################################################|
+         comm    |.............................................................|
+                  |0 ms       |0.2 ms     |0.4 ms     |0.6 ms     |0.8 ms
+# compute  = hidden comm  ~ waiting for a rank  ! on the wire  . idle
+
+ rank/us  wall  compute  hidden  hid%  wait  wire  idle  spread
+2 like 0  1000     1000     0.0   n/a   0.0   0.0   0.0    0.0%
+
+step 1000 us: compute 1000, idle 0.0; communication: none recorded"""
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_of_ipython_draws_a_timeline_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline, printed = recorded(), list[str]()
+    printer = SimpleNamespace(text=printed.append)  # as IPython's
+    view = TimelineView(timeline, step=0)
+    for shown in (timeline, view):
+        shown._repr_pretty_(printer, cycle=False)
+    assert printed == [repr(timeline), repr(view)]
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "61")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    for shown in (timeline, view, empty := Timeline(spans=[], world_size=2)):
+        shown._repr_pretty_(printer, cycle=False)
+    assert printed[2:] == [TEXT, TEXT, repr(empty)]
 
 
 def test_a_verdict_is_text_that_wraps() -> None:

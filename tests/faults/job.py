@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +38,7 @@ def lives(pid: int) -> bool:
 
 
 class Job:
-    """`overlap run` of a program.
+    """`overlap run` of a program, behind the command `enter` if there is one, which runs it on another host.
 
     Attributes:
         process: The launcher.
@@ -46,17 +48,25 @@ class Job:
     """
 
     def __init__(
-        self, folder: Path, *options: str, program: str, arguments: Sequence[str] = (), **variables: str
+        self,
+        folder: Path,
+        *options: str,
+        program: str,
+        arguments: Sequence[str] = (),
+        enter: Sequence[str] = (),
+        **variables: str,
     ) -> None:
         plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
         self.before = shared_memory()
         self.began_s = time.monotonic()
-        self.process = Python(
-            *("-m", "overlap", "run", *options, program, *arguments),
-            cwd=folder,
-            env=plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | variables,
-            start_new_session=True,
-        )
+        command = ["-m", "overlap", "run", *options, program, *arguments]
+        environ = plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | variables
+        self.process: Python | subprocess.Popen[str]
+        if enter:  # the process that forks is in the namespaces of this one
+            pipe, entered = subprocess.PIPE, [*enter, sys.executable, *command]
+            self.process = subprocess.Popen(entered, cwd=folder, env=environ, stdout=pipe, stderr=pipe, text=True)
+        else:
+            self.process = Python(*command, cwd=folder, env=environ, start_new_session=True)
         self.out = self.err = ""
         self._seen: set[int] = set()
         assert self.process.stdout is not None
@@ -71,6 +81,8 @@ class Job:
 
     def pump(self, until_s: float) -> bool:
         """Take in what is printed; False when both pipes have ended or the time is over."""
+        if not self._pipes:
+            return False
         ready, _, _ = select.select(list(self._pipes), [], [], max(0.0, until_s - time.monotonic()))
         for pipe in ready:
             data = os.read(pipe, 1 << 16).decode(errors="replace")

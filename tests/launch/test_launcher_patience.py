@@ -15,6 +15,7 @@ from trio.testing import MockClock
 from overlap import kernel_facts
 from overlap.launch.nodeprocess import LaunchSpec, NodeProcess
 from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, STOPPED_S, SUSPECT_S, launch
+from overlap.processes.status import Entering
 
 GRACE_S = 30.0
 
@@ -31,6 +32,7 @@ class Node:
         *,
         ends_s=inf,
         waits_s=inf,
+        joins_s=inf,
         returncode=0,
         status=None,
         losses=(),
@@ -40,7 +42,7 @@ class Node:
         queued=0.0,
         **after,
     ):
-        self._waits_s, self._waits = waits_s, None
+        self._waits_s, self._joins_s, self._waits, self.entering = waits_s, joins_s, None, None
         self.node, self.status, self.stopped = node, status, False
         self._losses, self._stopped_s = losses, stopped_s
         self.name, self._held, self._kernel = f"node {node}", held, kernel  # in it from the beginning, second by second
@@ -60,6 +62,11 @@ class Node:
         if self._waits_s < inf:
             await trio.sleep_until(self._waits_s)
             self._waits = 1
+            self.entering = Entering(world=1, joined=False)
+            news()
+        if self._joins_s < inf:
+            await trio.sleep_until(self._joins_s)
+            self._waits, self.entering = None, Entering(world=1, joined=True)
             news()
         await trio.lowlevel.checkpoint()
 
@@ -115,21 +122,22 @@ class Node:
         pass
 
 
-def launched(*lives, ctrl_c_s=(), elsewhere=0):
+def launched(*lives, ctrl_c_s=(), elsewhere=0, first=0):
     """Launch nodes of a world, which may have more elsewhere, and press Ctrl-C at some instants.
 
     Returns (outcome, nodes, what was reported when, end).
     """
     nodes, told = [], []
     what = LaunchSpec(
-        command=["none"], environ={}, nodes=len(lives) + elsewhere, here=range(len(lives)), ranks_per_node=1,
-        endpoint=("", 0), listener=None, job="", secret=b"of this test", prefix=False, colour=False, log_dir=None,
-        grace_s=GRACE_S, report=lambda line: told.append((trio.current_time(), line)),
+        command=["none"], environ={}, nodes=first + len(lives) + elsewhere, here=range(first, first + len(lives)),
+        ranks_per_node=1, endpoint=("10.0.0.1", 29500), listener=None, job="", secret=b"of this test",
+        prefix=False, colour=False, log_dir=None, grace_s=GRACE_S,
+        report=lambda line: told.append((trio.current_time(), line)),
     )  # fmt: skip
 
     def process(_, node, **settings):
         assert set(settings) == {"secret", "screen", "log", "seat"}
-        nodes.append(Node(node, **lives[node]))
+        nodes.append(Node(node, **lives[node - first]))
         return nodes[-1]
 
     async def main():
@@ -156,6 +164,13 @@ async def pressing(instants_s):
 def waits(*nodes):
     names = ", ".join(f"process {node}" for node in nodes)
     return f"waiting up to 30 s for {names} to end; once more, and they are killed at once"
+
+
+def test_a_host_that_waits_for_the_others_says_so_once_and_that_it_has_joined():
+    lives = [{"waits_s": 1, "joins_s": 5, "ends_s": 9}, {"waits_s": 2, "joins_s": 6, "ends_s": 9}]
+    joining = [(1, "node 2 waits for the other nodes, at 10.0.0.1:29500"), (5, "node 2 has joined")]
+    assert launched(*lives, first=4)[2] == joining
+    assert launched(*lives, elsewhere=2)[2] == []
 
 
 def test_after_ctrl_c_a_slow_node_is_left_alone_to_its_own_end():

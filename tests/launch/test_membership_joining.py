@@ -475,3 +475,25 @@ def test_many_names_are_shortened() -> None:
     assert (
         name_processes(range(2, 30)) == "processes 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 12 more"
     )
+
+
+def test_a_host_that_is_late_for_all_is_reported_once() -> None:
+    """Its port is open, and the process still starts: no network is between processes of one machine."""
+
+    async def attend(company: Company, member: int) -> None:
+        with pytest.raises(JoinError, match="could not be reached"):
+            await company.attend(member, wait_and_leave, timeout_s=20.0)
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            for member in (1, 2, 3):
+                nursery.start_soon(attend, company, member)
+
+    with listening() as listener:
+        company = Company(listener, 4)
+        endpoint = format_endpoint(company.endpoint)
+        run(lambda: main(company), clock=MockClock(autojump_threshold=0.01))
+    assert company.lines == [
+        f"process 1 waits for process 0 at {endpoint}: the other side did not finish the "
+        "handshake within 2 s; see whether it still starts, or was stopped"
+    ]

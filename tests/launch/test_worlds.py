@@ -282,6 +282,8 @@ def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> N
     assert [launcher.returncode for launcher in launchers] == [1, 1]
     assert "process 1 (rank 1) is lost" in told[0]
     assert re.fullmatch(
+        rf"overlap: node 1 waits for the other nodes, at {endpoint}\n"
+        r"overlap: node 1 has joined\n"
         r"overlap: process 1 \(rank 1, pid \d+\) on \S+ exited with code 0 before its world had ended, "
         r"as os\._exit does\n"
         r"  rank 1 was in its program, after all_reduce #2 on group 'world' \(train.py:10\)\n"

@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
+import trio
 
 import topology
 from overlap.collectives.call import call
-from overlap.runtime.engine.compiler import Compiler
+from overlap.runtime.engine.compiler import Compiler, joined_by
+from overlap.runtime.engine.real_engine import RealEngine
+from transports import NeuronLink, Router, Transport, nearest
+from transports import efa as sockets
+from transports.factory import Bootstrap
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -62,3 +67,50 @@ def test_long_messages_between_hosts_travel_in_slices():
 
     assert [slots(1 << 20, far=far) for far in (False, True)] == [2, 8]
     assert slots(1 << 10, far=True) == 2
+
+
+def everything_is_alike(name, own):
+    return [own]
+
+
+def transports(placement):
+    """Return the transports of process 0: by sockets alone, and by memory where there is any."""
+    bootstrap = Bootstrap(member=0, placement=placement, secret=b"of this test", exchange=everything_is_alike, job="")
+    return [Router([NeuronLink(list(placement[0])), make(bootstrap)]) for make in (sockets.factory, nearest.factory)]
+
+
+def chosen(transport: Transport, elements: int) -> str:
+    """Return the algorithm of an all_reduce of the plain machine, in a world whose processes a transport joins."""
+
+    async def choose() -> str:
+        cluster = topology.cluster("local", ranks=2)
+        engine = RealEngine(transport, cluster, trio.lowlevel.current_trio_token(), algorithm=None)
+        asked = call("all_reduce", "sum", FLOAT32, (elements,), 2)
+        return Compiler(engine._programs.compiler.cluster, None).compile(asked, (0, 1), 0).schedule.algorithm
+
+    return trio.run(choose)
+
+
+def test_processes_of_one_host_choose_by_the_price_of_the_sockets_that_join_them():
+    alone, near = transports(((0,), (1,)))
+    assert [chosen(each, 1 << 18) for each in (alone, near)] == ["ring", "recursive_doubling"]
+    asked = call("all_reduce", "sum", FLOAT32, (1 << 18,), 2)
+    two_hosts = Compiler(topology.cluster("local x2", ranks=2), None).compile(asked, (0, 1), 0)
+    assert two_hosts.schedule.algorithm == "ring"
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "processes", "expected"),
+    [
+        ("local", 4, ((0, 1), (2, 3)), "local x2"),
+        ("local x2", 4, ((0,), (1,), (2,), (3,)), "local x4"),
+        ("local x2", 4, ((0, 1), (2, 3)), "local x2"),
+        ("local", 3, ((0, 1), (2,)), "local"),  # nodes have equally many ranks, in their order
+        ("local", 2, ((1,), (0,)), "local"),
+        ("local", 2, (), "local"),
+        ("trn1.32xlarge", 2, ((0,), (1,)), "trn1.32xlarge"),  # a machine that the program insists on
+    ],
+)
+def test_processes_that_sockets_join_are_nodes_of_this_computer_alone(name, ranks, processes, expected):
+    cluster = joined_by(topology.cluster(name, ranks=ranks), processes)
+    assert (cluster.name, cluster.world_size) == (expected, ranks)

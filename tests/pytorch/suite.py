@@ -49,23 +49,9 @@ def prepared(size: int) -> Any:
 
 def use(backend: str, tests: Any) -> None:
     """Let the tests run on a backend."""
-    import torch.distributed as dist
-
     import overlap.torch  # noqa: F401 (registers itself)
 
     tests.BACKEND = backend
-    if backend == "gloo":
-        return
-
-    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Call the group's own: torch's function asks whether the backend is called gloo."""
-        if dist.distributed_c10d._rank_not_in_group(group):
-            return
-        if isinstance(timeout, float):
-            timeout = tests.timedelta(seconds=timeout)
-        (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
-
-    dist.monitored_barrier = monitored_barrier
 
 
 def cases(tests: Any) -> type[unittest.TestCase]:

@@ -17,6 +17,7 @@ pytest.importorskip("transports.shared_memory._native", reason="it was not compi
 import torch.distributed as dist  # noqa: E402
 
 from overlap import Connection, RankFailedError, RemoteError  # noqa: E402
+from overlap.runtime.mail import NUMBERS  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
 from transports.shared_memory.engine import Engine  # noqa: E402
 
@@ -88,6 +89,18 @@ def test_a_receive_of_something_else_names_both_lines(groups: list[ProcessGroup]
         r"with the shape and dtype with which it was sent",
         str(caught.value),
     )
+
+
+def test_a_mismatch_counts_the_elements_of_every_dtype(groups: list[ProcessGroup]) -> None:
+    for tag, name in enumerate(NUMBERS):
+        dtype = getattr(torch, name)
+        groups[0].send([torch.empty(12, dtype=dtype)], 1, tag).wait()
+        with pytest.raises(dist.DistBackendError) as caught:
+            groups[1].recv([torch.empty(13, dtype=dtype)], 0, tag).wait()
+        assert re.findall(r"send/recv\(.*?\)\)", str(caught.value)) == [
+            f"send/recv({name} (12,))",
+            f"send/recv({name} (13,))",
+        ]
 
 
 def test_a_peer_that_writes_nonsense_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:

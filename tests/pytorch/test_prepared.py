@@ -147,10 +147,14 @@ def test_each_is_in_the_timeline(worlds: list[Connection], again: list[str]) -> 
     def program(group: ProcessGroup) -> None:
         for _ in range(ROUNDS):
             group.allreduce([torch.ones(5)], dist.AllreduceOptions()).wait()
+        for _ in range(ROUNDS):
+            group.all_to_all_single(torch.ones(4), torch.ones(4), [], []).wait()
 
     each(worlds, program)
-    assert again
+    assert {"all_reduce", "all_to_all"} <= set(again)
     for world in worlds:
+        exchanges = [span.info.op for span in world.rank.recorder.spans() if span.name == "all_to_all_single"]
+        assert exchanges == ["all_to_all"] * ROUNDS
         spans = [span for span in world.rank.recorder.spans() if span.name == "all_reduce"]
         assert [span.info.seq for span in spans] == [*range(ROUNDS)]
         assert {(span.info.op, span.info.nbytes, span.info.dtype) for span in spans} == {("all_reduce", 20, "float32")}

@@ -68,6 +68,56 @@ def test_reductions_of_bits(pair: Ranks, name: str, expected: list[int]) -> None
     assert reduced(pair, op, [6, 3], [5, 5], dtype=torch.int32) == [expected] * 2
 
 
+def _summed_in_every_form(group: ProcessGroup, x: Any, op: Any) -> list[Any]:
+    """Return what each form of a reduction gives on rank 0, of a tensor with an element for each rank."""
+    at = {name: x.clone() for name in ("all", "again", "several", "other", "coalesced", "small", "one")}
+    part = {name: x[:1].clone() for name in ("list", "single", "pairs")}
+    chosen = options(dist.AllreduceOptions, reduceOp=op)
+    scattered = options(dist.ReduceScatterOptions, reduceOp=op)
+    for name in ("all", "again"):  # the second one is prepared
+        group.allreduce([at[name]], chosen).wait()
+    group.allreduce([at["several"], at["other"]], chosen).wait()
+    group.allreduce_coalesced(
+        [at["coalesced"], at["small"]], options(dist.AllreduceCoalescedOptions, reduceOp=op)
+    ).wait()
+    group.reduce([at["one"]], options(dist.ReduceOptions, reduceOp=op)).wait()
+    if group.rank():
+        del at["one"]  # undefined there
+    group.reduce_scatter([part["list"]], [[x[:1].clone(), x[1:].clone()]], scattered).wait()
+    group.reduce_scatter_single(part["single"], x.clone(), scattered).wait()
+    group.reduce_scatter_tensor_coalesced([part["pairs"]], [x.clone()], scattered).wait()
+    return [{name: value.tolist() for name, value in values.items()} for values in (at, part)]
+
+
+def test_a_sum_of_bool_is_a_logical_or(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[Any]:
+        return _summed_in_every_form(group, torch.tensor([False, group.rank() == 0]), dist.ReduceOp.SUM)
+
+    for rank, (whole, parts) in enumerate(pair.do(call)):
+        assert len(whole) == 7 - rank
+        assert all(value == [False, True] for value in whole.values())
+        assert parts == {name: [rank == 1] for name in ("list", "single", "pairs")}
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+def test_a_mean_of_integers_is_refused_at_the_call(pair: Ranks, dtype: str) -> None:
+    x = torch.ones(2, dtype=getattr(torch, dtype))
+    reduce_scatter = options(dist.ReduceScatterOptions, reduceOp=dist.ReduceOp.AVG)
+    calls: list[Callable[[ProcessGroup], Work]] = [
+        lambda group: group.allreduce([x], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.AVG)),
+        lambda group: group.allreduce_coalesced(
+            [x], options(dist.AllreduceCoalescedOptions, reduceOp=dist.ReduceOp.AVG)
+        ),
+        lambda group: group.reduce([x], options(dist.ReduceOptions, reduceOp=dist.ReduceOp.AVG)),
+        lambda group: group.reduce_scatter([x[:1]], [[x[:1], x[1:]]], reduce_scatter),
+        lambda group: group.reduce_scatter_single(x[:1], x, reduce_scatter),
+        lambda group: group.reduce_scatter_tensor_coalesced([x[:1]], [x], reduce_scatter),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=f"^op: AVG of torch.{dtype} would not be exact, and gloo refuses it"):
+            call(pair.groups[0])
+
+
 def test_a_sum_of_multiples(pair: Ranks) -> None:
     assert reduced(pair, dist._make_nccl_premul_sum(2.0), [1, 2], [4, 5]) == [[10, 14]] * 2
 
@@ -279,6 +329,48 @@ def test_a_barrier_that_names_who_is_missing(pair: Ranks) -> None:
 
     told, _ = pair.do(call)
     assert (type(told), str(told)) == (dist.DistBackendError, "Rank 1 failed to pass monitoredBarrier in 50 ms")
+
+
+def test_torchs_functions_for_gloo_alone_serve_our_groups_by_name(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> Any:
+        before = group.options._timeout
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=23), group)
+        limits = [before, group.options._timeout, group._get_backend(torch.device("cpu")).options._timeout]
+        group.set_timeout(before)
+        dist.monitored_barrier(group)
+        dist.monitored_barrier(group, timeout=20.0, wait_all_ranks=True)
+        return [limit.total_seconds() for limit in limits]
+
+    assert pair.do(call) == [[30, 23, 23]] * 2
+    for refuses in (dist.monitored_barrier, partial(dist.distributed_c10d._set_pg_timeout, timedelta(seconds=1))):
+        with pytest.raises(ValueError, match=r"^Default process group has not been initialized"):
+            refuses()
+    with pytest.warns(UserWarning, match="which does not belong to the given group"):
+        dist.monitored_barrier(dist.GroupMember.NON_GROUP_MEMBER)
+
+
+def test_under_detail_ranks_that_disagree_know_it_at_the_call() -> None:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        with ranks(2) as two:
+            part = two.do(lambda group: group.split_group([0, 1]))
+            asynchronous = options(dist.AllreduceOptions, asyncOp=True)
+            called = two.do(lambda group: group.allreduce([torch.ones(1)], asynchronous).is_completed())
+            told = do([partial(group.allreduce, [torch.ones(4 + group.rank())], asynchronous) for group in part])
+            whole, other = two.groups
+            told += do(
+                [
+                    partial(whole.allreduce, [torch.ones(4)]),
+                    partial(other._allgather_base, torch.ones(10), torch.ones(5)),
+                ]
+            )
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    assert called == [True, True]
+    for error in told:
+        assert type(error) is dist.DistBackendError
+        assert "float32 (4,)" in str(error)
+        assert "float32 (5,)" in str(error)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -1,53 +1,85 @@
-"""Frames of another thread: nothing is collected while they are asked for."""
+"""Frames of another thread: no collection interrupts the making of a frame's object."""
 
+import dis
 import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import pytest
 
 from overlap.threads import read_frames, without_collector
 
 
-@pytest.fixture
-def deep() -> Iterator[int]:
-    """A thread that stands under more frames than the collector waits for."""
-    there, over = threading.Event(), threading.Event()
+class Deep(threading.Thread):
+    """A thread under more frames than the collector waits for."""
 
-    def go(depth: int) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.over = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        self.go(100)
+
+    def go(self, depth: int) -> None:
         if depth:
-            go(depth - 1)
+            self.go(depth - 1)
         else:
-            there.set()
-            over.wait()
+            self.there.set()
+            self.over.wait()
 
-    thread = threading.Thread(target=go, args=(100,))
+    def leave(self) -> None:
+        self.over.set()
+        self.join()
+
+
+@pytest.fixture
+def deep() -> Iterator[Deep]:
+    thread = Deep()
     thread.start()
-    there.wait()
-    yield thread.ident or 0
-    over.set()
-    thread.join()
+    thread.there.wait()
+    yield thread
+    thread.leave()
 
 
-def test_frames_are_found_and_nothing_is_collected_meanwhile(deep: int) -> None:
-    looking: list[bool] = []  # whenever something was collected
+@contextmanager
+def collecting(look: Callable[[FrameType], None]) -> Iterator[None]:
+    """Collect garbage as often as the interpreter does; `look` gets the frame of `read_frames` that it interrupts."""
 
     def note(phase: str, _: object) -> None:
         inside = sys._getframe(1)
-        looking.append(inside.f_code is read_frames.__code__ and "frame" in inside.f_locals)
+        if phase == "start" and inside.f_code is read_frames.__code__ and "frame" in inside.f_locals:
+            look(inside)
 
     thresholds = gc.get_threshold()
     gc.callbacks.append(note)
     gc.set_threshold(1)
     try:
-        names = [frame.f_code.co_name for frame in read_frames(deep)]
+        yield
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(note)
+
+
+def test_no_collection_interrupts_the_making_of_a_frame(deep: Deep) -> None:
+    instructions = {each.offset: each.argval for each in dis.get_instructions(read_frames)}
+    interrupted: list[object] = []
+    with collecting(lambda reading: interrupted.append(instructions[reading.f_lasti])):
+        names = [frame.f_code.co_name for frame in read_frames(deep.ident or 0)]
     assert names.count("go") == 101
-    assert not any(looking)
+    assert "f_back" not in interrupted
+    assert bool(interrupted) == (sys.version_info >= (3, 12))  # which collects between two instructions
+
+
+def test_a_thread_that_leaves_in_a_collection_leaves_its_frames(deep: Deep) -> None:
+    """A finalizer may let it go, from Python 3.12 on also while its frames are read."""
+    with collecting(lambda _: deep.leave()):
+        names = [frame.f_code.co_name for frame in read_frames(deep.ident or 0)]
+    assert names.count("go") == 101
+    assert deep.is_alive() == (sys.version_info < (3, 12))
 
 
 def test_a_collector_that_is_off_stays_off() -> None:

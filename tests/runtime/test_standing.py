@@ -1,6 +1,7 @@
 """Who is to blame for a stall, and when it is told: decided from where the ranks stand, without any waiting."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from overlap.runtime.blame import stall as stall_watch
 from overlap.runtime.blame.reports import Reports
 from overlap.runtime.blame.stall import StallLimits, StallWatch
 from overlap.runtime.blame.standing import Standing, find_stall, report_lines
+from transports import delays
 
 SLEEPS = "whose program is at train.py:12"
 
@@ -136,15 +138,18 @@ class Times:
         self.ranks = {standing.rank: Rank(standing) for standing in standings}
         self.said: list[str] = []
         self.given_up: list[float] = []
-        self._now_ns = 10**15
+        self._now_ns, self.delay_ns = 10**15, 0
+        monkeypatch.setattr(delays, "read_delays", lambda: {"1": self.delay_ns})
         monkeypatch.setattr(stall_watch, "perf_counter_ns", lambda: self._now_ns)
         monkeypatch.setattr(stall_watch, "notify", self.said.append)
         self._watch = StallWatch(self.ranks, StallLimits(**limits), others, self.given_up.append)
 
-    def go_by(self, seconds: int) -> None:
+    def go_by(self, seconds: int, delay_s: float = 0.0) -> None:
+        """Let time pass, in each second of which a thread waits for a processor for `delay_s`."""
         for _ in range(seconds):
             self._watch.look()
             self._now_ns += 10**9
+            self.delay_ns += round(delay_s * 1e9)
         self._watch.look()
 
 
@@ -206,6 +211,15 @@ def test_ranks_that_cannot_go_on_are_given_up_after_300_s(monkeypatch: pytest.Mo
     ]
     assert times.given_up == []
     times.go_by(1)
+    assert times.given_up == [300.0]
+
+
+def test_time_in_which_a_process_waits_for_a_processor_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a load of 32 a processor, threads that never stop wait 31 of 32 seconds: ranks that work are left alone."""
+    times = Times(monkeypatch, waits(0, 1), waits(1, 0))
+    times.go_by(9600 - 1, delay_s=31 / 32)
+    assert times.given_up == []
+    times.go_by(1, delay_s=31 / 32)
     assert times.given_up == [300.0]
 
 
@@ -281,3 +295,20 @@ def test_an_interrupt_does_not_claim_that_ranks_can_never_go_on(hangs: bool) -> 
     trio.run(reports.note_on, interrupt)
     lines = [f"  {line}" for line in report_lines(reports.stood)]
     assert interrupt.__notes__ == ([f"  rank 0 waits for rank 1, {SLEEPS}"] if hangs else []) + lines
+
+
+class Gathering(Others):
+    """Other processes that report a rank of theirs as soon as they are asked."""
+
+    async def standings(self, standings_here: Sequence[Standing]) -> list[Standing]:
+        await trio.lowlevel.checkpoint()
+        return [*standings_here, elsewhere(1)]
+
+
+def test_the_notes_of_an_interrupt_name_ranks_of_other_processes() -> None:
+    reports = Reports([], RealBackend(), cast(stall_watch.Others, Gathering(speaks=True, quiet={})))
+    reports.stood = [waits(0, 1)]
+    interrupt = KeyboardInterrupt()
+    trio.run(reports.note_on, interrupt)
+    lines = [f"  {line}" for line in report_lines([waits(0, 1), elsewhere(1)])]
+    assert interrupt.__notes__ == [f"  rank 0 waits for rank 1, {SLEEPS}", *lines]

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,15 +177,47 @@ def refusal(main, *args: object) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("use", [lambda rank: rank.state.save(1, {}), lambda rank: rank.state.latest()])
-def test_without_a_folder_it_says_how_to_name_one(use, monkeypatch):
+def test_without_a_folder_nothing_is_saved(monkeypatch):
     monkeypatch.delenv("OVERLAP_STATE_DIR", raising=False)
+    assert in_world(latest) == [None, None]
+    assert refusal(saves, [1]) == (
+        "state: there is no folder for it; give --state-dir DIR, or overlap.run(..., state_dir=DIR)"
+    )
+
+
+def test_a_rank_without_a_folder_has_no_state_for_the_others(folder):
+    in_world(saves, [1])
 
     async def main(rank):
-        await use(rank)
+        if rank.rank == 1:
+            rank._state_dir = None
+        return await rank.state.latest()
 
-    told = "state: there is no folder for it; give --state-dir DIR or OVERLAP_STATE_DIR"
-    assert refusal(main) == told
+    assert in_world(main) == [None, None]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_program_names_the_folder(kind, tmp_path, monkeypatch):
+    monkeypatch.delenv("OVERLAP_STATE_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    in_world(saves, [2], state_dir=kind("state"))
+    assert folders(tmp_path / "state") == ["step-000000000002"]
+    assert in_world(latest, state_dir=kind("state")) == [(2, 2, [20, 20, 20]), (2, 2, [21, 21, 21])]
+    assert in_world(latest, state_dir=kind("another")) == [None, None]
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual", overlap.Virtual(shapes_only=True, alike=1)])
+def test_the_rank_names_the_folder(clock, tmp_path):
+    async def main(rank):
+        return rank.state.folder
+
+    assert in_world(main, clock=clock, state_dir=tmp_path) == [str(tmp_path)] * 2
+
+
+def test_a_folder_is_a_path():
+    with pytest.raises(UsageError) as caught:
+        overlap.run(latest, state_dir=5)
+    assert str(caught.value) == "state_dir: expected a path, got 5"
 
 
 @pytest.mark.parametrize("step", [-1, True, 1.5, "1"])
@@ -218,12 +251,18 @@ def test_a_file_in_the_place_of_the_folder_is_refused(folder):
     )
 
 
+_FULL = (
+    r"^state of step 1 cannot be written: \[Errno 28\] No space left on device: '.*state.*/part-[01]-of-2.state'; "
+    "make room there, or name another --state-dir$"
+)
+
+
 def test_a_disk_that_cannot_be_written_fails_the_rank(folder, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*state.*/part-[01]-of-2") as caught:
+    with pytest.raises(OSError, match=_FULL) as caught:
         in_world(saves, [1])
     assert not [path for path in folder.rglob("*") if path.is_file()], caught.value
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,14 @@ def start(tmp_path):
     jobs = []
     (tmp_path / "shared").mkdir()
 
-    def begin(*options, hosts=2, last_epoch=1, witness="shared"):
+    def begin(*options, hosts=2, last_epoch=1, witness="shared", each_its_own=False):
         endpoint = f"127.0.0.1:{free_port()}"
         common = ["--survive", "--nnodes", str(hosts), "--rdzv-endpoint", endpoint, "--grace", "1", *options]
-        common += ["--witness", witness] * bool(witness)
         for host in range(hosts):
-            jobs.append(Job(tmp_path, *common, "--node-rank", str(host), program=PROGRAM, arguments=[str(last_epoch)]))
+            own = f"{witness}-{host}" if each_its_own else witness
+            (tmp_path / own).mkdir(exist_ok=True)
+            options = [*common, "--node-rank", str(host), *["--witness", own] * bool(witness)]
+            jobs.append(Job(tmp_path, *options, program=PROGRAM, arguments=[str(last_epoch)]))
         return jobs[-hosts:]
 
     yield begin
@@ -99,6 +102,19 @@ def test_a_host_without_the_folder_ends(start, tmp_path):
     assert hosts[1].end() == 1
     assert "overlap: process 1 cannot reach the witness in" in hosts[1].err
     assert "goes on 1" not in hosts[1].out
+
+
+@pytest.mark.slow
+def test_hosts_refuse_folders_that_they_do_not_share(start, tmp_path):
+    hosts = start("--processes", "2", "--join-timeout", "2", last_epoch=0, each_its_own=True)
+    assert [job.end() for job in hosts] == [2, 2], hosts[0].out + hosts[1].out
+    name = socket.gethostname()
+    folder = tmp_path / "shared-0" / "witness-overlap"
+    refusal = f"--witness: node 0 ({name}) cannot read the file of node 1 ({name}) in {folder}; name a folder"
+    for job in hosts:
+        assert refusal in job.err
+        assert "result" not in job.out
+        job.check_nothing_is_left()
 
 
 def test_several_hosts_need_a_folder(start, tmp_path):

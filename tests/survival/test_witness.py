@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import threading
+from contextlib import nullcontext
 from functools import partial, wraps
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
 import trio.testing
 
+from overlap.errors import UsageError
 from overlap.survival import hosts
-from overlap.survival.agreement import EpochWorld
+from overlap.survival.agreement import EpochWorld, State
+from overlap.survival.epochs import SurvivingRun
 from overlap.survival.hosts import SharedWitness, WitnessError
-from overlap.survival.witness import Witness
+from overlap.survival.witness import Report, Witness
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.001)
 
 
 def in_trio(test):
@@ -56,6 +68,26 @@ def test_a_file_is_its_writers_though_the_answer_to_the_link_was_lost(tmp_path, 
     assert not witness._create("epoch-1", {})
 
 
+@in_trio
+async def test_a_full_memory_is_reported_with_its_folder(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = tmp_path / "witness"
+    line = re.escape(f"survive: cannot write the witness {folder}: No space left on device; make room in {tmp_path}")
+    monkeypatch.setattr(hosts, "has_several_hosts", lambda: False)
+    enter = partial(hosts.open_witness, folder, 0, 0, 1, WORLD, address="", limit_s=None)
+    witness = enter()
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        await witness.access(lambda: witness.finish(0))
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        witness.program("train.py")
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        enter()
+
+
 def shared(folder, member, *, limit_s=5.0):
     return SharedWitness(folder, 0, 0, member, WORLD, address="127.0.0.1", limit_s=limit_s)
 
@@ -89,6 +121,46 @@ async def test_a_host_that_gives_no_answer_is_dead_and_may_live(tmp_path, monkey
     assert not one.has_ended(1)
     one.close()
     other.close()
+
+
+@in_trio
+async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
+    one, other, answers = shared(tmp_path, 0), shared(tmp_path, 1), trio.Event()
+
+    async def cut(endpoint):
+        await answers.wait()
+        raise OSError("no route to host")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hosts, "dial", cut)
+        async with one.watching([0, 1]):
+            await until(one.dials)
+            assert one.unreached() == ()
+            answers.set()
+            await until(lambda: not one.dials())
+    assert one.unreached() == (1,)
+    one.report(3, Report(step=0, endpoint=("here", 1), unreached=one.unreached()))
+    assert other.reports(3, [0, 1])[0].unreached == (1,)
+    async with one.watching([0, 1]):
+        await until(lambda: one.unreached() == ())
+        assert not one.is_dead(1)
+    one.close()
+    other.close()
+
+
+@in_trio
+async def test_joining_ends_once_it_is_known_who_can_be_dialled(monkeypatch):
+    looks, dials = [], [True, True, False]
+    witness = SimpleNamespace(look_s=0.001, dials=lambda: dials.pop(0), watching=lambda members: nullcontext())
+    witness.access = partial(Witness.access, witness)
+    run = SimpleNamespace(
+        state=State.JOINS, witness=witness, world=EpochWorld(epoch=1, members=(0, 1), step=0),
+        _has_fallen_apart=lambda: looks.append(len(dials)) or True,
+    )  # fmt: skip
+    with trio.CancelScope() as joining:
+        await SurvivingRun._watch_joining(run, joining)
+        await trio.sleep_forever()
+    assert (looks, dials) == ([3], [])
 
 
 @in_trio

@@ -68,6 +68,20 @@ def test_right_programs_are_well_on_several_seeds(program) -> None:
     assert not Ranks(HERE).program(program, ranks=4, seeds=3).verdicts
 
 
+def test_ranks_of_diloco_have_the_same_weights_at_the_end_and_other_ones_between() -> None:
+    run = Ranks(HERE).program("diloco.py", ranks=2)
+    assert run.same()
+    told = "weights differ: after update 1 (diloco.py:26), and not before, 'weight' differs: rank 1 ("
+    assert run.same("model weights after each update").problem.startswith(told)
+    left = Ranks(HERE).program("diloco.py", ["--left", "1", "--lr", "0.2"], ranks=2).same().problem
+    assert left.startswith(told)
+    assert left.endswith("; the optimizer of rank 1 has lr = 0.2, that of rank 0 0.1")
+    with pytest.raises(
+        UsageError, match=r"same: expected 'model weights', 'model weights after each update', 'results'; got"
+    ):
+        run.same("weights")
+
+
 def test_parts_of_the_parameters_of_fsdp1_are_not_compared() -> None:
     assert Ranks(HERE).program("fsdp1.py", ranks=2).same()
 
@@ -145,6 +159,194 @@ def test_ranks_do_without_torchs_compiler_whose_import_takes_seconds(tmp_path: P
         [sys.executable, script], env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=300
     )
     assert (run.stdout, run.returncode) == ("False\n", 0), run.stderr
+
+
+@pytest.fixture
+def compiler():
+    """Drop what torch's compiler keeps, for it is the process's."""
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_frames_are_compiled_on_each_rank_and_their_functions_observed(compiler) -> None:
+    run = Ranks(HERE).program("compiled.py", ranks=2)
+    assert run.output == ["2 [6.0, 6.0, 6.0]\n"] * 2
+    with pytest.raises(RanksFailed, match=r"rank 0 reads a tensor at compiled.py:18 \(mul\) while all_reduce #\d+ on"):
+        Ranks(HERE).program("compiled.py", ["wrong"], ranks=2)
+
+
+def passes_a_group(how):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    groups = [dist.new_group(range(3)), dist.new_group(range(3)), dist.new_group([0, 1])]
+    chosen = {"one line": [groups[rank == 1]], "a part": [groups[2] if rank == 1 else None]}
+    for group in chosen.get(how, groups[:2][:: -1 if rank == 1 else 1]):
+        dist.all_reduce(torch.ones(1), group=group)
+    while how == "for ever":
+        dist.all_reduce(torch.ones(1), group=groups[rank == 1])
+    dist.barrier()
+
+
+@pytest.mark.everyday(3)
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (
+            "one line",
+            "wrong group: rank 1 waits in all_reduce #0 on group '0-2, number 2' (LINE), and never issues all_reduce "
+            "#0 on group '0-2' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
+        ),
+        (
+            "a part",
+            "wrong group: rank 1 waits in all_reduce #0 on group '0-1' (LINE), and never issues all_reduce #0 on group "
+            "'world' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
+        ),
+        ("another order", "order inversion: rank 0 waits in all_reduce #0 on group '0-2' (LINE) for rank 1, and "),
+        pytest.param(
+            "for ever",
+            "order inversion: rank 0 waits in all_reduce #0 on group '0-2' (LINE) for rank 1, and ",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_wrong_group_is_no_other_order(how, told) -> None:
+    run = Ranks().function(passes_a_group, how, ranks=3, check=False)
+    line = f"test_torch.py:{passes_a_group.__code__.co_firstlineno + 6}"
+    assert str(run.verdict).startswith(told.replace("LINE", line))
+
+
+def asks_for_any():
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo")
+    truths = distribute_tensor(torch.tensor([False, False, True]), init_device_mesh("cpu", (2,)), [Shard(0)])
+    return truths.any().full_tensor().item(), truths[:2].any().full_tensor().item()
+
+
+@pytest.mark.slow
+def test_any_of_a_distributed_tensor_is_a_sum_of_bool() -> None:
+    assert Ranks().function(asks_for_any, ranks=2).results == [(True, False)] * 2
+
+
+def exchanges(how):
+    dist.init_process_group("gloo")
+    x, rank = torch.ones(4), dist.get_rank()
+    if how == "sizes":
+        x = torch.ones(4 + 2 * rank)
+    if rank == 0 or how == "sizes":
+        sizes = {"uneven": [1, 3], "missed": [1, 3]}.get(how)
+        dist.all_to_all_single(torch.empty_like(x), x, sizes, sizes)
+    if how != "missed":
+        dist.barrier()
+
+
+@pytest.mark.everyday(4)
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (
+            "even",
+            "mismatch: operation #0 on group 'world' differs between ranks: rank 1 called barrier() at LAST, rank 0 "
+            "called all_to_all_single(float32 (4,)) at LINE",
+        ),
+        (
+            "sizes",
+            "mismatch: operation #0 on group 'world' differs between ranks: rank 1 called all_to_all_single(float32 "
+            "(6,)) at LINE, rank 0 called all_to_all_single(float32 (4,)) at LINE",
+        ),
+        (
+            "uneven",
+            "skipped collective: rank 0 waits in all_to_all_single from rank 1 (LINE) for rank 1, and rank 1 waits in "
+            "barrier #0 on group 'world' (LAST) for rank 0; rank 1 has not sent it: it calls no all_to_all_single, or "
+            "only one of them passes split sizes",
+        ),
+        (
+            "missed",
+            "skipped collective: rank 0 waits in all_to_all_single from rank 1 (LINE), and rank 1 never calls "
+            "all_to_all_single",
+        ),
+    ],
+)
+def test_an_all_to_all_single_is_called_so(how, told) -> None:
+    run = Ranks().function(exchanges, how, ranks=2, check=False)
+    first = exchanges.__code__.co_firstlineno
+    told = told.replace("LINE", f"test_torch.py:{first + 7}").replace("LAST", f"test_torch.py:{first + 9}")
+    assert str(run.verdict) == told
+
+
+def reads_too_early(kind):
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        open(f"{kind}.txt").close()
+    time.sleep(0.1)
+    if kind == "text":
+        Path("text.txt").write_text("late")
+    if kind == "saved":
+        torch.save({}, "saved.txt")
+    dist.barrier()
+
+
+@pytest.mark.everyday(3)
+@pytest.mark.parametrize(("kind", "line"), [("text", 7), ("saved", 9), ("never", None)])
+def test_a_missing_file_names_the_rank_that_writes_it_later(kind, line) -> None:
+    verdict = Ranks().function(reads_too_early, kind, ranks=2, check=False).verdict
+    first = reads_too_early.__code__.co_firstlineno
+    later = f"; rank 0 writes it later, at test_torch.py:{first + (line or 0)}: wait for that, by a barrier for example"
+    assert verdict.text == (
+        f"rank 1 failed at test_torch.py:{first + 4}: FileNotFoundError: [Errno 2] No such file or directory: "
+        f"'{kind}.txt'{later if line else ''}"
+    )
+
+
+WARNS = """
+import os, warnings
+import torch.distributed as dist
+dist.init_process_group("gloo")
+warnings.warn(f"of rank {os.environ['RANK']}")
+for _ in range(3):
+    print("step")
+    warnings.warn("of all")
+dist.barrier()
+assert dist.get_rank() != 1
+"""
+
+
+def test_warnings_come_once_and_before_the_verdict(tmp_path: Path) -> None:
+    program = tmp_path / "warns.py"
+    program.write_text(WARNS)
+    with pytest.raises(RanksFailed) as caught:
+        Ranks().program(program, ranks=3)
+    assert str(caught.value).splitlines()[:-1] == [
+        f"rank 0 warned: {program}:5: UserWarning: of rank 0",
+        f"ranks 0-2 warned: {program}:8: UserWarning: of all",
+        f"rank 1 warned: {program}:5: UserWarning: of rank 1",
+        f"rank 2 warned: {program}:5: UserWarning: of rank 2",
+        "crash: rank 1 failed at warns.py:10: AssertionError",
+        *["rank 1 printed: step"] * 3,
+    ]
+    assert str(caught.value).splitlines()[-1].startswith("repeat: ")
+
+
+def waits_for_a_process():
+    """As torch's compiler does, which holds a lock meanwhile: another rank must not have its turn."""
+    dist.init_process_group("gloo")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.001)  # by `time.sleep`
+        TURNS.append(dist.get_rank())
+    TURNS.append(dist.get_rank())
+    dist.barrier()
+
+
+TURNS: list[int] = []
+
+
+def test_a_wait_for_a_process_outside_gives_no_other_rank_a_turn() -> None:
+    TURNS.clear()
+    Ranks().function(waits_for_a_process, ranks=2)
+    assert TURNS == [0, 0, 1, 1]
 
 
 def spawning():

@@ -1,5 +1,7 @@
 """Verdicts from records that are written down: pure, without ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 from overlap.errors import CollectiveMismatchError, RankFailedError, RankLeftError, StallError
@@ -213,6 +215,41 @@ def test_weights_that_differ_name_the_first_update_and_the_first_weight() -> Non
     assert verdict.text == "after update 2 (x.py:2), and not before, 'b' differs: rank 1 (5) from rank 0 (4)"
     parts = [WeightRecord(rank=rank, step=1, digests={f"a [part {rank}]": str(rank)}) for rank in range(2)]
     assert survived.weights(Record(size=2, weights=parts)) is None
+
+
+def test_only_a_difference_that_lasts_counts_at_the_end() -> None:
+    def record_of(*steps: str) -> Record:
+        pairs = [[weights(rank, n, a=each[rank]) for rank in (0, 1)] for n, each in enumerate(steps)]
+        return Record(size=2, weights=[each for pair in pairs for each in pair])
+
+    averaged = record_of("00", "12", "33", "45", "66")  # by every second update
+    assert survived.weights(averaged, lasting=True) is None
+    first = survived.weights(averaged)
+    assert first is not None
+    assert first.text.startswith("after update 1 (x.py:1), and not before, 'a' differs: rank 1 (2)")
+    left = survived.weights(record_of("00", "12", "33", "45", "46"), lasting=True)
+    assert left is not None
+    assert left.text.startswith("from update 3 (x.py:3) on, 'a' differs: rank 1 (5)")
+
+
+def test_weights_that_differ_name_the_setting_that_differs_before_random_numbers() -> None:
+    def told(lr: str = "0.1", seed: str = "s", *, step: int = 1) -> str:
+        made = record(2, (0, "all_reduce", "world", 7), (1, "all_reduce", "world", 7))
+        made.issues[0].randomness, made.issues[1].randomness = "x", "y"
+        for rank in (0, 1):
+            first = WeightRecord(rank=rank, step=0, digests={"a": "0"}, randomness="s" if rank else seed)
+            settings = ({"lr": "0.1"}, {"lr": lr if rank else "0.1", "foreach": "None"})
+            differing = WeightRecord(rank=rank, step=step, digests={"a": str(rank)}, settings=settings)
+            made.weights += [first, differing] if step else [replace(first, digests=differing.digests)]
+        verdict = survived.weights(made)
+        assert verdict is not None
+        return verdict.text.partition("from rank 0 (0)")[2]
+
+    parted = "; at all_reduce #0 on group 'world' (x.py:7) the random numbers of rank 1 are no longer those of rank 0"
+    assert told() == parted
+    assert told("0.2") == "; the optimizer of rank 1 has lr in its group 1 = 0.2, that of rank 0 0.1"
+    assert told(seed="t") == ""  # each rank's own by right
+    assert told(seed="t", step=0) == parted
 
 
 def test_a_missing_gradient_and_a_touched_buffer() -> None:

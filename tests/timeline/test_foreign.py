@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 
 import pytest
 import trio
@@ -201,13 +200,15 @@ def test_what_ends_before_it_starts_is_left_out_and_said(tmp_path):
     assert oddities(timeline).startswith("2 events end before they start: left out")
 
 
-def test_why_refuses_a_pipe(tmp_path):
+def test_why_refuses_a_pipe_without_opening_it(tmp_path):
+    """Nobody writes to it: to open it would block for ever."""
     os.mkfifo(tmp_path / "pipe.json")
-    writer = threading.Thread(target=lambda: (tmp_path / "pipe.json").write_bytes(b"{}"))
-    writer.start()
     with pytest.raises(UsageError, match="is no regular file"):
         overlap.why(tmp_path / "pipe.json")
-    writer.join()
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "pipe.json")
+    with pytest.raises(UsageError, match="no trace and no dump"):
+        overlap.why(tmp_path / "folder")
 
 
 def test_the_command_names_the_one_that_explains_profiles(tmp_path, capsys):

@@ -21,12 +21,12 @@ def test_the_end_says_what_the_events_say(tmp_path_factory, timeline):
     path = tmp_path_factory.mktemp("t") / "t.json"
     write_trace(timeline, path)
     data = path.read_bytes()
-    beginning, columns = read_end(data)
+    beginning, columns = read_end([data])
     assert beginning.startswith(b'{"displayTimeUnit"')
     assert sorted(columns.spans(), key=str) == sorted(timeline.spans, key=str)
     assert read_trace(path) == timeline
     path.write_bytes(without_end(data))
-    assert read_end(path.read_bytes()) is None
+    assert read_end([path.read_bytes()]) is None
     assert read_trace(path) == timeline
 
 
@@ -56,5 +56,5 @@ def test_of_an_end_that_says_nothing_the_events_count(written, old, new):
     text, spans = written.read_text(), read_trace(written).spans
     assert text.count(old) == 1
     written.write_text(text.replace(old, new))
-    assert read_end(written.read_bytes()) is None
+    assert read_end([written.read_bytes()]) is None
     assert read_trace(written).spans == list(spans)

@@ -3,6 +3,7 @@ import json
 import os
 import pickle
 import threading
+import tracemalloc
 from itertools import count, pairwise
 
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 import overlap
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, read_trace, write_trace
+from overlap.timeline.files import profile, tracefile
 from overlap.timeline.files.events import rank_events
-from overlap.timeline.files.parts import read_end
+from overlap.timeline.files.parts import append_end, read_end
 from overlap.timeline.span import RoleName
 
 from .made import comm as collective
@@ -96,7 +98,7 @@ def test_roles_are_kept_where_they_are_known(tmp_path, end):
     if not end:
         document = json.loads(path.read_text())
         path.write_text(json.dumps(document))
-        assert read_end(path.read_bytes()) is None
+        assert read_end([path.read_bytes()]) is None
     found = read_trace(path).spans
     assert [(span.name, span.role) for span in found] == [
         ("update", "program"), ("update", "update"), ("bucket 0", "bucket"), ("step 0", ""), ("update", ""),
@@ -249,7 +251,7 @@ def test_a_collective_carries_names_that_other_tools_know(training):
 BAD = {
     "empty": (b"", "not JSON, or cut off"),
     "text": (b"hello", "not JSON, or cut off"),
-    "binary": (b"\xff\xfe\x00", "not JSON, or cut off"),
+    "binary": (b"\xff\xfe\x00", "is text in UTF-16 or UTF-32"),
     "other JSON": (
         b'{"a": 1}',
         "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these",
@@ -266,7 +268,7 @@ BAD = {
         "damaged trace file: Invalid enum value 'x' - at `$.clock`",
     ),
     "no time": (b'{"trace_events": [{"name": "cc_running"}]}', "timestamp is None, not a number of nanoseconds"),
-    "deep": (b"[" * 100_000, "not JSON, or cut off"),
+    "deep": (b"[" * 100_000, "its values are nested too deeply"),
     "gzip": (gzip.compress(b"hello")[:-12], "not JSON, or cut off before its first event"),
 }
 
@@ -341,16 +343,72 @@ def test_a_missing_file_and_an_unwritable_place_are_usage_errors(tmp_path, train
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_bomb_is_not_unpacked(tmp_path):
+def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracefile, "MAX_TEXT_BYTES", 16 << 20)
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 20)) * 200)  # 200 MiB in 200 KB
     with pytest.raises(UsageError) as caught:
         read_trace(path)
-    packed = path.stat().st_size
     assert str(caught.value) == (
-        f"{path}: its {packed} bytes unpack to more than {64 << 20}, which no trace does; "
-        "if it is one, unpack it with gunzip first"
+        f"{path}: unpacks to more than 16 MiB, and has not the end of a trace of ours: "
+        "if it is a trace, unpack it with gunzip first"
     )
+
+
+def test_a_packed_trace_of_ours_is_read_in_flat_memory(tmp_path):
+    """Of 12 MiB of text, memory holds a piece and the end."""
+    path, timeline = tmp_path / "t.json.gz", Timeline(spans=[compute(0, 0, 5)], world_size=1)
+    plain = tmp_path / "t.json"
+    write_trace(timeline, plain)
+    text = plain.read_bytes()
+    events, end = text[: text.rindex(b',"columns":')], json.loads(text)["columns"]
+    pieces = [events[:-1], *[b" " * (1 << 20)] * 12, events[-1:]]
+    path.write_bytes(gzip.compress(b"".join(append_end(pieces, [(rank, block) for rank, block in end["ranks"]]))))
+    tracemalloc.start()
+    try:
+        assert read_trace(path) == timeline
+        assert tracemalloc.get_traced_memory()[1] < 7 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_all_packed_files_of_a_job_have_one_limit(tmp_path, monkeypatch):
+    for rank in range(3):
+        text = json.dumps({"traceEvents": [], "schemaVersion": 1}).encode() + b" " * (1 << 20)
+        (tmp_path / f"rank{rank}.json.gz").write_bytes(gzip.compress(text))
+    monkeypatch.setenv("OVERLAP_UNPACKED", "64MiB")
+    with pytest.raises(UsageError, match="no event of PyTorch's profiler"):
+        overlap.why(tmp_path)
+    monkeypatch.setenv("OVERLAP_UNPACKED", "512KiB")
+    with pytest.raises(UsageError) as caught:
+        overlap.why(tmp_path)
+    assert str(caught.value) == (
+        "the files unpack to more than 512 KiB: name fewer of them, or set OVERLAP_UNPACKED=SIZE "
+        "(overlap why --unpacked SIZE) if no file is a bomb"
+    )
+
+
+def test_a_file_of_too_many_events_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "MAX_EVENTS", 2)
+    path = tmp_path / "t.json"
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 1, "pid": 1, "tid": 1}
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event] * 4}))
+    with pytest.raises(UsageError, match=r"t.json: more than 2 events; record fewer steps"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_text_in_another_encoding_is_named(tmp_path, encoding):
+    (tmp_path / "t.json").write_bytes(json.dumps({"traceEvents": []}).encode(encoding))
+    with pytest.raises(UsageError, match=r"t.json: is text in UTF-16 or UTF-32; write it again in UTF-8 \(iconv"):
+        read_trace(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("begin", ["", '{"overlap": ', '{"traceEvents": '])
+def test_values_that_are_nested_too_deeply_are_named(tmp_path, begin):
+    (tmp_path / "t.json").write_text(begin + "[" * 100_000)
+    with pytest.raises(UsageError, match=r"t.json: its values are nested too deeply for a trace; name another file"):
+        read_trace(tmp_path / "t.json")
 
 
 def test_a_kineto_trace_gives_one_rank_with_its_kernels_and_steps(tmp_path):

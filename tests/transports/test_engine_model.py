@@ -2,8 +2,9 @@
 
 The threads of `transports/shared_memory/native` (wait.c; `advance` in collectives.c) are generators: each `yield` comes
 before one access of memory that threads share, so another thread may go first. Between two of them, a thread runs
-alone. Memory is sequentially consistent, as the atomics of the engine are. An interleaving fails if a thread sleeps for
-ever, or if a payload is read before it was written, or after it was written over.
+alone. Memory is sequentially consistent, as the atomics of the engine are. Looks after `LOOK_AGAIN_NS` are left out:
+they are for words that a peer has written over. An interleaving fails if a thread sleeps for ever, or if a payload is
+read before it was written, or after it was written over.
 """
 
 from __future__ import annotations
@@ -207,11 +208,11 @@ def submit(p: Process) -> Steps:
 
 def sleep_here(p: Process, number: int) -> Steps:
     """Sleep until this process is rung, unless something has come."""
+    yield from lock(p)
     if p.wrong != "looks before it says that it sleeps":
         yield None
         p.sleepers += 1
     bell = p.bell  # it matters only that both come before the look
-    yield from lock(p)
     moved, rowless = (yield from progress(p, 1)), p.rowless
     p.locked = False
     if p.wrong == "looks before it says that it sleeps":
@@ -222,8 +223,10 @@ def sleep_here(p: Process, number: int) -> Steps:
         bell = p.bell
     if not moved and p.runs[number] != OVER and not rowless:  # without a row it sleeps for a moment only
         yield lambda: p.bell != bell
+    yield from lock(p)
     yield None
     p.sleepers -= 1
+    p.locked = False
 
 
 def wait_for(p: Process, number: int) -> Steps:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hmac
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import astuple, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import msgpack
@@ -15,7 +17,7 @@ import pytest
 import trio
 from trio.testing import MemoryReceiveStream, MemorySendStream, MockClock
 
-from transports import ArgumentError, handshake
+from transports import ArgumentError, delays, handshake
 from transports.handshake import HELLO_LIMIT_BYTES, VERSION, HandshakeError, greet, welcome
 from transports.identity import Hello
 
@@ -233,7 +235,8 @@ def test_strangers_are_told_apart(data: bytes, why: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 3, 38, 39, 41])
-def test_silence_ends_at_the_deadline(nbytes: int) -> None:
+def test_silence_ends_at_the_deadline(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delays, "read_delays", dict)
     data = b"ovlp" + struct.pack("!H", VERSION) + bytes(32) + struct.pack("!H", 100) + bytes(99)
 
     async def main() -> float:
@@ -251,13 +254,48 @@ def test_silence_ends_at_the_deadline(nbytes: int) -> None:
     assert trio.run(main, clock=MockClock(autojump_threshold=0)) == 2
 
 
-def test_a_listener_that_says_nothing_is_given_up() -> None:
+def test_a_listener_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delays, "read_delays", dict)
+
     async def main() -> None:
         with pytest.raises(HandshakeError, match=r"within 0\.5 s; check the network between them$"):
             await greet(Wire.make().dialler, DIALLER, SECRET, deadline_s=0.5)
         assert trio.current_time() == 0.5
 
     trio.run(main, clock=MockClock(autojump_threshold=0, rate=0))
+
+
+def test_a_process_that_waits_for_a_processor_has_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dialler answers after 4 s; this process could not run for 3 of them."""
+    monkeypatch.setattr(delays, "read_delays", lambda: {"1": round(min(trio.current_time() - began_s, 3.0) * 1e9)})
+
+    async def dial(wire: Wire) -> None:
+        await trio.sleep(4.0)
+        await greet(wire.dialler, DIALLER, SECRET)
+
+    async def main() -> Hello:
+        nonlocal began_s
+        began_s, wire = trio.current_time(), Wire.make()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dial, wire)
+            return await welcome(wire.listener, SECRET, lambda _: LISTENER)
+
+    began_s = 0.0
+    assert trio.run(main, clock=MockClock(autojump_threshold=0)) == DIALLER
+
+
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
+def test_within_a_host_nobody_is_sent_to_the_network(family: int, tmp_path: Path) -> None:
+    async def main() -> None:
+        with socket.socket(family) as listener, socket.socket(family) as dialler:
+            listener.bind(str(tmp_path / "s") if family == socket.AF_UNIX else ("localhost", 0))
+            listener.listen()
+            dialler.connect(listener.getsockname())
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(dialler))
+            with pytest.raises(HandshakeError, match=r"within 0\.01 s; see whether it still starts, or was stopped$"):
+                await greet(stream, DIALLER, SECRET, deadline_s=0.01)
+
+    trio.run(main)
 
 
 def test_cancellation_from_outside_is_no_handshake_error() -> None:

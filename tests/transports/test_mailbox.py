@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from mmap import mmap
@@ -463,6 +464,43 @@ def test_the_thread_of_a_mailbox_ends_whenever_it_is_closed(tmp_path: Path) -> N
     command = [sys.executable, "-m", "tests.transports.mailbox_closing", "1000"]
     ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=LONG_S)
     assert ran.stdout == "1 more with a mailbox, 0 more at the end\n"
+
+
+# Words of a process that wake it, see native/engine.h.
+SLEEPERS, UNATTENDED = 1, 3
+
+
+def write_bell(boxes: Boxes, index: int, word: int, value: int) -> None:
+    boxes.bells[index].cast("I")[word] = value
+
+
+def test_a_thread_that_sleeps_notices_a_message_though_it_is_not_counted(pair: Boxes) -> None:
+    data, out = some(8), np.zeros(8, np.uint8)
+    got = pair.receive(1, 0, out)
+    thread = threading.Thread(target=pair.wait, args=[1, got, 1e9], daemon=True)
+    thread.start()
+    while pair.sleepers(1) == 0:
+        thread.join(0.001)
+    write_bell(pair, 1, SLEEPERS, 0)
+    assert pair.send(0, 1, data).state == DONE
+    thread.join(LONG_S)
+    assert (thread.is_alive(), got.state) == (False, DONE)
+    assert np.array_equal(data, out)
+    assert pair.sleepers(1) == 0  # the next bell is right again
+
+
+@pytest.mark.parametrize(("word", "value"), [(SLEEPERS, 7), (UNATTENDED, 0)])
+def test_a_message_that_no_thread_waits_for_arrives_though_a_wrong_thread_is_woken(
+    pair: Boxes, word: int, value: int
+) -> None:
+    data, out, late = some(8), np.zeros(8, np.uint8), time.monotonic() + LONG_S
+    got = pair.receive(1, 0, out)
+    write_bell(pair, 1, word, value)
+    assert pair.send(0, 1, data).state == DONE
+    while (got.state == PENDING or pair.sleepers(1)) and time.monotonic() < late:
+        time.sleep(0.001)
+    assert (got.state, pair.sleepers(1)) == (DONE, 0)
+    assert np.array_equal(data, out)
 
 
 @pytest.mark.parametrize(

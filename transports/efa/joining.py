@@ -15,7 +15,7 @@ from transports.efa.address import PeerAddress, describe_ends, host_identity, ra
 from transports.efa.tcp import bound_queue, set_options
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
-from transports.handshake import HandshakeError
+from transports.handshake import HandshakeError, advise_on_silence, is_local
 from transports.identity import Hello
 from transports.meeting import ListeningSockets, Meeting, Place, Stream, address_family
 from transports.patience import usable_cores
@@ -226,19 +226,18 @@ class SocketJoining:
         connection = socket.socket(
             socket.AF_UNIX if uses_unix else address_family(address.tcp[index][0]), socket.SOCK_STREAM
         )
+        target = "\0" + address.unix if uses_unix else address.tcp[index]
         try:
             set_options(connection, self._silence_s)
             if not uses_unix and self._binds:
                 connection.bind((self._addresses[index], 0))  # leave by the rail's own interface
-            target = "\0" + address.unix if uses_unix else address.tcp[index]
             stream, answer = await self.meeting.greet(connection, member, target, detail, deadline_s=deadline_s)
             return self._make_proved_socket(connection, stream, answer.detail)
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):
-                raise LinkLostError(
-                    f"process {member} cannot be reached: {error.strerror}; check the network between them"
-                ) from error
+                advice = advise_on_silence(local=is_local(connection.family, target))
+                raise LinkLostError(f"process {member} cannot be reached: {error.strerror}; {advice}") from error
             raise
 
     # -- the side that listens ----------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from transports.efa.departures import Departures, Entry
 from transports.efa.reading import Destinations, Reading
 from transports.efa.sharing import RailRate, RailState
 from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
-from transports.frame import LOCAL_CHUNK_BYTES, FrameError, FrameKind, pack
+from transports.frame import LOCAL_CHUNK_BYTES, DamageError, FrameError, FrameKind, pack
+from transports.handshake import has_local_peer
 from transports.matching import Chunk, ProtocolError, Send
 from transports.matching.protocol import BROKEN_PROTOCOL
 
@@ -332,7 +333,9 @@ class Rail(ABC):
     def _die_from_error(self, error: Exception) -> None:
         """Close the connection, because reading has failed with an error."""
         if isinstance(error, ProtocolError):
-            advice = "" if isinstance(error, FrameError) else f"; {BROKEN_PROTOCOL}"  # damage is the network's fault
+            advice = "" if isinstance(error, FrameError) else f"; {BROKEN_PROTOCOL}"
+            if isinstance(error, DamageError):
+                advice = "; check the memory of this host" if has_local_peer(self.socket) else "; check the network"
             self.die(f"a bad frame: {error}{advice}", evident=True)
         else:
             self.die("the connection ended within a frame" if isinstance(error, EOFError) else describe_error(error))

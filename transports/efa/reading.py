@@ -12,7 +12,7 @@ from transports.frame import (
     EAGER_BYTES,
     HEADER_LIMIT_BYTES,
     LOCAL_CHUNK_BYTES,
-    FrameError,
+    DamageError,
     FrameKind,
     is_damaged,
     parse,
@@ -32,7 +32,7 @@ _EAGER, _CHUNK, _PUSH = map(int, (FrameKind.EAGER, FrameKind.CHUNK, FrameKind.PU
 _NOTHING = memoryview(b"")
 _NO_CHUNK = (0, 0, _NOTHING, b"")
 
-_MISMATCH = "the bytes do not match their checksum; check the network"
+_MISMATCH = "the bytes do not match their checksum"
 
 
 class Destinations(Protocol):
@@ -157,9 +157,9 @@ class Reading:
         self._start, self._end = 0, end - start
 
     def _handle_eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
-        """Check the bytes of a small message, and pass it on; `FrameError` if they are damaged."""
+        """Check the bytes of a small message, and pass it on; `DamageError` if they are damaged."""
         if is_damaged(payload, expected):
-            raise FrameError(f"{format_message_name(*fields[1:])} came damaged: {_MISMATCH}")
+            raise DamageError(f"{format_message_name(*fields[1:])} came damaged: {_MISMATCH}")
         if payload.nbytes > _HEAD_BYTES:
             self._expects_chunk = False
         self.arrived += 1
@@ -191,7 +191,7 @@ class Reading:
         self._chunk, self._target = _NO_CHUNK, _NOTHING  # the owner may resize the memory from here on
         if is_damaged(target, expected):
             piece = f"bytes {offset} to {offset + nbytes} of {self._destinations.message_name(number)}"
-            raise FrameError(f"{piece} came damaged: {_MISMATCH}")
+            raise DamageError(f"{piece} came damaged: {_MISMATCH}")
         if self._staging is not None:
             memory[:] = target
         del memory, target

@@ -15,7 +15,7 @@ from transports.efa.joining import ProvedSocket, SocketJoining
 from transports.efa.rail import Rail
 from transports.efa.reconnection import Reconnection
 from transports.efa.tcp import LOST_S
-from transports.factory import Bootstrap, Exchange
+from transports.factory import Bootstrap, Exchange, spare_none
 from transports.failures import ArgumentError
 from transports.frame import EAGER_BYTES
 from transports.identity import Identity
@@ -102,7 +102,7 @@ class Efa(MatchedTransport):
         silence_s: float = 15.0,
         watched: bool = False,
         lasting: bool = False,
-        spared: Callable[[], Collection[int]] = tuple,
+        spared: Callable[[], Collection[int]] = spare_none,
         join_s: float = 60.0,
         report: Callable[[str], None] | None = None,
         note: Callable[[str], None] | None = None,
@@ -163,6 +163,11 @@ class Efa(MatchedTransport):
         """Return whether some ranks live in processes that cannot reach each other inside one host."""
         members = {member for member, placed in enumerate(self.placement) if not set(ranks).isdisjoint(placed)}
         return len(members) > 1 and self._joining.spans_hosts(members)
+
+    @property
+    def socket_placement(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each process, unless other wires may join some of them."""
+        return self.placement if self._spared is spare_none else ()
 
     async def run(self) -> None:
         """Run rails, replace dead ones, and detect lost processes."""

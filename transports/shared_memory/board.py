@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
+from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.shared_memory import engine as native
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.segment import Heap, Segment, Shelf, make_releaser
@@ -67,17 +68,27 @@ class Boards:
             for rank in ranks:
                 if (key, rank) in self._early_notes:
                     board.receive_note(rank, self._early_notes.pop((key, rank)))
+            for member, link in links.items():
+                if link.gone is not None:
+                    board.lose(member, link.gone)
         return board
 
-    def receive_note(self, fields: Sequence[int]) -> None:
-        """Handle a note about the rows of a rank in another process."""
-        key, rank, note = fields
-        if note == _CLOSED:
+    def receive_note(self, link: MemoryLink, key: int, rank: int, note: int) -> None:
+        """Handle a note of another process about the rows of one of its ranks; an invalid one ends the link."""
+        board, start, memory_bytes = self._open.get(key), note >> _FLAG_BITS, link.peer.segment.nbytes
+        invalid = ""
+        if rank not in link.ranks or (board is not None and rank not in board.ranks):
+            invalid = f"about rank {rank}, which is none of its own in that group"
+        elif note == _CLOSED:
             self._early_notes.pop((key, rank), None)
-        elif key in self._open:
-            self._open[key].receive_note(rank, note)
+        elif note & _ROOM and (start % 64 or start + BOARD_BYTES > memory_bytes):
+            invalid = f"about rows at byte {start} of its memory, which has {memory_bytes} bytes"
+        elif board is not None:
+            board.receive_note(rank, note)
         else:
             self._early_notes[key, rank] = note
+        if invalid:
+            link.lose(f"it sent a note {invalid}; {BROKEN_PROTOCOL}", evident=True)
 
     def close(self, key: int) -> None:
         """Forget the board of a group; its memory has been released."""
@@ -94,6 +105,7 @@ class _SharedBoard(Board):
 
     ready: bool
     usable: bool
+    ranks: tuple[int, ...]
 
     def __init__(
         self,
@@ -107,7 +119,7 @@ class _SharedBoard(Board):
         self.lost: str | None = None
         self.processes: int = 1 + len(links)
         self.look_s: float = boards.look_s
-        self._boards, self._key, self._ranks, self._homes = boards, key, tuple(ranks), tuple(homes)
+        self._boards, self._key, self.ranks, self._homes = boards, key, tuple(ranks), tuple(homes)
         self._here, self._links = boards.segment, links
         self._others = tuple(dict.fromkeys(home for home in homes if home in links))
         self._when_ready = list[Callable[[], None]]()
@@ -121,7 +133,7 @@ class _SharedBoard(Board):
         if not self.ready:
             self._when_ready.append(when_ready)
         if self._starts[position] < 0:
-            rank = self._ranks[position]
+            rank = self.ranks[position]
             note = self._take_rows()
             for other in self._others:
                 self._links[other].send_note(self._key, rank, note)
@@ -134,7 +146,7 @@ class _SharedBoard(Board):
             if self._homes[position] in self._links:
                 continue
             for other in self._others:  # a process without the board yet has kept the note about the rows
-                self._links[other].send_note(self._key, self._ranks[position], _CLOSED)
+                self._links[other].send_note(self._key, self.ranks[position], _CLOSED)
             if start in self._taken:
                 shelf.release(start)
         for start in self._native.take_places(True) if "_native" in self.__dict__ else ():
@@ -154,16 +166,19 @@ class _SharedBoard(Board):
 
     def receive_note(self, rank: int, note: int) -> None:
         """Handle a note about the rows of a rank."""
-        position = self._ranks.index(rank)
+        position = self.ranks.index(rank)
         self._starts[position] = note >> _FLAG_BITS
         self.usable &= bool(note & _ROOM)
         self._reads &= bool(note & _READS)
-        self.usable &= self._starts[position] + BOARD_BYTES <= self._segment(position).nbytes
         if min(self._starts) >= 0:
             self.ready = True
-            opening, self._when_ready = self._when_ready, []
-            for begin in opening:
-                begin()
+            self._call_waiters()
+
+    def _call_waiters(self) -> None:
+        """Call the functions that wait for the board to be ready, or lost."""
+        opening, self._when_ready = self._when_ready, []
+        for begin in opening:
+            begin()
 
     def _segment(self, position: int) -> Segment:
         """Return the memory of the process of a rank."""
@@ -179,7 +194,10 @@ class _SharedBoard(Board):
             segment, link = self._segment(position), self._links.get(home)
             rows = segment.view[start : start + BOARD_BYTES]
             seats.append((rows, segment.view, 0 if link is None else link.peer.pid, -1 if link is None else home))
-        return native.Board(engine, seats, self._reads)
+        board = native.Board(engine, seats, self._reads)
+        if self.lost is not None:
+            board.lose()
+        return board
 
     def lose(self, member: int, reason: str) -> None:
         """Mark the board if a lost process takes part."""
@@ -187,6 +205,7 @@ class _SharedBoard(Board):
             self.lost = self.lost or reason
             if "_native" in self.__dict__:
                 self._native.lose()
+            self._call_waiters()
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +240,7 @@ class _SharedBoard(Board):
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def loan_to_all(self, nbytes: int) -> int | None:
-        return self._boards.shelf.loan(nbytes, len(self._ranks))
+        return self._boards.shelf.loan(nbytes, len(self.ranks))
 
     def make_release(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
         return make_releaser(self._segment(owner).view, where, nbytes, position)

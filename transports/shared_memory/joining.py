@@ -15,10 +15,11 @@ from functools import partial
 
 import trio
 
+from transports.delays import limit_own_time
 from transports.efa.address import PeerAddress, host_identity
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
-from transports.handshake import HandshakeError
+from transports.handshake import HandshakeError, advise_on_silence
 from transports.meeting import ListeningSockets, Meeting, Place
 from transports.shared_memory.engine import BUILT, RING_BYTES, allow_mail
 from transports.shared_memory.memory_limit import memory_bytes
@@ -253,8 +254,11 @@ def ring_bytes(members: int) -> int:
 
 async def _receive_card(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
     """Receive a card and `count` descriptors."""
-    with trio.fail_after(_HANDSHAKE_S):
+    with limit_own_time(_HANDSHAKE_S) as limit:
         await trio.lowlevel.wait_readable(connection)
+    if limit.cancelled_caught:
+        advice = advise_on_silence(local=True)
+        raise HandshakeError(f"the other side passed no memory within {_HANDSHAKE_S:g} s; {advice}", why="silent")
     card, descriptors, _, _ = socket.recv_fds(connection, _CARD.size, count, socket.MSG_CMSG_CLOEXEC)
     if len(card) != _CARD.size or len(descriptors) != count:
         for descriptor in descriptors:

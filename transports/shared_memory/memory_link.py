@@ -192,6 +192,7 @@ class MemoryLink(PeerLink):
         report: Prints a line about the loss of the process.
 
     Attributes:
+        ranks: Ranks of the process.
         peer: Socket, memory and rings of the process.
         engine: Engine of this process.
         calls: The sends and receives under way.
@@ -217,6 +218,7 @@ class MemoryLink(PeerLink):
         report: Callable[[str], None],
     ) -> None:
         super().__init__(member, ranks)
+        self.ranks: tuple[int, ...] = tuple(ranks)
         self.peer, self.memory, self.engine, self.patience = peer, memory, engine, patience
         self.calls: dict[MemoryRequest, None] = {}
         self.gone: str | None = None

@@ -174,7 +174,7 @@ class SharedMemory(MemoryMessages):
         if second == GOODBYE:
             self.links[member].on_goodbye()
         elif self._boards is not None:
-            self._boards.receive_note((first, second, third))
+            self._boards.receive_note(self.links[member], first, second, third)
 
     def _handle_lost_peer(self, member: int) -> None:
         """Mark the boards of a lost process, and let receives from any source search again."""

@@ -22,9 +22,9 @@ from ...config import overriding
 from ...data import digits
 from ...front import run
 from ...parallel import AdamW, DataParallel
+from ...processes.shared_folder import WITNESS
 from ...runtime.epoch import Epoch
 from ...runtime.rank import Rank
-from ...survival.witness import WITNESS
 from ...timeline import Timeline
 from ...timeline.columnar import SpanColumns
 from ...timeline.files.tracefile import write_trace

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
 
+from ...config import RunConfig, overriding
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
 from ...notice import notify
@@ -67,6 +69,7 @@ def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_simulation(parser)
+    add_options(parser, {"state_dir": shared_option("state_dir", "in virtual time nothing is kept")})
     add_goodput(parser)
     add_program(parser)
 
@@ -86,9 +89,15 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If there is no such program, or an option cannot be meant. Nothing has run then.
         TopologyError: If there is no such cluster, or it is too small.
     """
-    if args.mtbf is not None:
-        return _print_goodput(args)
-    return simulate_command(args, partial(_user_program, args))
+
+    def name_folder(config: RunConfig) -> RunConfig:
+        folder = args.state_dir and os.path.abspath(args.state_dir)
+        return config.changed("--state-dir", state_dir=folder) if folder else config
+
+    with overriding(revise=name_folder):
+        if args.mtbf is not None:
+            return _print_goodput(args)
+        return simulate_command(args, partial(_user_program, args))
 
 
 def _print_goodput(args: argparse.Namespace) -> int:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol
 
+from transports.delays import Instant
+
 from ...notice import notify
 from .standing import Stall, Standing, find_stall
 
@@ -29,7 +31,7 @@ _MOST_PATIENT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallLimits:
-    """Limits of the time in which a world makes no progress."""
+    """Limits of the time in which a world makes no progress; each process counts its own time (`transports.delays`)."""
 
     tell_s: float = STALL_S  # Time until a report on waiting ranks
     give_up_s: float | None = None  # Time until the world is ended; None: `HOPELESS_S`, and only if it can never go on
@@ -84,9 +86,9 @@ class StallWatch:
     ) -> None:
         self._ranks, self._limits, self._others, self._give_up = ranks, limits, others, give_up
         self._marks: dict[int, tuple[object, int]] = {}
-        self._since_ns: dict[int, int] = {}  # time of the first look at each mark
+        self._since: dict[int, Instant] = {}  # first look at each mark
         self._reported_quiet: frozenset[int] = frozenset()  # quiet ranks that the other processes know
-        self._began_ns: int | None = None  # start of the present stall
+        self._began: Instant | None = None  # first look at the present stall, which is `tell_s` old by then
         self._reported = False  # whether the present stall was reported
         self._patience_s = limits.tell_s
 
@@ -97,11 +99,11 @@ class StallWatch:
 
     def look(self) -> None:
         """Look once; the loop's thread only."""
-        now_ns = perf_counter_ns()
-        quiet = [rank for rank, watched in self._ranks.items() if self._is_quiet(rank, watched, now_ns)]
-        if not quiet and not self._reported_quiet and self._began_ns is None and self._others is None:
+        now = Instant.now(perf_counter_ns)
+        quiet = [rank for rank, watched in self._ranks.items() if self._is_quiet(rank, watched, now)]
+        if not quiet and not self._reported_quiet and self._began is None and self._others is None:
             return
-        standings = {rank: self._ranks[rank].standing(now_ns) for rank in quiet}
+        standings = {rank: self._ranks[rank].standing(now.wall_ns) for rank in quiet}
         if self._others is not None:
             if frozenset(quiet) != self._reported_quiet:
                 self._reported_quiet = frozenset(quiet)
@@ -109,28 +111,27 @@ class StallWatch:
             if not self._others.speaks:
                 return
             standings = {**self._others.quiet(), **standings}
-        self._update_stall(find_stall(standings), now_ns)
+        self._update_stall(find_stall(standings), now)
 
-    def _is_quiet(self, rank: int, watched: Watched, now_ns: int) -> bool:
+    def _is_quiet(self, rank: int, watched: Watched, now: Instant) -> bool:
         """Whether a rank has made no progress for so long that the watch counts it as waiting."""
         mark, last = watched.mark(), self._marks.get(rank)
         if last is None or last[0] is not mark[0] or last[1] != mark[1]:
-            self._marks[rank], self._since_ns[rank] = mark, now_ns
+            self._marks[rank], self._since[rank] = mark, now
         # If an error is known that no task awaited, a waiting rank counts as quiet sooner.
         quiet_s = 2 * self.period_s if watched.has_unseen_error else self._limits.tell_s
-        return now_ns - self._since_ns[rank] >= quiet_s * 1e9
+        return now.since(self._since[rank]) >= quiet_s
 
-    def _update_stall(self, stall: Stall | None, now_ns: int) -> None:
+    def _update_stall(self, stall: Stall | None, now: Instant) -> None:
         """Report a stall that lasts, and end the world at its limit; None ends the stall."""
         if stall is None:
-            self._end_stall(now_ns)
+            self._end_stall(now)
             return
         if stall.hopeless and stall.errors:  # none of them can go on, because of these errors
             self._give_up(2 * self.period_s)
             return
-        if self._began_ns is None:
-            self._began_ns = now_ns - round(self._limits.tell_s * 1e9)
-        quiet_s = (now_ns - self._began_ns) / 1e9
+        self._began = self._began or now
+        quiet_s = self._limits.tell_s + now.since(self._began)
         limit_s = self._limits.give_up_s or (HOPELESS_S if stall.hopeless else None)
         delay_s = 2 * self.period_s if self._others is not None else 0.0  # for the reports of other processes
         if not self._reported and quiet_s >= self._patience_s + delay_s:
@@ -141,11 +142,12 @@ class StallWatch:
         if limit_s is not None and quiet_s >= limit_s:
             self._give_up(limit_s)
 
-    def _end_stall(self, now_ns: int) -> None:
+    def _end_stall(self, now: Instant) -> None:
         """End a stall, with a notice if it was reported."""
-        if self._reported and self._began_ns is not None:
-            notify(f"goes on, after {(now_ns - self._began_ns) / 1e9:.0f} s without progress")
-        self._reported, self._began_ns = False, None
+        if self._reported and self._began is not None:
+            quiet_s = self._limits.tell_s + now.since(self._began)
+            notify(f"goes on, after {quiet_s:.0f} s without progress")
+        self._reported, self._began = False, None
 
 
 def _outlook(limit_s: float | None) -> str:

@@ -38,6 +38,22 @@ _REMEMBERED = 1 << 14
 _Key: TypeAlias = tuple[str, str, int, Pairs, bool, str | None, int, bool, tuple[int, ...]]
 
 
+def joined_by(cluster: Cluster, processes: Sequence[Sequence[int]]) -> Cluster:
+    """Return the machine for the prices of a world: processes of this computer that sockets join are nodes.
+
+    Args:
+        cluster: Machine of the world.
+        processes: Ranks of each process, if sockets join all of them; else empty.
+    """
+    each, nodes = cluster.world_size // max(1, len(processes)), len(processes)
+    even = all(tuple(ranks) == tuple(range(i * each, (i + 1) * each)) for i, ranks in enumerate(processes))
+    if cluster.machine.devices is not None or nodes <= cluster.nodes or not even:
+        return cluster
+    return type(cluster).of(
+        cluster.machine, nodes=nodes, lnc=cluster.lnc, ranks=cluster.world_size, strict=cluster.strict
+    )
+
+
 class Compiler:
     """Compiles the collectives of one world.
 

@@ -33,6 +33,7 @@ from ..handover import Handover, OperationRun
 from ..match import Match
 from ..memory.arrays import held
 from ..operation import Operation
+from ..settling import LONGEST_WAIT_S
 from .host_bytes import address_of, array_at
 from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
 from .workers import Workers
@@ -42,7 +43,6 @@ _GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL = 1, 2, 4, 8, 16, 32
 # Reductions with partial results of another dtype than the result, by number in native/arithmetic.c.
 _NARROW = {"float16": 1, "bfloat16": 2}
 _MEANS = {"i": 3, "u": 4}
-_EVER_S = 1e9
 
 
 class HostMemory:
@@ -147,7 +147,7 @@ class HostExecutor(Executor):
             return
         run = HostRun(self, operation)
         run.wait(match)
-        if self.board.ready:
+        if self.board.ready or self.board.lost is not None:
             run.begin()
         else:
             self.board.open(self.position, run.begin)
@@ -178,10 +178,14 @@ class HostRun(OperationRun):
         self.on_end()  # the engine reports no end before `submit` returns
 
     def begin(self) -> None:
-        """Submit the operation, now that the board is ready; the loop's thread, or one in its place."""
+        """Submit the operation, now that the board is ready or lost; the loop's thread, or one in its place."""
         if self._over:
             return
-        if not self._executor.board.usable:
+        board = self._executor.board
+        if not board.ready:  # and never will be
+            self._settle(self._error(engine.LOST))
+            return
+        if not board.usable:
             self._fall_back()
             return
         try:
@@ -261,7 +265,7 @@ class HostRun(OperationRun):
             return
         board, settled = self._executor.board, False
         try:
-            board.wait(self._run, _EVER_S if longest_s is None else longest_s, board.look_s)
+            board.wait(self._run, LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S), board.look_s)
             settled = self._run.state == engine.PENDING or handover.in_place(self._ended_in_place, False)
         finally:  # a signal handler may raise anywhere
             if not settled:

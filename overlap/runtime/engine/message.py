@@ -13,6 +13,7 @@ from transports.blocking import TaskStarter
 
 from ..event_loop import Withdraws
 from ..handover import Handover
+from ..settling import LONGEST_WAIT_S
 from .execution import Execution, Station
 from .laid_out import LaidStep
 
@@ -91,7 +92,7 @@ class MessageTransfer(Execution, Withdraws):
             return
         settled = False
         try:
-            came = call.wait(_EVER_S if longest_s is None else longest_s)
+            came = call.wait(LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S))
             settled = not came or handover.in_place(call.settle_in_thread, False)
         finally:  # a signal handler may raise anywhere
             if not settled:
@@ -103,5 +104,4 @@ def _nothing() -> None:
     """Do nothing: `withdraw` has returned the result."""
 
 
-_EVER_S = 1e9
 _ONLY = cast("LaidStep", None)  # in place of the step of a message

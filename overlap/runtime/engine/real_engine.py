@@ -75,10 +75,11 @@ class RealEngine(BaseEngine):
     @cached_property
     def _programs(self) -> Programs:
         """Make the executor of programs over a transport; ranks with memory in common never need it."""
-        from .compiler import Compiler  # with the generators, not needed by ranks with memory in common
+        from .compiler import Compiler, joined_by  # with the generators, not needed by ranks with memory in common
         from .programs import Programs
 
-        compiler = Compiler(self._cluster, self._algorithm, far=self._transport.spans_hosts)
+        cluster = joined_by(self._cluster, self._transport.socket_placement)
+        compiler = Compiler(cluster, self._algorithm, far=self._transport.spans_hosts)
         return Programs(self._transport, self._workers, compiler, self._token)
 
     def close(self, communicator: Communicator) -> None:

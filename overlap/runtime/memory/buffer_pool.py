@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...collectives.reduce import Array
+from ..interrupts import finalizer
 
 Root: TypeAlias = NDArray[np.uint8]
 
@@ -226,6 +227,7 @@ class BufferPool:
 
     # -- any thread, in the midst of anything ------------------------------------------------------------------------
 
+    @finalizer
     def _came_back(self, lease: _Lease) -> None:
         """Note that an array is gone; the garbage collector may call this while this thread holds the lock."""
         self._returned.append(lease)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -192,6 +192,18 @@ class TimelineView:
         for line in lines:
             yield from (Segment(text, console.get_style(style) if style else None) for text, style in line)
             yield Segment.line()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Draw in a terminal's IPython; notebooks, which show `_repr_html_`, get the repr."""
+        from rich.console import Console
+
+        console = Console(force_jupyter=False)
+        if not console.is_terminal:
+            printer.text(repr(self))
+            return
+        with console.capture() as captured:
+            console.print(self)
+        printer.text(captured.get().rstrip("\n"))
 
     def _repr_html_(self) -> str:
         """Return the picture as notebooks show it, 100 columns wide."""

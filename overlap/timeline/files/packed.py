@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import zlib
 from pathlib import Path
 from typing import BinaryIO
 
 from ...errors import UsageError
+from ...units import format_bytes, parse_bytes
+
+LIMIT_VARIABLE = "OVERLAP_UNPACKED"
+"""Variable with the limit of unpacked bytes, for processes that read files, too."""
+UNPACKED_BYTES = 8 << 30
+"""Most bytes that all packed files of one call unpack to, by default: a bomb of 44 MB unpacks to 45 GB."""
+
+
+class Unpacking:
+    """Count of the bytes that files have unpacked to.
+
+    Attributes:
+        nbytes: Bytes since the count was last set.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes: int = 0
+
+    def add(self, nbytes: int) -> None:
+        """Count unpacked bytes.
+
+        Raises:
+            UsageError: They are more than the limit.
+        """
+        self.nbytes += nbytes
+        text = os.environ.get(LIMIT_VARIABLE, "")
+        limit_bytes = parse_bytes(text, argument=LIMIT_VARIABLE) if text else UNPACKED_BYTES
+        if self.nbytes > limit_bytes:
+            raise UsageError(
+                f"the files unpack to more than {format_bytes(limit_bytes)}: name fewer of them, or set "
+                f"{LIMIT_VARIABLE}=SIZE (overlap why --unpacked SIZE) if no file is a bomb"
+            )
+
+
+unpacking = Unpacking()
+"""The count of this process."""
 
 
 def read_beginning(path: Path) -> bytes:
@@ -27,9 +64,14 @@ def read_beginning(path: Path) -> bytes:
     return begin
 
 
+def may_be_own(begin: bytes) -> bool:
+    """Whether the first bytes of a text may be those of a trace file of ours."""
+    return _OWN.search(begin) is not None
+
+
 def is_profile(begin: bytes) -> bool:
     """Whether the first bytes of a text are those of a file of PyTorch's profiler, and not of our trace files."""
-    return b'"traceEvents"' in begin and not _OWN.search(begin) and any(mark in begin for mark in _MARKS)
+    return b'"traceEvents"' in begin and not may_be_own(begin) and any(mark in begin for mark in _MARKS)
 
 
 def open_unpacked(raw: BinaryIO) -> BinaryIO:
@@ -57,6 +99,8 @@ def read_piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
             return b"".join(pieces), True
         if not piece:
             break
+        if isinstance(file, gzip.GzipFile):
+            unpacking.add(len(piece))
         pieces.append(piece)
         most_bytes -= len(piece)
     return b"".join(pieces), False

@@ -42,7 +42,8 @@ BLOCK_BYTES = 256 << 20
 _VERSION = 3
 _SPAN_BYTES = 8 * len(INT64_COLUMNS) + 4 * len(INT32_COLUMNS)
 _END_KEY = b',"columns":'
-_PIECE_BYTES = 1 << 24
+MAX_END_BYTES = 256 << 20
+"""Longest end of a trace file: of some 30 million spans."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,29 +215,36 @@ def pack_end_block(columns: SpanColumns) -> tuple[int, str]:
     ).decode()
 
 
-def read_end(data: Data) -> tuple[bytes, SpanColumns] | None:
+def read_end(pieces: Iterable[bytes]) -> tuple[bytes, SpanColumns] | None:
     """Return a trace file's text up to its events, and all its spans; None if its end is missing or does not match.
 
-    Cost: the digest of the file, and a tenth of a microsecond a span.
+    Memory holds a piece of the text, and its end. Cost: the digest of the file, and a tenth of a microsecond a span.
+
+    Args:
+        pieces: The text; the first one reaches into the events.
     """
-    at = data.rfind(_END_KEY)
+    digest, expected, beginning, rest = xxhash.xxh3_128(), "", b"", bytearray()  # `rest` has not been digested
+    for piece in pieces:
+        beginning = beginning or piece[: piece.find(b"[")]
+        start = max(1 if expected else 0, len(rest) - len(_END_KEY) + 1)
+        rest += piece
+        if (at := rest.rfind(_END_KEY, start)) >= 0:
+            digest.update(memoryview(rest)[:at])
+            expected, rest = digest.hexdigest(), rest[at:]
+        elif not expected:
+            digest.update(memoryview(rest)[: -len(_END_KEY)])
+            rest = rest[-len(_END_KEY) :]
+        elif len(rest) > MAX_END_BYTES:
+            return None
     try:
-        fields = json.loads(data[at + len(_END_KEY) :].rstrip().removesuffix(b"}")) if at >= 0 else {}
-        if fields["version"] != _VERSION or fields["digest"] != _hex_digest(data, at):
+        fields = json.loads(rest[len(_END_KEY) :].rstrip().removesuffix(b"}")) if expected else {}
+        if fields["version"] != _VERSION or fields["digest"] != expected:
             return None
         blocks = ((rank, _decompress(b64decode(text, validate=True))) for rank, text in fields["ranks"])
         columns = SpanColumns.concatenate(_unpack_columns(rank, block) for rank, block in blocks)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, NoBase64, UsageError):
         return None
-    return bytes(data[: data.find(b"[")]), columns
-
-
-def _hex_digest(data: Data, end: int) -> str:
-    """Return the XXH3 digest of the first `end` bytes, as hexadecimal text."""
-    digest = xxhash.xxh3_128()
-    for at in range(0, end, _PIECE_BYTES):
-        digest.update(data[at : min(at + _PIECE_BYTES, end)])
-    return digest.hexdigest()
+    return beginning, columns
 
 
 # -- blocks --------------------------------------------------------------------------------------------------------

@@ -27,6 +27,9 @@ from .packed import open_unpacked, read_piece
 PIECE_BYTES = 4 << 20
 MAX_PIECE_BYTES = 256 << 20
 """Text without the end of an event in it: more than this is no trace."""
+MAX_EVENTS = 1 << 25
+"""Most events of one file, which take up to 4 GB: 8 GiB of text have as many."""
+_MESSAGE_EVENTS = 8  # events that take as much memory as the message of one
 MAX_NAME_CHARS = 2_000
 """Characters of a name that are kept."""
 MAX_RANKS = 10_000_000
@@ -293,6 +296,8 @@ def _read_events(path: str, file: BinaryIO, progress: Callable[[int], None]) -> 
     header = _parse_object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
     text.data, closed = text.data[match.end() :], False
     while not closed:
+        if columns.count + _MESSAGE_EVENTS * len(columns.messages) > MAX_EVENTS:
+            raise UsageError(f"{path}: more than {MAX_EVENTS:,} events; record fewer steps")
         if _separator_length(text.data) == len(text.data) and not text.read_more():
             break
         cut = _decode_piece(text.data, columns)

@@ -6,12 +6,10 @@ import gzip
 import io
 import json
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -25,16 +23,15 @@ from .events import Json, dump_json, rank_events
 from .kineto import profile_timeline
 from .merge import merged_columns, merged_header
 from .neuron import from_neuron
-from .packed import is_profile, read_beginning
+from .packed import is_profile, may_be_own, open_unpacked, read_beginning, read_piece
 from .parts import MAGIC, Header, Part, append_end, pack_end_block, read_end, read_stream
 from .profile import read_profile
 
 _PIECE_BYTES = 1 << 20
 _LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)
 
-UNPACKED_BYTES = 64 << 20
-UNPACKED_RATIO = 100
-"""Bounds of an unpacked file: bytes, or times its packed size; gzip packs traces 20 times, zeros 1,000 times."""
+MAX_TEXT_BYTES = 256 << 20
+"""Longest text of a packed file that must be parsed as a whole, in memory: one that is not ours, or was cut off."""
 
 
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -98,17 +95,23 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
             communication.
     """
-    if os.path.isfile(path) and is_profile(read_beginning(Path(path))):
+    regular = os.path.isfile(path)
+    begin = read_beginning(Path(path)) if regular else b""
+    if is_profile(begin):
         return profile_timeline(read_profile(path))
     try:
-        with _open_data(Path(path)) as (data, is_complete):
+        found = read_end(_pieces(path)) if may_be_own(begin) else None
+        if found is None:
+            data, is_complete = _read_text(path, regular=regular)
             if data[: len(MAGIC)] == MAGIC:
-                return _stream_timeline(bytes(data))
-            found = read_end(data) if is_complete else None
-            if found is not None:
-                return _timeline_from_columns(*found)
-            timeline, cut = _parse_timeline(bytes(data), complete=is_complete)
+                return _stream_timeline(data)
+            found = read_end([data]) if not regular else None
+        if found is not None:
+            return _timeline_from_columns(*found)
+        timeline, cut = _parse_timeline(data, complete=is_complete)
         return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; name a file that can be read") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except OverflowError as error:
@@ -155,29 +158,34 @@ def _event_pieces(header: Header, ranks: Iterable[SpanColumns], at_end: list[tup
     yield b"\n]"
 
 
-@contextmanager
-def _open_data(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
-    """Open a file for reading: yield its content, unpacked, and whether that is complete; raise UsageError."""
-    try:
-        with open(path, "rb") as file:
-            if file.read(2) == b"\x1f\x8b":
-                yield _unpack_gzip(path.read_bytes())
-            elif os.path.isfile(path) and os.path.getsize(path):
-                with mmap(file.fileno(), 0, access=ACCESS_READ) as data:  # of a large one little is looked at
-                    yield data, True
-            else:
-                file.seek(0)
-                yield file.read(), True
-    except (zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"damaged: {error}; record it again") from error
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}; name a file that can be read") from error
+def _pieces(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """Yield the text of a file, unpacked."""
+    with open(path, "rb") as raw:
+        file = open_unpacked(raw)
+        while piece := read_piece(file, _PIECE_BYTES)[0]:
+            yield piece
+
+
+def _read_text(path: str | os.PathLike[str], *, regular: bool) -> tuple[bytes, bool]:
+    """Return the text of a file, unpacked, and whether it is complete; raise UsageError for a packed one too large."""
+    with open(path, "rb") as opened:
+        raw = opened if regular else io.BytesIO(opened.read())  # a pipe is read only once
+        file = open_unpacked(raw)
+        if file is raw:
+            return file.read(), True
+        text, cut = read_piece(file, MAX_TEXT_BYTES + 1)
+    if len(text) > MAX_TEXT_BYTES:
+        raise UsageError(
+            f"unpacks to more than {MAX_TEXT_BYTES >> 20} MiB, and has not the end of a trace of ours: "
+            "if it is a trace, unpack it with gunzip first"
+        )
+    return text, not cut
 
 
 def _parse_timeline(data: bytes, *, complete: bool) -> tuple[Timeline, bool]:
     """Return the timeline of JSON text, of ours or of Neuron, and whether the text was cut off."""
     if b'"overlap"' in data:  # of others nothing is known, so that they cannot be checked as they are decoded
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             document = _decoder.decode(data)
             if document.overlap is not None:
                 return document.timeline(), not complete
@@ -198,28 +206,15 @@ _decoder = msgspec.json.Decoder(Document)
 
 def _load_json(data: bytes, *, complete: bool) -> tuple[Json, bool]:
     """Return parsed JSON, or its complete events if it was cut off, and whether it was cut off."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:4]:
+        raise UsageError("is text in UTF-16 or UTF-32; write it again in UTF-8 (iconv -t UTF-8)")
     try:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             return cast(Json, msgspec.json.decode(data)), not complete
         return cast(Json, json.loads(data)), not complete  # not strictly JSON, and yet what Python takes for it
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise UsageError("its values are nested too deeply for a trace; name another file") from None
+    except ValueError as error:
         if (part := complete_part(data.decode("utf-8", "ignore"))) is not None:
             return part, True
         raise UsageError(f"not JSON, or cut off before its first event: {error}; record it again") from error
-
-
-def _unpack_gzip(data: bytes) -> tuple[bytes, bool]:
-    """Return the content of gzip data as far as it goes, and whether it is complete; raise UsageError if too large."""
-    limit_bytes = max(UNPACKED_BYTES, UNPACKED_RATIO * len(data))
-    text = bytearray()
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-        while len(text) <= limit_bytes:
-            try:
-                piece = packed.read1(_PIECE_BYTES)
-            except EOFError:
-                return bytes(text), False
-            if not piece:
-                return bytes(text), True
-            text += piece
-    problem = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
-    raise UsageError(f"{problem}; if it is one, unpack it with gunzip first")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import UsageError
+from ..files.packed import unpacking
 from .rank import RankReport, measure_file
 
 MAX_PROCESSES = 2
@@ -88,7 +89,8 @@ def _read_in_child(function: str, files: Sequence[Path], children: list[subproce
             f"why: the process that read {files[0]} ended with {child.returncode}, perhaps for lack of memory; "
             "name fewer files"
         )
-    results: list[Any] = pickle.loads(data)  # of our own child
+    results, unpacked_bytes = pickle.loads(data)  # of our own child
+    unpacking.add(unpacked_bytes)
     return [UsageError(each) if isinstance(each, str) else each for each in results]
 
 
@@ -103,7 +105,7 @@ def _write_results(function: str, files: Sequence[str]) -> None:
             results.append(read(Path(file)))
         except UsageError as error:
             results.append(str(error))
-    sys.stdout.buffer.write(pickle.dumps(results))
+    sys.stdout.buffer.write(pickle.dumps((results, unpacking.nbytes)))
 
 
 if __name__ == "__main__":

@@ -59,8 +59,6 @@ def _trace_files(path: Path) -> list[Path]:
     if not path.is_dir():
         if not path.exists():
             raise UsageError(f"why: {path}: no such file or folder; name one that exists")
-        if not path.is_file():
-            raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
         return [path]
     inside = sorted(path.iterdir())
     files = [each for each in inside if each.is_file() and each.name.endswith(TRACE_SUFFIXES)]

@@ -112,7 +112,7 @@ def test_what_came_damaged_is_named() -> None:
             assert await impostor.is_hung_up_on()
         assert victim.reports == [
             "process 0 (rank 0) is lost: the last connection to it was lost: a bad frame: the message from rank 0 to "
-            "rank 1, tag 5, came damaged: the bytes do not match their checksum; check the network"
+            "rank 1, tag 5, came damaged: the bytes do not match their checksum; check the memory of this host"
         ]
         async with confronted() as (impostor, victim):
             errors: list[BaseException] = []
@@ -127,7 +127,7 @@ def test_what_came_damaged_is_named() -> None:
         assert [str(error) for error in errors] == [
             "message from rank 0 to rank 1, tag 5: process 0 (rank 0) is lost: the last connection to it was lost: a "
             "bad frame: bytes 524288 to 524292 of the message from rank 0 to rank 1, tag 5, came damaged: the "
-            "bytes do not match their checksum; check the network"
+            "bytes do not match their checksum; check the memory of this host"
         ]
 
     run(main)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from transports import LinkLostError
 from transports.common import Board
+from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.shared_memory import transport
 from transports.shared_memory.transport import polling_rule
 
@@ -47,6 +50,52 @@ async def _opened(host: Host, key: int) -> list[Board]:
     for event in ready:
         await event.wait()
     return [board for board in found if board is not None]
+
+
+@pytest.mark.parametrize("opened_first", [True, False])
+@pytest.mark.parametrize(
+    ("rank", "note", "expected"),
+    [
+        (99, 3, "about rank 99, which is none of its own in that group"),
+        (0, 3, "about rank 0, which is none of its own in that group"),
+        (1, 1 << 40 | 1, f"about rows at byte {1 << 38} of its memory, which has {1 << 24} bytes"),
+        (1, 72 << 2 | 1, f"about rows at byte 72 of its memory, which has {1 << 24} bytes"),
+    ],
+)
+def test_an_invalid_note_ends_the_link_to_its_process_by_name(
+    rank: int, note: int, expected: str, *, opened_first: bool
+) -> None:
+    async def main() -> None:
+        host = Host(limit_bytes=1 << 24)
+        async with opened(host.transports):
+            here, there = host.transports
+            if opened_first:
+                board = here.board(5, (0, 1))
+                assert board is not None
+                board.open(0, lambda: None)
+            there.engine.note(0, 5, rank, note)
+            reason = f"process 1 (rank 1) is lost: it sent a note {expected}; {BROKEN_PROTOCOL}"
+            with pytest.raises(LinkLostError, match=f"{re.escape(reason)}$"):
+                await here.endpoint(0).recv_into(1, 2, bytearray(1))
+            board = here.board(5, (0, 1))
+            assert board is not None
+            assert not board.ready
+        assert host.reports[0] == [reason]
+
+    run(main)
+
+
+def test_a_note_about_a_rank_of_its_process_in_no_group_ends_the_link() -> None:
+    async def main() -> None:
+        host = Host(((0,), (1, 2)))
+        async with opened(host.transports):
+            here, there = host.transports
+            here.board(5, (0, 1))
+            there.engine.note(0, 5, 2, 3)
+            with pytest.raises(LinkLostError, match="about rank 2, which is none of its own in that group"):
+                await here.endpoint(0).recv_into(1, 2, bytearray(1))
+
+    run(main)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@
 
    The peer can write anything into memory that is shared, at any time. So our own counts are kept in private; those of
    the peer are checked whenever they are read, heads and rows are copied before they are looked at. The words that wake
-   a process are hints: a wrong one costs time, no more. */
+   a process are hints: a wrong one costs time, no more. For no sleep lasts longer than LOOK_AGAIN_NS, and the spare
+   thread, which then looks for all threads and for the event loop, writes these words again. */
 
 #pragma once
 #define PY_SSIZE_T_CLEAN
@@ -36,6 +37,7 @@
 #define BUCKETS 256             /* in which receives, and messages that come before theirs, lie by tag and lane */
 #define MOST_NOTES (1 << 16)    /* that nobody has taken */
 #define CLOSE_AGAIN_NS 50000000 /* a peer may have written over the bell that ends a thread */
+#define LOOK_AGAIN_NS 100000000 /* longest sleep without a look: a peer may have written over the words that wake */
 #define ROW_LOOK_NS 1000000     /* between looks at a row of a board that is not free: nobody rings for that */
 #define LONG_TURN_NS 1000000    /* a look that takes longer shows that others need the core */
 #define MOST_SKIPPED 31         /* looks in a row, after looks that found nothing */
@@ -59,8 +61,8 @@ typedef struct { /* in each process's own memory */
     _Atomic uint32_t unattended; /* thread to wake for unattended packets: none, the spare thread, the loop */
 } Bells;
 
-/* Who attends to what is under way in a process, if no thread of it waits. */
-enum { ATTENDED, BY_SPARE, BY_LOOP };
+/* Who attends to what is under way in a process, if no thread of it waits. UNKNOWN: never shared, to be written anew. */
+enum { ATTENDED, BY_SPARE, BY_LOOP, UNKNOWN };
 
 /* WHOLE: the bytes follow. OFFER: they do not; offers are numbered from 0, in order. ASK: the receiver wants an offer,
    whose number is the tag. REFUSE: it wants none of it, but so many bytes; NONSENSE: it has forgotten it, as the sender

@@ -1018,6 +1018,8 @@ int progress_messages(Engine *engine)
 PyObject *Engine_probe(Engine *engine, PyObject *on)
 {
     if (engine->pid == getpid()) {
+        if (start_spare(engine) < 0)
+            return NULL;
         Py_BEGIN_ALLOW_THREADS
         lock(engine);
         engine->probing += on == Py_True ? 1 : -1;

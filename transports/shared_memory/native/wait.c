@@ -134,18 +134,22 @@ void unlock(Engine *engine)
 static void *run_spare(void *given)
 {
     Engine *engine = given;
-    const struct timespec soon = {0, ROW_LOOK_NS};
+    const struct timespec soon = {0, ROW_LOOK_NS}, again = {0, LOOK_AGAIN_NS};
+    int rung = 1;
     for (;;) {
         uint32_t bell = atomic_load(&engine->bells->spare_bell);
         if (atomic_load(&engine->closing))
             return NULL;
         lock(engine);
+        if (!rung) { /* perhaps in vain for a wrong word: write them again, then look */
+            atomic_store(&engine->bells->sleepers, atomic_load(&engine->sleepers));
+            engine->unattended = UNKNOWN;
+        }
         int moved = attend(engine), rowless = engine->rowless > 0;
         if (work_waits(engine))
             work(engine), moved = 1;
         pthread_mutex_unlock(&engine->lock);
-        if (!moved)
-            futex(&engine->bells->spare_bell, FUTEX_WAIT, bell, rowless ? &soon : NULL);
+        rung = moved || futex(&engine->bells->spare_bell, FUTEX_WAIT, bell, rowless ? &soon : &again) == 0;
     }
 }
 
@@ -178,26 +182,27 @@ void join_spare(Engine *engine)
     } while (pthread_timedjoin_np(engine->spare, NULL, &until) != 0);
 }
 
-/* Sleep until this process is rung, unless a packet has arrived; return whether a signal arrived. */
+/* Sleep until this process is rung, or for a while, unless a packet has arrived; return whether a signal arrived. The
+   shared number of sleepers is a copy of ours: whatever a peer has written over it lasts until the next sleep. */
 static int sleep_here(Engine *engine, End *end, int64_t limit_ns)
 {
     int interrupted = 0;
-    atomic_fetch_add(&engine->sleepers, 1);
-    atomic_fetch_add(&engine->bells->sleepers, 1);
-    uint32_t bell = atomic_load(&engine->bells->bell);
     lock(engine);
+    atomic_store(&engine->bells->sleepers, atomic_fetch_add(&engine->sleepers, 1) + 1);
+    uint32_t bell = atomic_load(&engine->bells->bell);
     int moved = progress(engine, 1);
     if (work_waits(engine))
         work(engine), moved = 1;
-    if (engine->rowless && limit_ns > ROW_LOOK_NS)
-        limit_ns = ROW_LOOK_NS;
+    int64_t longest_ns = engine->rowless ? ROW_LOOK_NS : LOOK_AGAIN_NS;
+    limit_ns = limit_ns > longest_ns ? longest_ns : limit_ns;
     pthread_mutex_unlock(&engine->lock);
     if (!moved && atomic_load(&end->state) == PENDING && limit_ns > 0) {
         struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
         interrupted = futex(&engine->bells->bell, FUTEX_WAIT, bell, &limit) < 0 && errno == EINTR;
     }
-    atomic_fetch_sub(&engine->bells->sleepers, 1);
-    atomic_fetch_sub(&engine->sleepers, 1);
+    lock(engine);
+    atomic_store(&engine->bells->sleepers, atomic_fetch_sub(&engine->sleepers, 1) - 1);
+    pthread_mutex_unlock(&engine->lock);
     return interrupted;
 }
 
