@@ -196,7 +196,7 @@ def _mistake(key: str, expected: str, found: object) -> ValueError:
 
 
 def _unknown_key(key: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> ValueError:
-    """Return the error of an unknown key, with the known ones."""
+    """Return the error of an unknown key, with the known ones; of one that is gone, with what to do."""
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return ValueError(f"{key}: unknown key; {hint}known here: {', '.join(known)}")

@@ -36,7 +36,6 @@ _INSTEAD = {
         ("--master-addr", "--master-port"), "--rdzv-endpoint HOST:PORT is both, and a run on one host needs none"
     ),
     "--standalone": "leave it out: a run on one host needs no rendezvous",
-    "--model": "a model's step is predicted by `overlap model NAME`",
     "--vs": "`python -m tests.benchmarks.versus` of a checkout compares with other libraries",
 }
 """Options of torchrun and of earlier versions that mean nothing here, and what to do."""
