@@ -50,12 +50,9 @@ def test_options_with_several_meanings_in_other_programs_are_shared_here():
         ("bench", ["--check", "0"], ["--verify", "0"]),
         ("bench", ["--nnodes", "2"], ["--processes", "2"]),
         ("plan", ["all_reduce", "--check", "0-7"], ["all_reduce", "--group", "0-7"]),
-        ("calibrate", ["--check"], ["--enforce"]),
-        ("calibrate", ["--op", "all_reduce"], ["--collective", "all_reduce"]),
         ("timeline", ["run.json", "--ranks", "0"], ["run.json", "--rank", "0"]),
         ("timeline", ["run.json", "--against", "b.json"], ["run.json", "--compare", "b.json"]),
         ("why", ["--against", "b.json"], ["--compare", "b.json"]),
-        ("model", ["--best", "tp"], ["--search", "tp"]),
         ("simulate", ["--faults", "3"], ["--fault-seed", "3"]),
         ("test", ["--trace", "a.txt", "train.py"], ["--operations", "a.txt", "train.py"]),
     ],
@@ -75,7 +72,6 @@ def test_an_earlier_spelling_works_and_says_the_new_one(capfd, command, words, n
         ["bench", "all_reduce", "--json", "a.json"],
         ["bench", "all_reduce", "--json", "-"],
         ["simulate", "--json=a.json", "train.py"],
-        ["model", "llama-8b", "--json", "a.json"],
     ],
 )
 def test_a_file_behind_json_is_refused_with_the_option_that_writes_it(overlap, argv):

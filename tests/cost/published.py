@@ -56,9 +56,7 @@ def predicted_s(row: Measurement) -> float:
 
     def planned_s(nbytes: int) -> float:
         machine = cluster(row.machine, strict=False)
-        found = plan(
-            row.collective, nbytes, machine, row.group or None, dtype=row.dtype, peer_direct=row.peer_direct
-        )
+        found = plan(row.collective, nbytes, machine, row.group or None, dtype=row.dtype, peer_direct=row.peer_direct)
         return found.predicted_s
 
     return planned_s(row.nbytes) - (planned_s(row.beyond_bytes) if row.beyond_bytes else 0.0)

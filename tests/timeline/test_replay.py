@@ -445,9 +445,9 @@ def test_what_cannot_change_is_one_line():
 @pytest.mark.parametrize(
     ("machine", "ranks", "line"),
     [
-        ("p5.48xlarge x32", 64, '--cluster "p5.48xlarge x8" train.py'),
-        ("p5.48xlarge x32", 8, '--cluster "p5.48xlarge" train.py'),
-        ("p5.48xlarge x32", 60, '--cluster "p5.48xlarge x8" --ranks 60 train.py'),
+        ("dl1.24xlarge x32", 64, '--cluster "dl1.24xlarge x8" train.py'),
+        ("dl1.24xlarge x32", 8, '--cluster "dl1.24xlarge" train.py'),
+        ("dl1.24xlarge x32", 60, '--cluster "dl1.24xlarge x8" --ranks 60 train.py'),
         ("trn1.32xlarge", 8, '--cluster "trn1.32xlarge" --ranks 8 train.py'),
     ],
 )

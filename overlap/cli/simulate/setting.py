@@ -11,7 +11,6 @@ import topology
 from ... import Faults, Virtual
 from ...config import RunConfig
 from ...cost.select import check_algorithm
-from ...errors import UsageError
 from ...processes.life import DEFAULT_RANKS, find_cluster
 from ...settings import Option
 from ...simulation import Profile, Roofline
