@@ -5,5 +5,5 @@ In the order data flows: `inference` makes a `graph` of a timeline, `changes` ch
 `prediction` compares the result with the recorded run and gives advice. All of it is pure.
 
 A replay keeps the machine. On another one, the program runs in virtual time again: `computes` gives its computes their
-recorded times, and where there is only the trace, `overlap.planning.recorded` makes a program of the same graph.
+recorded times.
 """
