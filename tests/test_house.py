@@ -512,4 +512,4 @@ def test_the_extras_that_the_checks_install_exist() -> None:
         for names in re.findall(r"install .*\.\[([a-z,-]+)\]", path.read_text())
         for extra in names.split(",")
     ]
-    assert {"test", "ray", "dask"} <= set(named) <= set(known)
+    assert {"test", "ray"} <= set(named) <= set(known)
