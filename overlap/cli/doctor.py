@@ -30,12 +30,12 @@ from .output import print_result
 
 _DESCRIPTION = """\
 Look at versions, cores, shared memory, limits, sockets, settings, and what failed runs have left. Nothing is changed.
-
 The exit code is 1 if something does not work; what is missing or slow does not count.
 """
 
 _EPILOG = """\
 examples:
+  overlap doctor
   overlap doctor --json >doctor.json      for a bug report
 """
 
