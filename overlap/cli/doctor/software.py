@@ -16,7 +16,6 @@ from .finding import CheckResult
 _EXTRAS = {
     "torch": "the backend of torch.distributed",
     "ray": "overlap.ray",
-    "dask": "overlap.dask",
 }
 """Extras of the distribution, and what each is for."""
 
