@@ -87,8 +87,8 @@ HOUSE = (
     # what is built on it
     ("overlap.parallel.schedules",),
     ("overlap.parallel",),
-    ("overlap.engines",),  # on clusters of others
-    ("overlap.torch", "overlap.ray", "overlap.dask"),
+    ("overlap.launch.progress",),  # reads checkpoints
+    ("overlap.torch", "overlap.ray"),
     ("overlap.testing",),
     ("overlap.cli",),
     ("overlap.__main__",),
@@ -215,7 +215,6 @@ FRONTS = [*HOUSES, "overlap.collectives", "overlap.timeline", "overlap.parallel.
 EXTRAS = {
     "overlap.torch": ("torch", "torch is not installed"),
     "overlap.ray": ("ray", "not installed: ray"),
-    "overlap.dask": ("distributed", "not installed: dask"),
 }
 
 
