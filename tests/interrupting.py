@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -9,6 +10,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from overlap.diagnostics import is_ours
+from overlap.threads import read_frames
 
 Line: TypeAlias = tuple[str, int]
 
@@ -57,3 +59,12 @@ def sample(passed: Counter[Line], count: int, seed: int) -> list[tuple[Line, int
     """Return some of the lines that a program has passed, and for each the turn at which to interrupt it."""
     chance = Random(seed)
     return [(line, chance.randint(1, turns)) for line, turns in chance.sample(sorted(passed.items()), count)]
+
+
+def interrupt_wait(thread: int, ended: threading.Event) -> None:
+    """Send one interrupt to a thread once it waits in a function of ours."""
+    while not ended.wait(0.001):
+        frames = read_frames(thread)
+        if frames and frames[0].f_code.co_name in ("wait", "look_here", "wait_for_lock", "_wait"):
+            signal.pthread_kill(thread, signal.SIGINT)
+            return

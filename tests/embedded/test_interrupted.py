@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.threads import read_frames
-from tests.interrupting import Tracer, sample
+from tests.interrupting import Tracer, interrupt_wait, sample
 from transports.shared_memory.engine import BUILT
 from transports.shared_memory.memory_link import MemoryRequest
 
@@ -137,15 +136,6 @@ def test_anywhere(elements: int) -> None:
         signal.sigtimedwait({signal.SIGINT}, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     assert caught
-
-
-def interrupt_wait(thread: int, ended: threading.Event) -> None:
-    """Send one interrupt to a thread once it waits in a function of ours."""
-    while not ended.wait(0.001):
-        frames = read_frames(thread)
-        if frames and frames[0].f_code.co_name in ("wait", "look_here", "wait_for_lock"):
-            signal.pthread_kill(thread, signal.SIGINT)
-            return
 
 
 @compiled

@@ -16,6 +16,7 @@ import trio
 
 import overlap
 from overlap.runtime.interrupts import calls_program, deferring_interrupts, finalizer, interruptible
+from overlap.signals import Terminated, handling_signals
 from tests.interrupting import Tracer, sample
 
 INT = signal.SIGINT
@@ -39,6 +40,11 @@ def wait(log):
 def work_and_fail(log):
     work(log)
     raise ValueError
+
+def work_and_terminate(log):
+    log.append("begins")
+    signal.raise_signal(signal.SIGTERM)
+    log.append("ends")
 
 def call(function, *args):
     function(*args)
@@ -210,6 +216,16 @@ def test_a_program_on_asyncio_gets_it(ours: dict[str, Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())
     assert log == ["begins", "ends", "main task ends"]
+
+
+def test_a_signal_that_ends_the_process_waits_for_our_function_too(
+    ours: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log: list[str] = []
+    with pytest.raises(Terminated), handling_signals():
+        ours["work_and_terminate"](log)
+    assert log == ["begins", "ends"]
+    assert "ended by SIGTERM" in capsys.readouterr().err
 
 
 def test_handlers_of_the_program_are_left_alone() -> None:
