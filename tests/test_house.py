@@ -218,6 +218,12 @@ EXTRAS = {
 }
 
 
+@pytest.mark.parametrize("name", ["overlap.dask", "overlap.engines"])
+def test_packages_that_went_are_not_found(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'"):
+        load(name)
+
+
 @pytest.mark.everyday(30)
 @pytest.mark.parametrize("name", EXPORTING)
 def test_what_all_promises_is_there(name: str) -> None:

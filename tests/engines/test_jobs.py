@@ -18,12 +18,12 @@ from transports.failures import LinkLostError
 pytest.importorskip("ray", reason="not installed: ray")
 pytestmark = pytest.mark.engines
 
-from overlap.ray import ResourcesError, restarts
-from overlap.ray import job as jobs
-from overlap.ray.job import JobSpec, MemberEnd, Outcome, describe_job
-from overlap.ray.member import MemberActor
-from overlap.ray.placement import describe_lack, wait_for_resources
-from overlap.ray.restarts import blamed_members, first_failure, run_attempts
+from overlap.ray import ResourcesError, restarts  # noqa: E402
+from overlap.ray import job as jobs  # noqa: E402
+from overlap.ray.job import JobSpec, MemberEnd, Outcome, describe_job  # noqa: E402
+from overlap.ray.member import MemberActor  # noqa: E402
+from overlap.ray.placement import describe_lack, wait_for_resources  # noqa: E402
+from overlap.ray.restarts import blamed_members, first_failure, run_attempts  # noqa: E402
 
 
 class Store(dict[str, bytes]):
