@@ -111,13 +111,14 @@ def registered_life() -> Iterator[Life]:
     Raises:
         Terminated: If a signal has ended the world.
     """
-    life = Life()
-    _registered_lives.append(life)
-    try:
-        with deferring_interrupts(), life.scope:
-            yield life
-    finally:
-        _registered_lives.remove(life)
+    with deferring_interrupts():
+        life = Life()
+        _registered_lives.append(life)
+        try:
+            with life.scope:
+                yield life
+        finally:
+            _registered_lives.remove(life)
     _raise_if_ending()
 
 

@@ -65,6 +65,10 @@ def interrupt_wait(thread: int, ended: threading.Event) -> None:
     """Send one interrupt to a thread once it waits in a function of ours."""
     while not ended.wait(0.001):
         frames = read_frames(thread)
-        if frames and frames[0].f_code.co_name in ("wait", "look_here", "wait_for_lock", "_wait"):
+        if (
+            frames
+            and is_ours(frames[0].f_code)
+            and frames[0].f_code.co_name in ("wait", "look_here", "wait_for_lock", "_wait")
+        ):
             signal.pthread_kill(thread, signal.SIGINT)
             return
