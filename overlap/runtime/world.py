@@ -174,6 +174,11 @@ class World:
         )  # fmt: skip
         return LocalRank(rank_object, context, compute, self._members, self.communicators.left)
 
+    def name_state_folder(self, folder: str | None) -> None:
+        """Name the folder of `rank.state`, before the world lives."""
+        for member in self._members:
+            member.rank._state_dir = folder
+
     # -- life --------------------------------------------------------------------------------------------------
 
     async def live(

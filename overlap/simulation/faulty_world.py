@@ -120,7 +120,6 @@ class FaultyWorld(World):
 
     Args:
         injector: Injector of the faults.
-        state_dir: Folder that `rank.state` names.
         steps: Steps to record; None for all that fit.
     """
 
@@ -134,16 +133,14 @@ class FaultyWorld(World):
         check: str | None,
         backend: Backend,
         injector: FaultInjector,
-        state_dir: str | None = None,
         steps: KeptSteps | None = None,
         epochs: Sequence[Epoch] = (),
     ) -> None:
         self._injector = injector
         injector.world = self
         super().__init__(
-            size, cluster, transport, algorithm=algorithm, check=check, backend=backend, state_dir=state_dir,
-            steps=steps, epochs=epochs,
-        )  # fmt: skip
+            size, cluster, transport, algorithm=algorithm, check=check, backend=backend, steps=steps, epochs=epochs
+        )
 
     @property
     def contexts(self) -> list[RankContext]:

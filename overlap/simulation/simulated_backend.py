@@ -203,7 +203,6 @@ class SimulatedBackend(Backend):
         *,
         algorithm: str | None,
         check: str | None = None,
-        state_dir: str | None = None,
         steps: KeptSteps | None = None,
         epochs: Sequence[Epoch] = (),
     ) -> World:
@@ -223,30 +222,13 @@ class SimulatedBackend(Backend):
                 check=check,
                 backend=self,
                 injector=self._injector,
-                state_dir=state_dir,
                 steps=steps,
                 epochs=epochs,
             )
         if self._alike is None:
-            return World(
-                size,
-                cluster,
-                transport,
-                algorithm=algorithm,
-                check=check,
-                backend=self,
-                state_dir=state_dir,
-                steps=steps,
-            )
+            return World(size, cluster, transport, algorithm=algorithm, check=check, backend=self, steps=steps)
         return SymmetricWorld(
-            size,
-            cluster,
-            transport,
-            algorithm=algorithm,
-            backend=self,
-            alike=self._alike,
-            state_dir=state_dir,
-            steps=steps,
+            size, cluster, transport, algorithm=algorithm, backend=self, alike=self._alike, steps=steps
         )
 
     def communicators(self, engine: BaseEngine) -> Communicators:

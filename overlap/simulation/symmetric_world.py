@@ -45,7 +45,6 @@ class SymmetricWorld(World):
         algorithm: The only algorithm to use.
         backend: Backend of virtual time.
         alike: Classes of the ranks, with their representatives.
-        state_dir: Folder that `rank.state` names.
         steps: Steps to record; None for all that fit.
     """
 
@@ -58,14 +57,12 @@ class SymmetricWorld(World):
         algorithm: str | None,
         backend: Backend,
         alike: Alike,
-        state_dir: str | None = None,
         steps: KeptSteps | None = None,
     ) -> None:
         self._alike = alike
         super().__init__(
-            size, cluster, transport, algorithm=algorithm, backend=backend, ranks=alike.simulated, state_dir=state_dir,
-            steps=steps,
-        )  # fmt: skip
+            size, cluster, transport, algorithm=algorithm, backend=backend, ranks=alike.simulated, steps=steps
+        )
         named = ", ".join(map(str, alike.simulated))
         self.reports.caveat = f"only ranks {named} run, for all: they may not behave as alike as was said"
 

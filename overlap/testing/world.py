@@ -257,7 +257,6 @@ class TestedBackend(SimulatedBackend):
         *,
         algorithm: str | None,
         check: str | None = None,
-        state_dir: str | None = None,
         steps: KeptSteps | None = None,
         epochs: Sequence[Epoch] = (),
     ) -> World:
@@ -273,7 +272,6 @@ class TestedBackend(SimulatedBackend):
             check=check,
             backend=self,
             injector=self.injector,
-            state_dir=state_dir,
             steps=steps,
             epochs=epochs,
         )
