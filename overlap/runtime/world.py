@@ -40,7 +40,7 @@ from .handover import Handover
 from .interpreter import tuned_interpreter
 from .interrupts import calls_program, deferring_interrupts
 from .issue import Issuer
-from .memory.buffer_locks import BufferLocks, explain_unfinished
+from .memory.buffer_locks import UNFINISHED, BufferLocks, explain
 from .outstanding import IssuedFuture, Outstanding
 from .rank import Rank
 from .task import TaskFuture
@@ -279,7 +279,7 @@ class World:
                     error = make_presentable(raised)
                     if hint := find_hint(error):
                         error.add_note(hint)
-                    explain_unfinished(unwrap_single_error(error), list(context.outstanding.operations))
+                    explain(unwrap_single_error(error), list(context.outstanding.operations), UNFINISHED)
                     self._record_standings(member, error)
                     own, _ = split_stops(error, stops=_STOPS)
                     if own is not None and context.failure is None:
