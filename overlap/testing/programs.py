@@ -84,7 +84,7 @@ class TestedProgram:
         self._handlers: dict[int, Any] = {}
         self._sleep_counts: Counter[int] = Counter()  # how often, by rank
         self.opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
-        self.written: dict[str, tuple[int, str]] = {}  # by path: the rank and the line that wrote it last
+        self.written: dict[str, str] = {}  # by path: a clause on the rank and the line that wrote it last
 
     def run(self, line: str) -> Run:
         """Run the program once, and return the result with its verdicts."""
@@ -201,10 +201,7 @@ class TestedProgram:
             return ""
         path = os.path.abspath(file)
         thread.sleep(_LATE_S)
-        if path not in self.written:
-            return ""
-        rank, line = self.written[path]
-        return f"; rank {rank} writes it later, at {line}: wait for that, by a barrier for example"
+        return self.written.get(path, "")
 
     def _note_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
         """Record files that a rank has left open for writing, and threads that it has left running."""
