@@ -65,8 +65,10 @@ def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
     async def cancel_block() -> None:
         """Cancel the block at its limit."""
         with watching:
-            while (left_s := seconds - Instant.now(_trio_ns).since(began)) > 0:
+            left_s = seconds
+            while left_s > 0:
                 await trio.sleep_until(trio.current_time() + left_s)
+                left_s = seconds - Instant.now(_trio_ns).since(began)
             block.cancel()
 
     trio.lowlevel.spawn_system_task(cancel_block)
