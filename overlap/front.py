@@ -236,10 +236,8 @@ def _run_in_virtual_time(
         clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
     ) -> list[T]:
         """Run the ranks of one epoch on simulated time; `described` is added to the metadata of its timeline."""
-        world = clock.world(
-            size, placed, algorithm=config.algorithm, check=config.check, state_dir=config.state_dir, steps=steps,
-            epochs=epochs,
-        )  # fmt: skip
+        world = clock.world(size, placed, algorithm=config.algorithm, check=config.check, steps=steps, epochs=epochs)
+        world.name_state_folder(config.state_dir)
         world.described.update(described)
         clock.kernel.on_stall = world.deadlock
         if config.pulse is not None:

@@ -264,31 +264,29 @@ def _guess_refusal(*, encrypted: bool) -> str:
 def _silent_error(stream: trio.abc.Stream, deadline_s: float) -> HandshakeError:
     """Return the error of a peer that has let the deadline pass."""
     bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-    local = isinstance(bare, trio.SocketStream) and has_local_peer(bare.socket)
-    advice = advise_on_silence(local=local)
+    advice = advise_on_silence(getattr(bare, "socket", None))
     return HandshakeError(
         f"the other side did not finish the handshake within {deadline_s:g} s; {advice}", why="silent"
     )
 
 
-def advise_on_silence(*, local: bool) -> str:
-    """Return what to check if a peer does not answer: no network joins it to a process of its host."""
+def advise_on_silence(connection: Any, address: Any = None) -> str:
+    """Return what to check if a peer does not answer; arguments as of `is_local`."""
+    local = connection is not None and is_local(connection, address)
     return "see whether it still starts, or was stopped" if local else "check the network between them"
 
 
-def has_local_peer(connection: trio.socket.SocketType | socket.socket) -> bool:
-    """Whether the peer of a connected socket is known to be on this host."""
-    with suppress(OSError):  # the peer has hung up
-        return is_local(connection.family, connection.getpeername())
-    return False
+def is_local(connection: trio.socket.SocketType | socket.socket, address: Any = None) -> bool:
+    """Whether no network joins a socket to its peer: a packet to the peer would have its address as its source, too.
 
-
-def is_local(family: int, address: Any) -> bool:
-    """Whether an address is one of this host: a packet to it would have it as its source, too."""
-    if family == socket.AF_UNIX:
+    Args:
+        connection: A connected socket, or one that cannot be connected.
+        address: Of the peer, if it is not connected.
+    """
+    if connection.family == socket.AF_UNIX:
         return True
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # a datagram socket sends nothing for that
+    with suppress(OSError), socket.socket(connection.family, socket.SOCK_DGRAM) as probe:  # the peer may have hung up
+        probe.connect(address or connection.getpeername())  # a datagram socket sends nothing for that
         return bool(probe.getsockname()[0] == probe.getpeername()[0])
     return False
 

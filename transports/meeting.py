@@ -15,7 +15,7 @@ from typing import Generic, TypeAlias, TypeVar
 import trio
 
 from transports.failures import ArgumentError, LinkLostError, TransportError
-from transports.handshake import advise_on_silence, greet, is_local, welcome
+from transports.handshake import advise_on_silence, greet, welcome
 from transports.identity import Hello, Identity
 
 # Probes of an idle connection: the first one after a second, then one each second.
@@ -143,7 +143,7 @@ class Meeting(Generic[Result]):
             stream = self._wrap_stream(connection, serving=False)
             return stream, await greet(stream, self.hello(detail), self.identity.secret, deadline_s=deadline_s)
         except OSError as error:
-            advice = advise_on_silence(local=is_local(connection.family, address))
+            advice = advise_on_silence(connection, address)
             raise LinkLostError(f"process {member} cannot be reached: {error.strerror}; {advice}") from error
 
     async def welcome(

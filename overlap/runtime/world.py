@@ -40,7 +40,7 @@ from .handover import Handover
 from .interpreter import tuned_interpreter
 from .interrupts import calls_program, deferring_interrupts
 from .issue import Issuer
-from .memory.buffer_locks import BufferLocks, explain_unfinished
+from .memory.buffer_locks import UNFINISHED, BufferLocks, explain
 from .outstanding import IssuedFuture, Outstanding
 from .rank import Rank
 from .task import TaskFuture
@@ -174,6 +174,11 @@ class World:
         )  # fmt: skip
         return LocalRank(rank_object, context, compute, self._members, self.communicators.left)
 
+    def name_state_folder(self, folder: str | None) -> None:
+        """Name the folder of `rank.state`, before the world lives."""
+        for member in self._members:
+            member.rank._state_dir = folder
+
     # -- life --------------------------------------------------------------------------------------------------
 
     async def live(
@@ -274,7 +279,7 @@ class World:
                     error = make_presentable(raised)
                     if hint := find_hint(error):
                         error.add_note(hint)
-                    explain_unfinished(unwrap_single_error(error), list(context.outstanding.operations))
+                    explain(unwrap_single_error(error), list(context.outstanding.operations), UNFINISHED)
                     self._record_standings(member, error)
                     own, _ = split_stops(error, stops=_STOPS)
                     if own is not None and context.failure is None:

@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from ..errors import PeerLostError
-from ..runtime.backend import Backend
 from ..runtime.blame.reports import call_program
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.context import RankContext
-from ..runtime.epoch import Epoch
 from ..runtime.executor import Executor
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
 from ..runtime.outstanding import IssuedFuture
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from ..timeline.recording import KeptSteps
 from .faults import Fates
 from .kernel import EventOrder, Kernel
 
@@ -120,30 +117,15 @@ class FaultyWorld(World):
 
     Args:
         injector: Injector of the faults.
-        state_dir: Folder that `rank.state` names.
-        steps: Steps to record; None for all that fit.
+        settings: Further arguments of `World`.
     """
 
     def __init__(
-        self,
-        size: int,
-        cluster: Cluster,
-        transport: Transport,
-        *,
-        algorithm: str | None,
-        check: str | None,
-        backend: Backend,
-        injector: FaultInjector,
-        state_dir: str | None = None,
-        steps: KeptSteps | None = None,
-        epochs: Sequence[Epoch] = (),
+        self, size: int, cluster: Cluster, transport: Transport, *, injector: FaultInjector, **settings: Any
     ) -> None:
         self._injector = injector
         injector.world = self
-        super().__init__(
-            size, cluster, transport, algorithm=algorithm, check=check, backend=backend, state_dir=state_dir,
-            steps=steps, epochs=epochs,
-        )  # fmt: skip
+        super().__init__(size, cluster, transport, **settings)
 
     @property
     def contexts(self) -> list[RankContext]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -27,11 +27,9 @@ from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.compute import ComputeStream
 from ..runtime.context import RankContext
-from ..runtime.epoch import Epoch
 from ..runtime.handover import Handover
 from ..runtime.memory.arrays import shape_only
 from ..runtime.world import World
-from ..timeline.recording import KeptSteps
 from . import (
     CALM,
     NO_INTERFERENCE,
@@ -123,6 +121,7 @@ class SimulatedBackend(Backend):
     fabric: SimulatedFabric
 
     name: ClockName = "virtual"
+    faulty_world: type[FaultyWorld] = FaultyWorld
 
     def __init__(
         self,
@@ -197,57 +196,28 @@ class SimulatedBackend(Backend):
         return self.kernel.clock.now_ns
 
     def world(
-        self,
-        size: int,
-        cluster: Cluster,
-        *,
-        algorithm: str | None,
-        check: str | None = None,
-        state_dir: str | None = None,
-        steps: KeptSteps | None = None,
-        epochs: Sequence[Epoch] = (),
+        self, size: int, cluster: Cluster, *, algorithm: str | None, check: str | None = None, **settings: Any
     ) -> World:
         """Return a world in virtual time: with faults, with representatives, or with neither.
+
+        Args:
+            size: Ranks in the world.
+            cluster: The machine.
+            algorithm: The only algorithm to use.
+            check: How arguments are compared; nothing is where ranks represent others.
+            settings: Further arguments of `World`.
 
         Raises:
             UsageError: If ranks are to represent others that cannot be like them.
         """
         self._size = size
         transport, self._alike = NeuronLink(size), _classify_ranks(self.assumptions, size)
+        settings |= {"algorithm": algorithm, "backend": self}
         if self._injector is not None:
-            return FaultyWorld(
-                size,
-                cluster,
-                transport,
-                algorithm=algorithm,
-                check=check,
-                backend=self,
-                injector=self._injector,
-                state_dir=state_dir,
-                steps=steps,
-                epochs=epochs,
-            )
+            return self.faulty_world(size, cluster, transport, injector=self._injector, check=check, **settings)
         if self._alike is None:
-            return World(
-                size,
-                cluster,
-                transport,
-                algorithm=algorithm,
-                check=check,
-                backend=self,
-                state_dir=state_dir,
-                steps=steps,
-            )
-        return SymmetricWorld(
-            size,
-            cluster,
-            transport,
-            algorithm=algorithm,
-            backend=self,
-            alike=self._alike,
-            state_dir=state_dir,
-            steps=steps,
-        )
+            return World(size, cluster, transport, check=check, **settings)
+        return SymmetricWorld(size, cluster, transport, alike=self._alike, **settings)
 
     def communicators(self, engine: BaseEngine) -> Communicators:
         """Return the communicators of a world, with faults or representatives if it has them."""

@@ -16,13 +16,11 @@ from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..collectives.placement import Ints
 from ..errors import UsageError
-from ..runtime.backend import Backend
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.match import Key
 from ..runtime.operation import Operation, OperationPort
 from ..runtime.world import World
-from ..timeline.recording import KeptSteps
 from ..units import format_ns
 from . import Alike, AlikeGroups, Demand, Transfer, group_by_unit, join_demands
 from .simulated_engine import SimulatedEngine
@@ -42,30 +40,13 @@ class SymmetricWorld(World):
         size: Ranks in the world.
         cluster: The machine.
         transport: Transport of all ranks; nothing travels.
-        algorithm: The only algorithm to use.
-        backend: Backend of virtual time.
         alike: Classes of the ranks, with their representatives.
-        state_dir: Folder that `rank.state` names.
-        steps: Steps to record; None for all that fit.
+        settings: Further arguments of `World`.
     """
 
-    def __init__(
-        self,
-        size: int,
-        cluster: Cluster,
-        transport: Transport,
-        *,
-        algorithm: str | None,
-        backend: Backend,
-        alike: Alike,
-        state_dir: str | None = None,
-        steps: KeptSteps | None = None,
-    ) -> None:
+    def __init__(self, size: int, cluster: Cluster, transport: Transport, *, alike: Alike, **settings: Any) -> None:
         self._alike = alike
-        super().__init__(
-            size, cluster, transport, algorithm=algorithm, backend=backend, ranks=alike.simulated, state_dir=state_dir,
-            steps=steps,
-        )  # fmt: skip
+        super().__init__(size, cluster, transport, ranks=alike.simulated, **settings)
         named = ", ".join(map(str, alike.simulated))
         self.reports.caveat = f"only ranks {named} run, for all: they may not behave as alike as was said"
 

@@ -38,7 +38,7 @@ class GuardedProgram(Protocol):
     """Program with all ranks in this process, as its guards see it; see `programs`."""
 
     opened: dict[int, list[tuple[str, weakref.ref[Any]]]]
-    written: dict[str, tuple[int, str]]
+    written: dict[str, str]
 
     def sleep(self, thread: RankThread[Any], original: Callable[[float], None], seconds: float) -> None:
         """Let virtual time pass on the calling rank."""
@@ -176,7 +176,8 @@ def _save_unless_full(
 def _note_writer(program: GuardedProgram, thread: RankThread[Any], file: Any) -> None:
     """Note which rank writes a file, and where, for a rank that misses it."""
     if isinstance(file, (str, os.PathLike)):
-        program.written[os.path.abspath(file)] = thread.rank.rank, thread.line_now()
+        late = f"; rank {thread.rank.rank} writes it later, at {thread.line_now()}"
+        program.written[os.path.abspath(file)] = f"{late}: wait for that, by a barrier for example"
 
 
 def _check_disk(program: GuardedProgram, rank: int, file: Any) -> None:

@@ -84,7 +84,7 @@ class TestedProgram:
         self._handlers: dict[int, Any] = {}
         self._sleep_counts: Counter[int] = Counter()  # how often, by rank
         self.opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
-        self.written: dict[str, tuple[int, str]] = {}  # by path: the rank and the line that wrote it last
+        self.written: dict[str, str] = {}  # by path: a clause on the rank and the line that wrote it last
 
     def run(self, line: str) -> Run:
         """Run the program once, and return the result with its verdicts."""
@@ -188,23 +188,14 @@ class TestedProgram:
             record.left[number] = "called sys.exit()"
             return None
         except FileNotFoundError as error:
-            record.late_files[number] = self._find_writer(thread, error.filename)
+            path = os.path.abspath(str(error.filename))
+            thread.sleep(_LATE_S)
+            record.late_files[number] = self.written.get(path, "")
             raise
         record.left.setdefault(number, "")
         clock.shared.note_unfinished(number, sends=True)
         self._note_leaks(number, record, before)
         return result
-
-    def _find_writer(self, thread: RankThread[Any], file: object) -> str:
-        """Let other ranks go on for a moment, and return a clause on the one that writes a missing file; "" if none."""
-        if not isinstance(file, str):
-            return ""
-        path = os.path.abspath(file)
-        thread.sleep(_LATE_S)
-        if path not in self.written:
-            return ""
-        rank, line = self.written[path]
-        return f"; rank {rank} writes it later, at {line}: wait for that, by a barrier for example"
 
     def _note_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
         """Record files that a rank has left open for writing, and threads that it has left running."""

@@ -236,35 +236,19 @@ def _weight_difference(record: Record, step: int, of_step: dict[int, WeightRecor
     for name in dict.fromkeys(name for rank in sorted(of_step) for name in of_step[rank].digests):
         having = [rank for rank in sorted(of_step) if name in of_step[rank].digests or " [part " not in name]
         digests = {rank: of_step[rank].digests.get(name, "") for rank in having}
-        counts = Counter(digests.values())
-        if len(counts) > 1:
-            usual = counts.most_common(1)[0][0] if counts.most_common(1)[0][1] > 1 else next(iter(digests.values()))
-            odd = [rank for rank, digest in digests.items() if digest != usual]
-            return _weight_verdict(record, step, name, odd, digests, of_step, again=again)
+        commonest = Counter(digests.values()).most_common(1)[0][0]  # of several the first rank's
+        odd = [rank for rank, digest in digests.items() if digest != commonest]
+        if not odd:
+            continue
+        usual = next(rank for rank in digests if rank not in odd)
+        line = of_step[odd[0]].line
+        since = f"from update {step} ({line}) on," if again else f"after update {step} ({line}), and not before,"
+        when = since if step else "before the first update"
+        when += " since the last Join" if of_step[odd[0]].joins else ""
+        text = f"{when} '{name}' differs: {rank_names(odd)} ({digests[odd[0]]}) from rank {usual} ({commonest})"
+        text += _setting_difference(of_step, odd, usual) or _random_difference(record, odd[0], usual, step)
+        return Verdict(kind="weights differ", text=text, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
     return None
-
-
-def _weight_verdict(
-    record: Record,
-    step: int,
-    name: str,
-    odd: list[int],
-    digests: dict[int, str],
-    of_step: dict[int, WeightRecord],
-    *,
-    again: bool,
-) -> Verdict:
-    """Return the verdict on a weight that some ranks have otherwise, with the update and digests."""
-    usual = next(rank for rank in digests if rank not in odd)
-    line = of_step[odd[0]].line
-    since = f"from update {step} ({line}) on," if again else f"after update {step} ({line}), and not before,"
-    when = since if step else "before the first update"
-    when += " since the last Join" if of_step[odd[0]].joins else ""
-    text = (
-        f"{when} '{name}' differs: {rank_names(odd)} ({digests[odd[0]]}) from {rank_names([usual])} ({digests[usual]})"
-    )
-    reason = _setting_difference(of_step, odd, usual) or _random_difference(record, odd[0], usual, step)
-    return Verdict(kind="weights differ", text=text + reason, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
 
 
 def _setting_difference(of_step: dict[int, WeightRecord], odd: list[int], usual: int) -> str:
@@ -272,12 +256,10 @@ def _setting_difference(of_step: dict[int, WeightRecord], odd: list[int], usual:
     for rank in odd:
         groups = of_step[rank].settings
         for number, (own, other) in enumerate(zip(groups, of_step[usual].settings, strict=False)):
-            for name in own:
-                if own[name] != other.get(name, own[name]):
+            for name, value in own.items():
+                if value != other.get(name, value):
                     where = f"{name} in its group {number}" if len(groups) > 1 else name
-                    return (
-                        f"; the optimizer of rank {rank} has {where} = {own[name]}, that of rank {usual} {other[name]}"
-                    )
+                    return f"; the optimizer of rank {rank} has {where} = {value}, that of rank {usual} {other[name]}"
     return ""
 
 

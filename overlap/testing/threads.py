@@ -350,15 +350,13 @@ class RankThread(Generic[T]):
 
 def _acquire_in_own_time(lock: threading.Lock, limit_s: float) -> bool:
     """Acquire a lock within so much own time of the process; delays count from the second tenth of the limit on."""
-    left_s = 0.9 * limit_s
-    if lock.acquire(timeout=limit_s - left_s):  # as nearly always: reading the delays takes longer than most turns
-        return True
-    began = Instant.now()
-    while left_s > 0:
-        if lock.acquire(timeout=max(left_s, _LEAST_S)):
-            return True
+    began, left_s = None, 0.1 * limit_s  # nearly always enough: reading the delays takes longer than most turns
+    while not lock.acquire(timeout=max(left_s, _LEAST_S)):
+        began = began or Instant.now()
         left_s = 0.9 * limit_s - Instant.now().since(began)
-    return False
+        if left_s <= 0:
+            return False
+    return True
 
 
 @contextmanager

@@ -96,9 +96,12 @@ def why_stalled(record: Record) -> Verdict | None:
     """Return why ranks wait for ever: the cycle of their waits, or the rank that does not arrive."""
     meetings = Meetings(record)
     blocked = meetings.blocked
-    if cycle := _find_cycle(blocked, meetings):
-        skipped = _skip_in_cycle(cycle, blocked, meetings)
-        return skipped or _with_other_waits(_cycle_verdict(cycle, blocked, meetings), blocked)
+    for start in blocked:
+        chain = _wait_chain(start, blocked, meetings)
+        if chain[-1] in chain[:-1]:
+            cycle = chain[chain.index(chain[-1]) : -1]
+            skipped = _skip_in_cycle(cycle, blocked, meetings)
+            return skipped or _with_other_waits(_cycle_verdict(cycle, blocked, meetings), blocked)
     for start in blocked:
         chain = _wait_chain(start, blocked, meetings)
         waiting = [rank for rank, issue in blocked.items() if chain[-1] in meetings.missing_ranks(issue)]
@@ -116,41 +119,26 @@ def wrong_group(record: Record, later: Record) -> Verdict | None:
     """
     meetings = Meetings(record)
     blocked = meetings.blocked
-    cycle = _find_cycle(blocked, meetings)
     issued = {(issue.rank, issue.key, issue.seq, issue.op) for issue in later.issues}
-    waits: dict[tuple[str, int], list[int]] = {}
+    waiting: dict[tuple[str, int], list[int]] = {}
     for rank, issue in blocked.items():
-        waits.setdefault((issue.key, issue.seq), []).append(rank)
-    pairs = [
-        (blocked[following], blocked[rank]) for rank, following in zip(cycle, [*cycle[1:], *cycle[:1]], strict=True)
-    ]
+        waiting.setdefault((issue.key, issue.seq), []).append(rank)
     never = [
         (own, other)
-        for own, other in pairs
-        if later.left.get(own.rank) == "" and (own.rank, other.key, other.seq, other.op) not in issued
+        for other in blocked.values()
+        for own in map(blocked.get, meetings.missing_ranks(other))
+        if own and later.left.get(own.rank) == "" and (own.rank, other.key, other.seq, other.op) not in issued
     ]
     if not never:
         return None
-    own, other = min(never, key=lambda pair: len(waits[pair[0].key, pair[0].seq]))
-    waiting = waits[other.key, other.seq]
-    return Verdict(
-        kind="wrong group",
-        text=(
-            f"rank {own.rank} waits in {own.title}, and never issues {other.title}, in which {rank_names(waiting)} "
-            f"wait{'s' * (len(waiting) == 1)} for it: pass the same group on all ranks"
-        ),
-        ranks=(own.rank, *waiting),
-        lines=tuple(dict.fromkeys((own.line, other.line))),
+    own, other = min(never, key=lambda pair: len(waiting[pair[0].key, pair[0].seq]))
+    ranks = waiting[other.key, other.seq]
+    text = (
+        f"rank {own.rank} waits in {own.title}, and never issues {other.title}, in which {rank_names(ranks)} "
+        f"wait{'s' * (len(ranks) == 1)} for it: pass the same group on all ranks"
     )
-
-
-def _find_cycle(blocked: dict[int, Issue], meetings: Meetings) -> list[int]:
-    """Return blocked ranks that wait for each other, each for the next; [] if there are none."""
-    for start in blocked:
-        chain = _wait_chain(start, blocked, meetings)
-        if chain[-1] in chain[:-1]:
-            return chain[chain.index(chain[-1]) : -1]
-    return []
+    lines = tuple(dict.fromkeys((own.line, other.line)))
+    return Verdict(kind="wrong group", text=text, ranks=(own.rank, *ranks), lines=lines)
 
 
 def _wait_chain(start: int, blocked: dict[int, Issue], meetings: Meetings) -> list[int]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +29,7 @@ from .hashing import set_type
 _KEPT_CHARACTERS = 100_000
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
     """Show a warning, and note it in the output of a rank."""
     out, text = file or sys.stderr, warnings.formatwarning(message, category, filename, lineno, line)
     if isinstance(out, Output):

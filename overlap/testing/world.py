@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..processes.life import find_cluster
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
-from ..runtime.epoch import Epoch
 from ..runtime.issue import Ends, Issuer
 from ..runtime.match import Key
 from ..runtime.operation import CollectiveFuture, Operation, OperationPort
@@ -24,7 +23,6 @@ from ..runtime.waits import call_when_done
 from ..runtime.world import World
 from ..simulation.faulty_world import FaultInjector, FaultyCommunicator, FaultyCommunicators, FaultyWorld
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
-from ..timeline.recording import KeptSteps
 from ..timeline.spans import Timeline
 from .faults import Fault, FaultPlan
 from .record import Issue, Record
@@ -238,6 +236,7 @@ class TestedBackend(SimulatedBackend):
 
     plan: FaultPlan
     injector: FaultInjector
+    faulty_world = TestedWorld
 
     def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: FaultPlan, record: Record) -> None:
         super().__init__(assumptions, cluster)
@@ -249,34 +248,6 @@ class TestedBackend(SimulatedBackend):
             self.kernel.on_idle = plan.turns.release
         self._injector = self._starts.injector = self.injector
         self.shared: TestedCommunicators | None = None
-
-    def world(
-        self,
-        size: int,
-        cluster: topology.Cluster,
-        *,
-        algorithm: str | None,
-        check: str | None = None,
-        state_dir: str | None = None,
-        steps: KeptSteps | None = None,
-        epochs: Sequence[Epoch] = (),
-    ) -> World:
-        """Return a world that is recorded."""
-        self._size = size
-        from transports import NeuronLink
-
-        return TestedWorld(
-            size,
-            cluster,
-            NeuronLink(size),
-            algorithm=algorithm,
-            check=check,
-            backend=self,
-            injector=self.injector,
-            state_dir=state_dir,
-            steps=steps,
-            epochs=epochs,
-        )
 
     def _stop(self, operation: Operation) -> None:
         """Stop a rank for ever, of which no other rank is notified."""

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from inspect import signature
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -41,29 +43,16 @@ def register() -> None:
     # `is_backend_available` would load the entry point, which is this function.
     if "overlap" not in dist.Backend.backend_list:
         dist.Backend.register_backend("overlap", _create_group, extended_api=True, devices=["cpu"])
-        private.replace_in_c10d("monitored_barrier", _monitored_barrier)
-        private.replace_in_c10d("_set_pg_timeout", _set_timeout)
+        private.replace_in_c10d("monitored_barrier", partial(_prefer_ours, ProcessGroup.monitored_barrier))
+        private.replace_in_c10d("_set_pg_timeout", partial(_prefer_ours, ProcessGroup.set_timeout))
     register_scheme()
 
 
-def _monitored_barrier(
-    original: Callable[..., None],
-    group: Any = None,
-    timeout: timedelta | float | None = None,
-    wait_all_ranks: bool = False,
-) -> None:
-    """Call the barrier of a group of ours: torch's function asks whether the backend is called gloo."""
-    own = group or dist.group.WORLD
-    if not isinstance(own, ProcessGroup):
-        return original(group, timeout, wait_all_ranks)
-    limit = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
-    return own.monitored_barrier(limit, wait_all_ranks)
-
-
-def _set_timeout(original: Callable[..., None], timeout: timedelta, group: Any = None) -> None:
-    """Set the time limit of a group of ours: torch's function passes over other backends than its own."""
-    own = group or dist.group.WORLD
-    return own.set_timeout(timeout) if isinstance(own, ProcessGroup) else original(timeout, group)
+def _prefer_ours(method: Callable[..., None], original: Callable[..., None], *args: Any, **keywords: Any) -> None:
+    """Call the method of a group of ours in place of torch's function, which knows its own backends by name."""
+    given = signature(original).bind(*args, **keywords).arguments
+    group = given.pop("group", None) or dist.group.WORLD
+    return method(group, **given) if isinstance(group, ProcessGroup) else original(*args, **keywords)
 
 
 def world() -> Connection | None:

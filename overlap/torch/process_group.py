@@ -184,11 +184,11 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
             handle = self._issue(None, "barrier", limit=self._limit(opts, timeout), key=_BARRIER)
         return Work(handle, [])
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank of the group; rank 0 names ranks that are late.
 
         Args:
-            timeout: How long.
+            timeout: How long; a float is seconds, as torch has it.
             wait_all_ranks: Name all that did not come, not only the first.
 
         Raises:
@@ -196,6 +196,8 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         """
         self._barriers += 1
         limit = self._timeout if timeout is None else timeout
+        if isinstance(limit, float):
+            limit = timedelta(seconds=limit)
         key = f"overlap/monitored/{self._barriers}"
         if self._group.rank == 0:
             _await_arrivals(self._store, key, self._group.size, limit, every=wait_all_ranks)

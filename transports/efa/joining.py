@@ -15,7 +15,7 @@ from transports.efa.address import PeerAddress, describe_ends, host_identity, ra
 from transports.efa.tcp import bound_queue, set_options
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
-from transports.handshake import HandshakeError, advise_on_silence, is_local
+from transports.handshake import HandshakeError, advise_on_silence
 from transports.identity import Hello
 from transports.meeting import ListeningSockets, Meeting, Place, Stream, address_family
 from transports.patience import usable_cores
@@ -236,7 +236,7 @@ class SocketJoining:
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):
-                advice = advise_on_silence(local=is_local(connection.family, target))
+                advice = advise_on_silence(connection, target)
                 raise LinkLostError(f"process {member} cannot be reached: {error.strerror}; {advice}") from error
             raise
 

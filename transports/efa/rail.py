@@ -21,7 +21,7 @@ from transports.efa.reading import Destinations, Reading
 from transports.efa.sharing import RailRate, RailState
 from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
 from transports.frame import LOCAL_CHUNK_BYTES, DamageError, FrameError, FrameKind, pack
-from transports.handshake import has_local_peer
+from transports.handshake import is_local
 from transports.matching import Chunk, ProtocolError, Send
 from transports.matching.protocol import BROKEN_PROTOCOL
 
@@ -335,7 +335,7 @@ class Rail(ABC):
         if isinstance(error, ProtocolError):
             advice = "" if isinstance(error, FrameError) else f"; {BROKEN_PROTOCOL}"
             if isinstance(error, DamageError):
-                advice = "; check the memory of this host" if has_local_peer(self.socket) else "; check the network"
+                advice = "; check the memory of this host" if is_local(self.socket) else "; check the network"
             self.die(f"a bad frame: {error}{advice}", evident=True)
         else:
             self.die("the connection ended within a frame" if isinstance(error, EOFError) else describe_error(error))

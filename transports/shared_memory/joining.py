@@ -257,7 +257,7 @@ async def _receive_card(connection: socket.socket, count: int) -> tuple[bytes, l
     with limit_own_time(_HANDSHAKE_S) as limit:
         await trio.lowlevel.wait_readable(connection)
     if limit.cancelled_caught:
-        advice = advise_on_silence(local=True)
+        advice = advise_on_silence(connection)
         raise HandshakeError(f"the other side passed no memory within {_HANDSHAKE_S:g} s; {advice}", why="silent")
     card, descriptors, _, _ = socket.recv_fds(connection, _CARD.size, count, socket.MSG_CMSG_CLOEXEC)
     if len(card) != _CARD.size or len(descriptors) != count:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
 
-from ...config import RunConfig, overriding
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED
 from ..options import add_options, check_width, shared_option, values
@@ -78,14 +77,8 @@ def main(args: argparse.Namespace) -> int:
     report_late_options(args, command="simulate")
     aside = redirect_stdout(sys.stderr) if args.json else nullcontext()
     folder = args.state_dir and os.path.abspath(args.state_dir)
-
-    def name_folder(config: RunConfig) -> RunConfig:
-        """Return the settings with the folder of states that the command line names."""
-        return config.changed("--state-dir", state_dir=folder) if folder else config
-
-    states = overriding(revise=name_folder)
-    with aside, states, report_traces(args.trace, trace, verdict=False), pace() as print_pace:
-        simulation = simulate(program, setting, trace=trace, pulse=progress_pulse(print_pace))
+    with aside, report_traces(args.trace, trace, verdict=False), pace() as print_pace:
+        simulation = simulate(program, setting, trace=trace, state_dir=folder, pulse=progress_pulse(print_pace))
     is_written = print_result(args, partial(_describe_runs, simulation), partial(_page_lines, args, simulation))
     return 0 if is_written else EXIT_FAILED
 

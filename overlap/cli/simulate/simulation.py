@@ -183,6 +183,7 @@ def simulate(
     setting: Mapping[str, Any],
     *,
     trace: str | None = None,
+    state_dir: str | None = None,
     pulse: Callable[[RunConfig, int, int | None], None] | None = None,
 ) -> Simulation:
     """Run a program once.
@@ -191,6 +192,7 @@ def simulate(
         program: Runs it.
         setting: Values of `setting.check_setting`, which win over the program.
         trace: Where to write the timelines.
+        state_dir: Folder that `rank.state` names, in place of the program's.
         pulse: Called again and again with the configuration of the run, the instant in ns, and the newest step.
 
     Raises:
@@ -212,6 +214,8 @@ def simulate(
 
     begun_s = perf_counter()
     wanted = RunConfig.from_environment().changed("--trace", trace=trace)
+    if state_dir is not None:
+        wanted = wanted.changed("--state-dir", state_dir=state_dir)
     with setting_environment(wanted), as_main(), overriding(revise=revise, watcher=watch, pulse=pulse and beat):
         names = _call_program(program)
     wall_s = perf_counter() - begun_s

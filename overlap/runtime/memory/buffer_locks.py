@@ -5,10 +5,10 @@ from __future__ import annotations
 import dis
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from traceback import walk_tb
 from types import FrameType
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -159,7 +159,7 @@ _READ_ONLY = (
     "read them: {}return the new value, or write into a copy"
 )
 
-_UNFINISHED = "arrays that an operation works on are read-only until it is done: {}await it first, or write into a copy"
+UNFINISHED = "arrays that an operation works on are read-only until it is done: {}await it first, or write into a copy"
 
 _ndarray = np.ndarray
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
@@ -201,42 +201,20 @@ def _search(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
     return arrays, objects
 
 
-class Holder(Protocol):
-    """An operation that may have locked arrays, in its attribute `locked`."""
-
-    @property
-    def label(self) -> str:
-        """Name of the operation in messages."""
-
-    @property
-    def call_site(self) -> str:
-        """Origin as "file:line"."""
-
-
-def explain(error: BaseException, operations: Sequence[Holder]) -> None:
-    """Add a note to the error of a function that has tried to write into its arguments; see `explain_unfinished`."""
-    if _is_of_writing(error):
-        error.add_note(_READ_ONLY.format(_holders_text(error, operations)))
-
-
-def explain_unfinished(error: BaseException, operations: Sequence[Holder]) -> None:
-    """Add a note to the error of a program that has tried to write into arrays in flight.
+def explain(error: BaseException, operations: Sequence[Any], advice: str = _READ_ONLY) -> None:
+    """Add a note to the error of a function, or of a program, that has tried to write into arrays in flight.
 
     Args:
-        error: Of the program.
-        operations: Unfinished operations. The note names those that hold an array of the line that has failed: numpy
-            does not say which array it was.
+        error: Of the function.
+        operations: Unfinished operations, `IssuedFuture`. The note names those that hold an array of the line that has
+            failed: numpy does not say which array it was.
+        advice: Text of the note, with a place for these names.
     """
-    if operations and _is_of_writing(error):
-        error.add_note(_UNFINISHED.format(_holders_text(error, operations)))
+    if operations and isinstance(error, ValueError) and "read-only" in str(error) and not hasattr(error, "__notes__"):
+        error.add_note(advice.format(_holders_text(error, operations)))
 
 
-def _is_of_writing(error: BaseException) -> bool:
-    """Whether numpy has refused to write into an array, and no note says why."""
-    return isinstance(error, ValueError) and "read-only" in str(error) and not hasattr(error, "__notes__")
-
-
-def _holders_text(error: BaseException, operations: Sequence[Holder]) -> str:
+def _holders_text(error: BaseException, operations: Sequence[Any]) -> str:
     """Name operations that hold a read-only array of the line that has failed; "" without one."""
     points = list(walk_tb(error.__traceback__))
     while points and str(points[-1][0].f_globals.get("__name__")).startswith("numpy."):
@@ -252,11 +230,8 @@ def _holders_text(error: BaseException, operations: Sequence[Holder]) -> str:
     return f"this one is held by {' and '.join(holders)}; " if holders else ""
 
 
-def _values_in_line(frame: FrameType, line: int) -> Iterator[object]:
-    """Yield the values of variables that a line of a function uses."""
-    variables, seen = {**frame.f_globals, **frame.f_locals}, set[str]()
-    for instruction in dis.get_instructions(frame.f_code):
-        if instruction.positions is not None and instruction.positions.lineno == line:
-            used = instruction.argval
-            seen.update(name for name in (used if isinstance(used, tuple) else (used,)) if isinstance(name, str))
-    return (variables[name] for name in seen & variables.keys())
+def _values_in_line(frame: FrameType, line: int) -> list[object]:
+    """Return the values of variables that a line of a function uses."""
+    uses = [use.argval for use in dis.get_instructions(frame.f_code) if use.positions and use.positions.lineno == line]
+    names = {name for use in uses for name in (use if isinstance(use, tuple) else (use,))}
+    return [value for name, value in {**frame.f_globals, **frame.f_locals}.items() if name in names]

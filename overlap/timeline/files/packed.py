@@ -14,7 +14,7 @@ from ...units import format_bytes, parse_bytes
 
 LIMIT_VARIABLE = "OVERLAP_UNPACKED"
 """Variable with the limit of unpacked bytes, for processes that read files, too."""
-UNPACKED_BYTES = 8 << 30
+UNPACKED = "8GiB"
 """Most bytes that all packed files of one call unpack to, by default: a bomb of 44 MB unpacks to 45 GB."""
 
 
@@ -35,8 +35,7 @@ class Unpacking:
             UsageError: They are more than the limit.
         """
         self.nbytes += nbytes
-        text = os.environ.get(LIMIT_VARIABLE, "")
-        limit_bytes = parse_bytes(text, argument=LIMIT_VARIABLE) if text else UNPACKED_BYTES
+        limit_bytes = parse_bytes(os.environ.get(LIMIT_VARIABLE) or UNPACKED, argument=LIMIT_VARIABLE)
         if self.nbytes > limit_bytes:
             raise UsageError(
                 f"the files unpack to more than {format_bytes(limit_bytes)}: name fewer of them, or set "
