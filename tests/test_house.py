@@ -441,6 +441,48 @@ def test_no_page_or_message_installs_the_package_of_that_name_from_the_index() -
     assert [path.name for path in pages if line.search(path.read_text("utf-8"))] == []
 
 
+# Names of things that went, as pages, messages and help would write them. CHANGELOG.md and the tables of `overlap/cli`
+# name them for one more version: what to do instead.
+WENT = (
+    r"overlap (model|calibrate|replay)\b",
+    r"\b[Ww]hat-if\b|--(advise|html|svg|mcp|markdown|mtbf|sweep|slow-\w+|straggler-\w+|best|give-up|against)\b|--stall\b(?!-)",
+    r"overlap run[^\n`]*--nproc-per-node",  # of torchrun it is an option
+    r"\beach_call\b|\bgoodput\b|\breplicate=|\border=|bucket_bytes=.auto|Sharded\(replicate",
+    r"overlap[./]planning\b|\b[Pp]lanner\b",
+    r"--transport mpi\b|transports[./]mpi\b|\bMpi\b|\[mpi\]",
+    r"parallel\.(Experts|LocalSGD|LocalSteps|DiLoCo)\b|(?<!Post)LocalSGD|\bLocalSteps\b",  # PyTorch has PostLocalSGD
+    r"overlap\.torch(\.| import .*)(DataParallel|Sharded|Model)\b",
+    r"\b(u-)?(p4de?|p5e?n?|p6e?|mi300x)\b",  # machines with GPUs
+    r"library = .(nccl|rccl)\b|libraries/(nccl|rccl)\b",
+)
+
+
+def readings() -> Iterator[tuple[str, str]]:
+    """Yield what users read, with its place: pages, examples and machine files line by line, texts of the product.
+
+    Sources that machine files cite are left out: a page about other machines may have measured a wire that ours share.
+    """
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "mkdocs.yml", ROOT / "pyproject.toml"]
+    folders = {"docs": "*.md", "examples": "*.*", "topology": "*.toml", "overlap": "*.toml"}
+    pages += [path for folder, name in folders.items() for path in sorted((ROOT / folder).rglob(name))]
+    for page in pages:
+        if "__pycache__" not in page.parts:
+            for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+                yield f"{page.relative_to(ROOT)}:{number}", re.sub(r'source = "[^"]*"', "", line)
+    for name, path in FILES.items():
+        if _WENT.search(path.read_text(encoding="utf-8")):  # few do: to walk through all takes seconds
+            texts = [node for node in ast.walk(tree(name)) if isinstance(node, ast.Constant)]
+            yield from ((name, node.value) for node in texts if isinstance(node.value, str))
+
+
+_WENT = re.compile("|".join(WENT))
+
+
+def test_nothing_that_users_read_names_what_went() -> None:
+    named = [(place, found[0]) for place, text in readings() if (found := _WENT.search(text))]
+    assert named == [("topology.tables", "planner")]  # the error for a key that only the planner read
+
+
 def test_topology_stands_alone() -> None:
     assert modules_after("import topology") & {"trio", "overlap", "transports", "msgspec", "tomllib"} == set()
 

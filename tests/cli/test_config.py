@@ -265,11 +265,6 @@ def test_some_tls_files_alone_are_refused(monkeypatch):
 # -- one edit a setting ------------------------------------------------------------------------------------------
 
 
-def check_depth(bits):
-    if bits > 48:
-        raise UsageError("colour_depth: too deep")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class More(RunConfig):
     """A configuration with one setting more, and nothing else."""

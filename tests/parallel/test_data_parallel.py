@@ -11,7 +11,7 @@ from overlap import parallel
 from overlap.config import overriding
 from overlap.parallel.buckets import averaged
 
-from ..core.worlds import TIMEOUT_S, failing
+from ..core.worlds import TIMEOUT_S
 from .programs import train, weights
 
 SGD = parallel.SGD(0.1)
@@ -160,12 +160,6 @@ def test_gradients_handed_over_twice_or_never_are_named():
         "step: no gradient of 'v' in step 0; hand it over, or pass unused='zeros'",
         twice.format("v"),
     ]
-
-
-def failure_of(main, ranks=3):
-    with failing() as seen:
-        run(main, ranks)
-    return seen[0].rank, seen[0].__cause__
 
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])

@@ -1,4 +1,4 @@
-"""Numbers of ranks that algorithms take: the generators, the planner and the checks of calls ask here."""
+"""Numbers of ranks that algorithms take: the generators, the choice of algorithms and the checks of calls ask here."""
 
 from __future__ import annotations
 

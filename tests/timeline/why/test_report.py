@@ -1,4 +1,4 @@
-"""Reports: the page, JSON, Markdown, comparisons, conditions, and traces of our own."""
+"""Reports: the page, JSON, comparisons, conditions, and traces of our own."""
 
 import json
 
