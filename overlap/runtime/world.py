@@ -355,13 +355,6 @@ class World:
             # broken wires after it are the first signs of a process's end, and no failures of their own
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
 
-    def leave(self, reason: BaseException) -> None:
-        """End the world, here and elsewhere, for a reason that is no rank's failure."""
-        first = min(self.local)
-        self.fail_elsewhere(first, reason, [])
-        if self._processes:
-            self._processes.send_failure(first, reason, [])
-
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
         """End the world because of a rank of another process, which failed or was lost."""
         if self.ending.failure is None:

@@ -63,7 +63,7 @@ def test_a_file_is_its_writers_though_the_answer_to_the_link_was_lost(tmp_path, 
         link(source, target)  # as a client of NFS that repeats its request
 
     monkeypatch.setattr(os, "link", answered_late)
-    assert witness.propose(EpochWorld(epoch=1, members=(1,), step=0, lost=(0,)))
+    assert witness.propose(EpochWorld(epoch=1, members=(1,), step=0))
     monkeypatch.undo()
     assert not witness._create("epoch-1", {})
 
