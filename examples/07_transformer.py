@@ -1,9 +1,9 @@
 """Data-parallel training of a transformer that fits no memory here: shapes only, on a modelled cluster.
 
 You will see how long a step takes on 64 modelled Trainium cores; gradients travel in buckets under the backward pass.
-What if the buckets were smaller, or the cluster larger?
+What if the buckets were larger, or the cluster?
 
-    overlap simulate --sweep nodes=1,2,4 --sweep bucket_bytes=25MiB,100MiB,3GiB examples/07_transformer.py
+    overlap simulate --nodes 2 examples/07_transformer.py --bucket-bytes 100MiB
 """
 
 import argparse

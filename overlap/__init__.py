@@ -9,7 +9,7 @@
 #   survival/                worlds that go on after losses: agreement, witness, epochs
 #   timeline/, flight/       what runs record, and reports from it;  live/, explanation: other readers of both
 #   parallel/, torch/        training strategies; the backend of torch.distributed;  engines/, ray/, dask/: on clusters
-#   planning/, testing/      training steps of models; tests with many ranks in one process
+#   testing/                 tests with many ranks in one process
 #   cli/                     the command
 #
 # How to add an operator, an algorithm, a transport, a machine or a strategy: CONTRIBUTING.md. Words: docs/glossary.md.

@@ -200,7 +200,6 @@ _FURTHER = MEMBER_VARIABLES | {"OVERLAP_SECRET", "OVERLAP_SECRET_FILE", "OVERLAP
 
 _warned: set[str] = set()
 _overriding: ContextVar[Callable[[RunConfig], RunConfig] | None] = ContextVar("overriding", default=None)
-_apart: ContextVar[bool] = ContextVar("apart", default=False)
 
 
 @contextmanager
@@ -234,19 +233,6 @@ def overriding(
         _overriding.reset(token)
 
 
-@contextmanager
-def ignoring_environment() -> Iterator[None]:
-    """Let every `run` in the block use its arguments only, neither the environment nor `overriding`.
-
-    A replay within a run is such a run: the options of the command are not meant for it.
-    """
-    token = _apart.set(True)
-    try:
-        yield
-    finally:
-        _apart.reset(token)
-
-
 def resolve_config(main: object, args: tuple[object, ...], config: RunConfig) -> RunConfig:
     """Return the configuration of a run: that of the environment over that of the program, revised by `overriding`.
 
@@ -258,8 +244,6 @@ def resolve_config(main: object, args: tuple[object, ...], config: RunConfig) ->
     Raises:
         UsageError: If a value or `main` cannot be used.
     """
-    if _apart.get():
-        return config
     warn_of_unknown_variables()
     from_environment = RunConfig.from_environment()
     merged = from_environment.over(config)

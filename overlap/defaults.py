@@ -12,9 +12,6 @@ INLINE_BYTES = 2 << 20
 """Bytes, over all arrays read, up to which the event loop does the work itself, quicker than with threads, which take
 about 100 us (measured: float32 sums of 512 KiB on 2 ranks 86 us against 174, of 1 MiB even)."""
 
-COPIED_BYTES = 1 << 20
-"""Bytes of an input up to which processes of a host copy it into memory that all map; `COPIED_BYTES` of
-transports/shared_memory/native/collectives.c."""
-
 SLICED_BYTES = 64 << 10
-"""Bytes from which each of three or more processes reduces a slice only; `SLICED_BYTES` there."""
+"""Bytes from which each of three or more processes reduces a slice only; `SLICED_BYTES` of
+transports/shared_memory/native/collectives.c."""

@@ -89,11 +89,6 @@ def read_stat(pid: int) -> tuple[str, str]:
     return fields[0], fields[19]
 
 
-def parent_pid(pid: int) -> int:
-    """Return the process id of the parent of a process."""
-    return int(_read_stat_fields(pid)[1])
-
-
 def _read_stat_fields(pid: int) -> list[str]:
     """Return the fields of a process that come after its name: proc(5)."""
     return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()

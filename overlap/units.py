@@ -174,21 +174,6 @@ def seconds(text: str) -> float:
     return value
 
 
-_LONG_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-
-
-def duration(text: str) -> float:
-    """Read a positive time such as 90s, 5min, 3h or 2d; return seconds. A number alone is seconds."""
-    digits = text.strip().rstrip("".join({*"".join(_LONG_UNITS)}))
-    unit = text.strip()[len(digits) :] or "s"
-    if unit not in _LONG_UNITS:
-        raise UsageError(f"expected a time such as 90s, 5min, 3h or 2d, got {text!r}")
-    try:
-        return seconds(digits) * _LONG_UNITS[unit]
-    except UsageError:
-        raise UsageError(f"expected a time such as 90s, 5min, 3h or 2d, got {text!r}") from None
-
-
 def switch(text: str) -> bool:
     """Read yes or no."""
     if text.lower() not in _YES + _NO:

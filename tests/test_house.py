@@ -88,7 +88,7 @@ HOUSE = (
     ("overlap.parallel.schedules",),
     ("overlap.parallel",),
     ("overlap.engines",),  # on clusters of others
-    ("overlap.torch", "overlap.planning", "overlap.ray", "overlap.dask"),
+    ("overlap.torch", "overlap.ray", "overlap.dask"),
     ("overlap.testing",),
     ("overlap.cli",),
     ("overlap.__main__",),
@@ -436,14 +436,6 @@ def test_no_page_or_message_installs_the_package_of_that_name_from_the_index() -
     assert [path.name for path in pages if line.search(path.read_text("utf-8"))] == []
 
 
-def test_only_the_command_knows_planning() -> None:
-    """Planning a cluster is a room beside the runtime, which works without it."""
-    knowing = {
-        name.split(".")[1] for name in FILES for _, target in imports(name) if target.startswith("overlap.planning")
-    }
-    assert knowing == {"planning", "cli"}
-
-
 def test_topology_stands_alone() -> None:
     assert modules_after("import topology") & {"trio", "overlap", "transports", "msgspec", "tomllib"} == set()
 
@@ -505,7 +497,6 @@ def test_limits_of_the_compiled_collectives_are_those_of_their_prices() -> None:
     limits = re.findall(r"^#define (\w+) +\(?(\d+)(?: << (\d+)\))?", text, re.MULTILINE)
     limits_bytes = {name: int(number) << int(shift or 0) for name, number, shift in limits}
     ours = {
-        "COPIED_BYTES": defaults.COPIED_BYTES,
         "SLICED_BYTES": defaults.SLICED_BYTES,
         "PAYLOAD_BYTES": PAYLOAD_BYTES,
     }
@@ -521,4 +512,4 @@ def test_the_extras_that_the_checks_install_exist() -> None:
         for names in re.findall(r"install .*\.\[([a-z,-]+)\]", path.read_text())
         for extra in names.split(",")
     ]
-    assert {"test", "ray", "dask"} <= set(named) <= set(known)
+    assert {"test", "ray"} <= set(named) <= set(known)

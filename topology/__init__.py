@@ -7,7 +7,7 @@
     |-- rules       check_group and the nearest legal groups
     |-- wiring      the devices of one node as a graph, with coordinates where they form a grid
     |-- machine     the contents of a machine file, as records;  figures: its numbers, and those of collectives
-    |-- libraries   the algorithms of the library that a machine comes with
+    |-- libraries   the schedules of the library that a machine comes with
     |-- machinefile from TOML to a machine, with what it extends;  tables: from tables to records;  keys: limits and
     |               words of their keys;  data/: the files
     |-- picture     the machine as text (only the command line draws)
@@ -18,14 +18,11 @@ Pure: no I/O but reading a machine file, nothing asynchronous, nothing imported 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-from warnings import warn
-
 from .cluster import Cluster, cluster, names
 from .errors import TopologyError, TopologyWarning, format_ranks, parse_ranks
 from .figures import Curve, Figure, WireOverheads
 from .groups import Axis
-from .libraries import Library, LibraryAlgorithm, Protocol
+from .libraries import Library
 from .machine import Fabric, Level, LinkKind, Machine, Rule
 from .routes import Link, Place, Port
 from .rules import Finding
@@ -41,13 +38,11 @@ __all__ = [
     "Grid",
     "Level",
     "Library",
-    "LibraryAlgorithm",
     "Link",
     "LinkKind",
     "Machine",
     "Place",
     "Port",
-    "Protocol",
     "Rule",
     "TopologyError",
     "TopologyWarning",
@@ -57,13 +52,3 @@ __all__ = [
     "names",
     "parse_ranks",
 ]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name == "Model":
-            warn(
-                "topology.Model is now LibraryAlgorithm; the old name goes with the next version", DeprecationWarning, 2
-            )
-            return LibraryAlgorithm
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

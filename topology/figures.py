@@ -90,10 +90,6 @@ class Overheads:
     # reads and writes of all ranks of a node together, if they share one memory and the chip names none; of one
     # process for copies, if nodes are processes that share `cores`.
     memory_bytes_per_s: Amount | None = None
-    # reads and writes up to which caches give `cached_bytes_per_s`; the rest runs at `memory_bytes_per_s`. No caches if
-    # absent.
-    cached_bytes: Amount | None = None
-    cached_bytes_per_s: Amount | None = None  # bandwidth of the caches
     memory_efficiency: Share | None = None  # share of a memory's bandwidth that collectives get; 1 if absent
     reducer_bytes_per_s: Amount | None = None  # rate of the reducer of one physical core; no limit if absent
     # whether a rank receives nothing while it reduces, except pieces that rings pass on.
@@ -116,20 +112,8 @@ class Overheads:
     # processor time of a rank in each step in which it waits for messages, where there are more processes than cores:
     # it sleeps, is woken, and another process leaves its processor; nothing if absent.
     wake_s: Duration | None = None
-    # time for a rank to meet the others of its process, if they read each other's memory; between nodes that share
-    # memory, for all of them.
+    # time for a rank to meet the others of its process, if they read each other's memory.
     meeting_s: Duration | None = None
-    phase_s: Duration | None = None  # for ranks of several processes to report their progress to each other, each time
-    piece_s: Duration | None = None  # to read or add one rank's part of another's result, whatever its size
-    inline_bytes: Amount | None = None  # bytes of all ranks' vectors from which threads do the work; none if absent
-    handing_s: Duration | None = None  # to hand work to these threads and back
-    # reads and writes of these threads up to which caches give `spread_bytes_per_s`; the rest runs at
-    # `memory_bytes_per_s`. As with one processor if absent.
-    spread_bytes: Amount | None = None
-    spread_bytes_per_s: Amount | None = None  # bandwidth of the caches for these threads
-    # rate at which a sum is copied to the other ranks of a process; counted with other reads and writes if absent.
-    copied_bytes_per_s: Amount | None = None
-    shared_memory: bool | None = None  # whether nodes are processes of one host whose ranks read each other's memory
     wires: Annotated[tuple[WireOverheads, ...], ByName("a table of kinds of wires")] = ()
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 from .errors import parse_ranks
-from .figures import Amount, Collectives, Confidence, Duration, Factor, Share, Whole
+from .figures import Amount, Collectives, Confidence, Duration, Factor, Whole
 from .keys import ByName, Count, Counts, Index, Indices, Numbers, Pairs, Parsed, Words, wrong
 
 LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "xgmi", "ultraserver", "efa", "ethernet", "none"]
@@ -76,15 +76,6 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Products:
-    """Time of matrix products on a whole chip: `start_s`, and their operations at `flops_per_s`."""
-
-    kind: str  # the dtype of the factors: "bf16", "fp8", ...
-    flops_per_s: Amount  # rate of a product that never ends, as benchmarks of single products find it
-    start_s: Duration  # to start a product, and to fill and drain the processors of the chip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
     """One device (a Trainium chip, say) and its processors."""
 
@@ -97,13 +88,6 @@ class Chip:
     dma_bytes_per_s: Amount | None = None  # rate of the DMA engines of one physical core, in practice
     # peak rate per dtype, for the whole chip.
     flops_per_s: Annotated[tuple[tuple[str, Amount], ...], ByName("a table")] = ()
-    products: Annotated[tuple[Products, ...], ByName("a table")] = ()  # measured matrix products, per dtype
-    attention_flops_per_s: Amount | None = None  # rate of fused attention, forward and backward, in two bytes
-    sustained: Share | None = None  # share of the measured rates that remains in a whole training step
-    beside_collectives: Share | None = None  # share of its rate that a compute keeps while its chip communicates
-    memory_efficiency: Share | None = None  # share of the memory's bandwidth that element-wise computes reach
-    power_w: Amount | None = None  # that the chip takes at most
-    power_limit_w: Amount | None = None  # that the operator lets it take, where that is less
 
     def __post_init__(self) -> None:
         if not self.lnc or any(self.cores % size for size in self.lnc):
@@ -193,7 +177,6 @@ class Fabric:
     """The switches between nodes. Without levels it never blocks."""
 
     levels: Annotated[tuple[Level, ...], Words("tables")] = ()  # from the nodes upwards
-    sums: bool = False  # whether the switches add the vectors that pass through (SHARP)
 
     def __post_init__(self) -> None:
         nodes = [level.nodes for level in self.levels]

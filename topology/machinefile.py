@@ -177,13 +177,6 @@ def _collectives(table: object, where: str, link: object) -> Collectives:
     return record(Collectives, parts, key, where, defaults=given)
 
 
-_UNLISTED = {
-    "oneccl": "for GPUs its documents name one algorithm, topo, and do not describe it",
-    "hccl": "no list of its algorithms on Gaudi is published",
-}
-"""Libraries without a published list of algorithms, and the reason."""
-
-
 def _resolve_library(table: Table) -> Table:
     """Return the table of a library, merged with the file that it uses."""
     rest = dict(table)
@@ -192,8 +185,7 @@ def _resolve_library(table: Table) -> Table:
         return rest
     known = sorted(path.stem for path in (_DATA / "libraries").glob("*.toml"))
     if not isinstance(name, str) or name not in known:
-        why = f": {_UNLISTED[name.lower()]}" if isinstance(name, str) and name.lower() in _UNLISTED else ""
-        raise ValueError(f"collectives.library.use: expected one of {', '.join(known)}, found {name!r}{why}")
+        raise ValueError(f"collectives.library.use: expected {' or '.join(known)}, found {name!r}")
     path = _DATA / "libraries" / f"{name}.toml"
     return _merge_tables(_parse_toml(path.read_text(encoding="utf-8"), path.name), rest)
 

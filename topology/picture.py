@@ -265,8 +265,7 @@ def _fabric(cluster: Cluster, width: int) -> str:
     if fabric is None or network is None:
         return ""
     of_a_node = cluster.nics_per_node * cluster.bandwidth_bytes_per_s(network.link)
-    sums = ", whose switches add the vectors that pass" if fabric.sums else ""
-    lines = paragraph(f"fabric between nodes{sums}:", width)
+    lines = ["fabric between nodes:"]
     for depth, level in enumerate(reversed(fabric.levels)):
         out = level.out_bytes_per_s(of_a_node)
         ratio = level.nodes * of_a_node / out

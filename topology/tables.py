@@ -19,6 +19,19 @@ Record = TypeVar("Record")
 
 _SHOWN = 60  # characters of a value that a message shows
 _PLAIN = {str: "a text", bool: "true or false"}
+_OF_CHIPS = "products attention_flops_per_s sustained beside_collectives memory_efficiency power_w power_limit_w"
+_OF_LIBRARIES = "version generation processor protocols_between without chunk_bytes chunk_since channels_of_rail models"
+_OF_COLLECTIVES = (
+    "cached_bytes cached_bytes_per_s phase_s piece_s inline_bytes handing_s spread_bytes spread_bytes_per_s "
+    "copied_bytes_per_s shared_memory"
+)
+GONE = {
+    "fabric.sums",
+    *(f"chip.{name}" for name in _OF_CHIPS.split()),
+    *(f"collectives.library.{name}" for name in _OF_LIBRARIES.split()),
+    *(f"collectives{part}.{name}" for part in ("", ".between_nodes") for name in _OF_COLLECTIVES.split()),
+}
+"""Keys of the previous version that only the predictor of training steps and its calibration read."""
 _ORIGIN = {"confidence": "E"}  # of a bare number: the user's own
 
 
@@ -196,7 +209,9 @@ def _mistake(key: str, expected: str, found: object) -> ValueError:
 
 
 def _unknown_key(key: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> ValueError:
-    """Return the error of an unknown key, with the known ones."""
+    """Return the error of an unknown key, with the known ones; of one that is gone, with what to do."""
+    if key in GONE:
+        return ValueError(f"{key}: unknown key; read by the planner, which is gone: delete it")
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return ValueError(f"{key}: unknown key; {hint}known here: {', '.join(known)}")

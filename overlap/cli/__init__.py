@@ -37,11 +37,9 @@ GROUPS = {
         "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
     },
     "plan for machines": {
-        "simulate": "run a program on a modelled cluster in virtual time, once or over many settings",
-        "replay": "repeat a recorded run on its cluster, or on another",
-        "model": "predict a training step of a language model from its layout, or find the best layout",
-        "plan": "show what a collective becomes on a machine and why, a machine, or a pipeline schedule",
-        "calibrate": "make a machine file from a benchmark, and say how far to trust predictions",
+        "simulate": "run a program on a modelled cluster in virtual time",
+        "plan": "show what a collective becomes on a machine and why, or a pipeline schedule",
+        "topology": "draw a machine: its devices and wires, legal groups, and rings",
     },
 }
 """The commands with their lines of help, by what one wants to do: `overlap --help` must not load them."""
@@ -52,11 +50,15 @@ COMMANDS = {name: line for commands in GROUPS.values() for name, line in command
 SUCCESSORS: dict[str, tuple[str, ...]] = {
     "autopsy": ("why",),
     "ls": ("top", "--list"),
-    "topology": ("plan",),
-    "validate": ("calibrate", "--published"),
     "pipeline": ("plan",),
 }
 """Commands of the previous version, and the words that stand for them now."""
+
+GONE = {
+    **dict.fromkeys(("model", "replay"), "simulate the program itself, with `overlap simulate`"),
+    "calibrate": "write the machine file by hand, as docs/machines.md shows",
+}
+"""Commands of the previous version without a successor, and what to do instead."""
 
 _DESCRIPTION = "Run training loops as asynchronous ranks and hide communication behind compute."
 
@@ -116,6 +118,8 @@ def _run_command(argv: list[str]) -> int:
         successor = SUCCESSORS[name]
         notify(f"`overlap {name}` is now `overlap {' '.join(successor)}`; the old name goes with the next version")
         name, words = successor[0], [*successor[1:], *words]
+    if name in GONE:
+        raise UsageError(f"`overlap {name}` is gone: {GONE[name]}")
     if name not in COMMANDS:
         close = get_close_matches(name, COMMANDS, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""

@@ -41,12 +41,11 @@ def add_program(parser: Parser) -> None:
     parser.set_defaults(flags=parser.flags)
 
 
-def named_program(args: argparse.Namespace, *extra: str, command: str) -> Program:
+def named_program(args: argparse.Namespace, *, command: str) -> Program:
     """Return a function that runs the program that the command line names.
 
     Args:
         args: The arguments of `add_program`.
-        extra: Arguments for the program after those of the user.
         command: The name of the command, for messages.
 
     Raises:
@@ -54,8 +53,8 @@ def named_program(args: argparse.Namespace, *extra: str, command: str) -> Progra
             when it runs.
     """
     if args.module is not None:
-        return _module_program([*args.module, *extra], command)
-    return _script_program(args.script, [*args.args, *extra], command)
+        return _module_program(args.module, command)
+    return _script_program(args.script, args.args, command)
 
 
 def _script_program(path: str | None, args: list[str], command: str) -> Program:

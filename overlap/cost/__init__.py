@@ -6,7 +6,7 @@
 `choice`      plan of a call in a world: remembered by size class and group
 `select`      plan of a collective: the cheapest option, the others, and the reason
 `candidates`  options of a collective on a group, before the number of bytes is known: `flat`,
-              `composed` (inside nodes and between them), `shortcut` (shared memory), `library` (the machine's own)
+              `composed` (inside nodes and between them), `shortcut` (shared memory)
 `option`      price of an option: the best number of slices (`pipeline`), and waits at a fabric (`levels`)
 `phase`       time of a phase: the clocks' time, or its busiest wire, memory or processor, if that is longer
 `clocks`      time at which every rank finishes, by max-plus arithmetic
@@ -15,8 +15,8 @@
 `parameters`  overheads and efficiencies of the machine's file
 ============  ==========================================================================================
 
-Beside the walk: `geometry` and `symmetry` of groups (a few ranks represent all in a price), `forced`, `measurements`
-and `validation` (published rows), `searching`, `fitting` and `own` (figures from measurements).
+Beside the walk: `geometry` and `symmetry` of groups (a few ranks represent all in a price), and `measurements`
+(published rows).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from .composed import rooted_options, two_level_options
 from .flat import PlanRequest, flat_options
 from .geometry import Geometry
 from .levels import block_exits
-from .library import library_options
 from .option import NARROWED, AlgorithmOption, Flat, Rejected
 from .parameters import CostParameters, parameters
 from .placed import Placed, on
@@ -65,7 +64,6 @@ def candidates(
         rooted_options(request, placement, figures),
         two_level_options(request, placement, figures),
         short_cut_options(request),
-        library_options(request, placement, figures),
     ]
     options = [option for options, _ in groups for option in options]
     if cluster.machine.fabric is not None and cluster.machine.fabric.levels:

@@ -57,14 +57,11 @@ def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhas
 
 
 def block_exits(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int]) -> BlockExits:
-    """Return the waits of an option for the ways out of blocks.
-
-    Of a library's option only the busiest way out is known, no steps.
-    """
+    """Return the waits of an option for the ways out of blocks."""
     crossed = crossings(cluster, ranks, option.parts)
     return BlockExits(
         s_per_byte=max((crossing.s_per_byte for crossing in crossed), default=0.0),
-        held_up_s_per_byte=0.0 if option.of_library else _held_up_s_per_byte(cluster, ranks, option.parts),
+        held_up_s_per_byte=_held_up_s_per_byte(cluster, ranks, option.parts),
     )
 
 

@@ -70,7 +70,6 @@ class AlgorithmOption(ABC):
     """
 
     tabled = True  # whether it has a table, so that it can run here
-    of_library = False  # whether the machine's own library prices it
 
     def __init__(
         self,
@@ -313,10 +312,7 @@ class Phased(AlgorithmOption):
 class FormulaTerms(NamedTuple):
     """Terms of a time that a formula gives."""
 
-    launch_s: float = 0.0  # to start the operation, or to meet
-    latency_s: float = 0.0  # latency of the wires
-    wire_s: float = 0.0  # bytes on the busiest wires
-    filling_s: float = 0.0  # filling of pipelines, which a breakdown counts as latency
+    launch_s: float = 0.0  # to meet
     memory_s: float = 0.0  # reads and writes of memory
 
 
@@ -328,9 +324,6 @@ class Formula(AlgorithmOption):
         detail: Its place; may be empty.
         terms: Formula of the terms for a number of bytes.
         refusal: Reason why there is no table.
-        parts: Its load on wires.
-        steps: Number of steps with messages.
-        of_library: Whether the machine's own library has the algorithm.
     """
 
     tabled = False
@@ -341,31 +334,22 @@ class Formula(AlgorithmOption):
         detail: str,
         terms: Callable[[float], FormulaTerms],
         refusal: str,
-        *,
-        parts: tuple[PricedPhase, ...] = (),
-        steps: int = 0,
-        of_library: bool = False,
     ) -> None:
-        super().__init__(algorithm, detail, parts, partial(_refused_table, refusal))
-        self._terms, self._steps, self.of_library = terms, steps, of_library
-
-    @property
-    def steps(self) -> int:
-        """Number of steps with messages."""
-        return self._steps
+        super().__init__(algorithm, detail, (), partial(_refused_table, refusal))
+        self._terms = terms
 
     def _price(self, nbytes: float, below_s: float) -> Price:
         return Price(total_s=sum(self._terms(nbytes)))
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the formula for `nbytes`; the time to fill its pipeline counts as latency."""
+        """Return the terms of the formula for `nbytes`."""
         terms = self._terms(nbytes)
         return CostBreakdown(
             waiting_s=0.0,
             launch_s=terms.launch_s,
             start_s=0.0,
-            latency_s=terms.latency_s + terms.filling_s,
-            wire_s=terms.wire_s,
+            latency_s=0.0,
+            wire_s=0.0,
             memory_s=terms.memory_s,
             reduction_s=0.0,
         )

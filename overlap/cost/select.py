@@ -291,10 +291,10 @@ def _by_library(
     library = cluster.machine.collectives.library
     if library is None or not library.covers(op):
         return "", options, []
-    has = [option for option in options if option.of_library or library.runs(op, option.made_of)]
+    has = [option for option in options if library.runs(op, option.made_of)]
     if not has:
         return "", options, []
-    return library.label, has, [option for option in options if option not in has]
+    return library.name, has, [option for option in options if option not in has]
 
 
 def _price_options(

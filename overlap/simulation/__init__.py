@@ -5,7 +5,7 @@ From the bottom up: `clock` is Trio's clock on integer nanoseconds, and `kernel`
 a cluster; `demand`, `loads` and `messages` compute the load of an operation by the cost model. `fabric` has all
 transfers in flight, `traffic` drives it by the kernel's events, and `symmetry` has the representatives of ranks that
 behave alike.
-`compute_cost` prices computes, by a model or as `timeline.replay.computes` read them from a real run; `conditions`
+`compute_cost` prices computes, by a model or as they took in a real run; `conditions`
 holds imperfections, `faults` holds faults.
 """
 

@@ -98,7 +98,7 @@ def test_former_names_go_on_and_say_their_successor(overlap, monkeypatch, former
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["plan", "trn1.32xlarge", "--group", "0"], ": 1 rank, 1 disjoint ring\n"),
+        (["topology", "trn1.32xlarge", "--group", "0"], ": 1 rank, 1 disjoint ring\n"),
         (["plan", "all_reduce", "--bytes", "4", "--cluster", "local"], " float32 on 1 rank (0) of local\n"),
         (["simulate", "--cluster", "local", "--ranks", "1", "train.py"], "local, 1 rank, virtual time\n"),
     ],
@@ -143,12 +143,9 @@ text = "gerade Größen"
 @pytest.mark.parametrize(
     "argv",
     [
-        ("plan", "mine.toml"),
+        ("topology", "mine.toml"),
         ("plan", "all_reduce", "--bytes", "1MiB", "--cluster", "mine.toml", "--group", "0-7"),
         ("simulate", "--cluster", "mine.toml", "--ranks", "8", "train.py"),
-        pytest.param(
-            ("simulate", "--cluster", "mine.toml", "--sweep", "ranks=2,8", "train.py"), marks=pytest.mark.slow
-        ),
         ("timeline", "t.json"),
     ],
     ids=" ".join,
@@ -260,8 +257,8 @@ LOST = "overlap: cannot write the output: No space left on device\n"
     ("argv", "unbuffered"),
     [
         (["--help"], ""),
-        (["plan", "trn2.48xlarge"], ""),  # more than the buffer takes
-        pytest.param(["plan", "trn2.48xlarge"], "1", marks=pytest.mark.slow),
+        (["topology", "trn2.48xlarge"], ""),  # more than the buffer takes
+        pytest.param(["topology", "trn2.48xlarge"], "1", marks=pytest.mark.slow),
         (["run", "train.py"], ""),  # from a rank
         pytest.param(["demo", "--steps", "1", "--ranks", "2"], "", marks=pytest.mark.slow),
         (["run", "--processes", "2", "train.py"], ""),  # from several processes at once

@@ -14,10 +14,6 @@ PROGRAM = "import overlap\nasync def main(rank): await rank.barrier()\noverlap.r
     ("argv", "shown"),
     [
         (("simulate", "--cluster", "trn1.2xlarge", "--json-file", "/dev/full", "train.py"), "trn1.2xlarge"),
-        (
-            ("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", "--json-file", "/dev/full", "train.py"),
-            "ranks",
-        ),
         (("bench", "all_reduce", "--ranks", "2", "-b", "8", "-e", "8", "--json-file", "/dev/full"), "all_reduce"),
     ],
 )

@@ -129,10 +129,6 @@ $ overlap simulate --profile gone.json train.py
 ...gone.json
 $ overlap simulate --jitter -1 train.py
 ...jitter: expected 0 or more, got -1.0
-$ overlap simulate --slow-compute matmul=2 train.py
-...'matmul' is no class of computes; known are flops, memory, seconds, *
-$ overlap simulate --slow-comm all_reduce train.py
-...expected NAME=FACTOR, such as all_reduce=1.2, got 'all_reduce'
 $ overlap simulate --algorithm magic train.py
 ...magic
 $ overlap simulate --seed x train.py
@@ -143,32 +139,8 @@ $ overlap simulate --trace . train.py
 ...--trace: . is a directory; name a file in it
 $ overlap simulate --width 39 train.py
 ...--width: 39 is too narrow; at least 40 columns are needed
-$ overlap simulate --sweep nodes work.py
-...--sweep: expected NAME=V,V,... such as nodes=1,2,4, got 'nodes'
-$ overlap simulate --sweep nodes= work.py
-...--sweep: expected NAME=V,V,...
-$ overlap simulate --sweep =1 work.py
-...--sweep: expected NAME=V,V,...
-$ overlap simulate --sweep nodes=1,,2 work.py
-...--sweep: expected NAME=V,V,...
-$ overlap simulate --sweep nodes=1,2,1 work.py
-...--sweep: 'nodes=1,2,1' has a value twice
-$ overlap simulate --sweep ms=1 --sweep ms=2 work.py
-...--sweep: ms is there twice
-$ overlap simulate --sweep bucket_bytes=1 --sweep bucket-bytes=2 work.py
-...--sweep: bucket_bytes is there twice
-$ overlap simulate --sweep nodes=one work.py
-...nodes: expected a positive integer, got 'one'
-$ overlap simulate --sweep peer_direct=perhaps work.py
-...peer_direct: expected 1 or 0, got 'perhaps'
-$ overlap simulate --sweep ms=1 --trace sim.json work.py
-...--trace: a sweep has many timelines
-$ overlap simulate --cluster 'trn2.48xlarge x16' --sweep nodes=1,4,16 work.py
---sweep: nodes is given twice: 16 and 1; leave it out of --cluster 'trn2.48xlarge x16'
-$ overlap simulate --sweep ms=1,2
-simulate: name a SCRIPT, or -m MODULE (`overlap simulate --help` explains)$
 $ overlap simulate run.json
-run.json: a recorded run is repeated by `overlap replay run.json`$
+simulate: run.json: a recorded run is no program; name the program itself$
 $ overlap bench allr -b 8 --tcp
 --tcp: concerns what joins processes; give --processes 2 too
 $ overlap bench allr -b 8 --rails 2
@@ -191,16 +163,30 @@ $ overlap bench two_hosts
 OP: 'two_hosts' is unknown; known are all_reduce/allr, reduce_scatter/redsct
 $ overlap bench allr -b 4000000T
 --maxbytes: all_reduce of 4e+06 TiB on 2 ranks needs 1.6e+07 TiB for inputs and results, this machine has
-$ overlap plan trn1.32xlarge --bytes 1M
---bytes: only of a collective; trn1.32xlarge is a machine$
+$ overlap plan 1f1b --bytes 1M
+--bytes: only of a collective; 1f1b is a schedule$
 $ overlap plan all_reduce
 --bytes: needed for the plan of a collective$
 $ overlap plan nosuch
 SUBJECT: 'nosuch' is no file, no collective (all_reduce,
 $ overlap plan all_reduc
 SUBJECT: 'all_reduc' (did you mean all_reduce?) is no file, no collective (all_reduce,
-$ overlap plan trn2.48xlarg
-SUBJECT: 'trn2.48xlarg' (did you mean trn2.48xlarge?) is no file,
+$ overlap plan trn2.48xlarge
+SUBJECT: 'trn2.48xlarge' is no file,
+$ overlap topology trn2.48xlarg
+...unknown cluster 'trn2.48xlarg'; did you mean 'trn2.48xlarge'? known: dl1
+$ overlap model llama-8b --tp 8
+`overlap model` is gone: simulate the program itself, with `overlap simulate`$
+$ overlap replay run.json
+`overlap replay` is gone: simulate the program itself, with `overlap simulate`$
+$ overlap calibrate --here
+`overlap calibrate` is gone: write the machine file by hand, as docs/machines.md shows$
+$ overlap simulate --sweep nodes=1,2 x.py
+simulate: unrecognized arguments: --sweep
+$ overlap simulate --mtbf 3h x.py
+simulate: unrecognized arguments: --mtbf
+$ overlap simulate --straggler-share 0.5 x.py
+simulate: unrecognized arguments: --straggler-share
 $ overlap plan all_reduce --cluster trn1.32xlarge --bytes 3
 --bytes: 3 bytes are not whole elements of float32, of 4 bytes; choose a multiple of that
 $ overlap plan all_reduce --cluster trn1.32xlarge --bytes 4 --top -1
@@ -215,16 +201,6 @@ $ overlap test none.py skip --ranks 2 -- now
 test: unrecognized arguments: skip; if they are the program's, end the line with -- skip now (`
 $ overlap test none.py --faults flood
 faults: 'flood' is unknown; known are die
-$ overlap calibrate --published steps --machine trn9
-...no step is published of 'trn9'; known are
-$ overlap calibrate --published steps --enforce
-...--enforce: only with --published collectives
-$ overlap calibrate --published --record
-...--record: only with --published steps
-$ overlap calibrate --published steps --collective barrier
-...--published: compares published measurements; leave out collective
-$ overlap calibrate --published --machine trn9
-...nothing is published of 'trn9'; known are a3mega.toml, dl1.24xlarge, h100ib.toml, inf2.xlarge, mi3
 $ overlap doctor --jsn
 ...; did you mean --json? (
 """

@@ -88,7 +88,7 @@ print(find_place() and (find_place().ranks, find_place().node), os.environ.get("
 """
 
 
-@pytest.mark.parametrize("options", [("--nnodes", "1"), ("--nnodes=1", "--node_rank=0", "--rdzv-endpoint=a:1")])
+@pytest.mark.parametrize("options", [("--nnodes", "1"), ("--nnodes=1", "--node-rank=0", "--rdzv-endpoint=a:1")])
 def test_one_node_is_this_process(overlap, script, options):
     assert overlap("run", *options, "--ranks-per-process", "3", script(PLACE)) == (0, "None 3\n", "")
 

@@ -21,7 +21,7 @@ from topology import Cluster
 
 PUBLIC = (
     "overlap", "topology", "transports", "overlap.parallel", "overlap.parallel.schedules", "overlap.timeline",
-    "overlap.simulation", "overlap.planning", "overlap.cost", "overlap.collectives",
+    "overlap.simulation", "overlap.cost", "overlap.collectives",
 )  # fmt: skip
 TRAVELS: list[Callable[[Any], Any]] = [lambda value: pickle.loads(pickle.dumps(value)), copy.copy, copy.deepcopy]
 travels = pytest.mark.parametrize("travel", TRAVELS, ids=["pickle", "copy", "deepcopy"])

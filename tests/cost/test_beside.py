@@ -2,14 +2,11 @@
 
 import pytest
 
-import topology
 from overlap.collectives import generate
 from overlap.collectives.program import StepKind, project_all
 from overlap.collectives.schedule import Buffer
 from overlap.cost import cost, on, rounds
-from overlap.cost.forced import faster_collectives
 from overlap.cost.phase import PricedPhase
-from overlap.cost.select import plan
 
 from .star import Star
 
@@ -103,25 +100,3 @@ def test_what_a_later_step_sends_of_a_copied_input_is_taken_to_be_there():
     schedule.sbuf[later] = Buffer.OUT
     first = rounds(schedule).rounds[0]
     assert (first.local.tolist(), first.beside.tolist()) == ([0, 0, 0, 0, 0], [0, 0, 2, 0, 0])
-
-
-@pytest.mark.everyday(1)
-@pytest.mark.parametrize(
-    ("name", "nbytes"),
-    [
-        *((name, nbytes) for name in ("p5.48xlarge", "p5.48xlarge x2") for nbytes in (1 << 20, 1 << 28)),
-        ("u-p6e-gb200x72", 1 << 20),
-        pytest.param("u-p6e-gb200x72", 1 << 28, marks=pytest.mark.slow),
-    ],
-)
-def test_a_broadcast_is_not_above_an_all_reduce_unless_the_library_has_nothing_better(name, nbytes):
-    """NCCL broadcasts through a chain of all ranks; the switch sums small vectors of 72 ranks faster."""
-    machine = topology.cluster(name)
-    broadcast, all_reduce = (plan(op, nbytes, machine) for op in ("broadcast", "all_reduce"))
-    instead = faster_collectives(broadcast, machine)
-    assert (instead is not None) == (name == "u-p6e-gb200x72" and nbytes == 1 << 20)
-    if instead is None:
-        assert broadcast.predicted_s <= all_reduce.predicted_s
-    else:
-        assert (instead.library, instead.collectives) == ("NCCL 2.28", ("all_reduce",))
-        assert instead.predicted_s == all_reduce.predicted_s < broadcast.predicted_s

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,8 @@ from overlap.cost.pipeline import apart, in_slices_s
 from overlap.cost.select import plan
 from tests.properties import one_in
 
-MACHINES = ("trn1.32xlarge", "trn2.48xlarge", "dl1.24xlarge", "p5.48xlarge", "local")
+SWITCHED = str(Path(__file__).parents[1] / "switched.toml")
+MACHINES = ("trn1.32xlarge", "trn2.48xlarge", "dl1.24xlarge", SWITCHED, "local")
 SIZES = st.integers(min_value=0, max_value=34).map(lambda power: 1 << power)
 ALL_REDUCE = ((1.0, 0.0, 1.0), (0.0, 1.0, 0.0))  # the first and the last phase have their wires in common
 
@@ -48,8 +50,8 @@ def test_no_price_is_below_a_wires_or_a_memorys_bound(name, op, nodes, nbytes):
 @pytest.mark.parametrize(
     ("name", "op"),
     [
-        ("p5.48xlarge", "all_reduce"),
-        ("p5.48xlarge", "broadcast"),
+        (SWITCHED, "all_reduce"),
+        (SWITCHED, "broadcast"),
         *(
             pytest.param(name, op, marks=pytest.mark.slow)
             for name in ("trn1.32xlarge", "trn2.48xlarge", "dl1.24xlarge")
@@ -68,7 +70,7 @@ def test_more_nodes_never_take_less(name, op):
 def test_what_comes_to_one_adapter_at_different_steps_comes_one_after_the_other(nbytes):
     """A root that two leaves reach in different steps of a tree took as long as for one of them."""
     times = [
-        plan("gather", nbytes, topology.cluster("p5.48xlarge", nodes=nodes), tuple(range(0, 8 * nodes, 8)))
+        plan("gather", nbytes, topology.cluster(SWITCHED, nodes=nodes), tuple(range(0, 8 * nodes, 8)))
         for nodes in (2, 3, 4)
     ]
     assert [each.predicted_s for each in times] == sorted(each.predicted_s for each in times)
@@ -81,7 +83,7 @@ def test_what_comes_to_one_adapter_at_different_steps_comes_one_after_the_other(
 
 def test_what_clocks_lose_by_rounding_is_no_reason():
     """A mesh of two ranks and a tree of two send the same; ticks of clocks tell them apart."""
-    found = plan("broadcast", 8 << 30, topology.cluster("p5.48xlarge"), (0, 1), programs_only=True)
+    found = plan("broadcast", 8 << 30, topology.cluster(SWITCHED), (0, 1), programs_only=True)
     assert re.fullmatch(r"as fast as \w+", found.reason)
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from math import log
 
 import pytest
 
@@ -14,11 +13,12 @@ from overlap.cost.clocks import cost
 from overlap.cost.composed import two_level_options
 from overlap.cost.flat import PlanRequest, flat_options
 from overlap.cost.geometry import Geometry
-from overlap.cost.library import library_options
-from overlap.cost.measurements import COLLECTIVES, at_library_version, measured_cluster
+from overlap.cost.measurements import COLLECTIVES
 from overlap.cost.parameters import is_measured, itemsize_bytes
 from overlap.cost.select import plan
 from overlap.errors import UsageError
+
+from .published import measured_s
 
 # Figures of the model, what they are called where a row fits them, and a part of them that shows.
 FIGURES = {
@@ -40,8 +40,7 @@ def scaled(figures):
 
 def priced_s(row, change=None):
     """Return the best time of what the machine's library has, with one figure of the model changed."""
-    machine = measured_cluster(row.machine)
-    machine = at_library_version(machine, row.version) if row.version else machine
+    machine = topology.cluster(row.machine)
     ranks = row.group or tuple(range(row.ranks))
     spans = len({machine.place(rank).node for rank in ranks}) > 1
     known = parameters(machine, peer_direct=row.peer_direct, networked=spans)
@@ -51,40 +50,18 @@ def priced_s(row, change=None):
     options = flat_options(request, placement, known)[0] + two_level_options(request, placement, known)[0]
     library = machine.machine.collectives.library
     known_there = [each for each in options if library is None or library.runs(row.collective, each.made_of)]
-    known_there += library_options(request, placement, known)[0]
     return min(option.price(row.nbytes).total_s for option in known_there)
 
 
-# Of libraries of GPUs shares are fitted to many rows at once, of several sources where there are some.
-SHARES = {"adapter share of p5": "efa", "adapter share of p4d": "efa", "NVLink share": "nvlink"}
-FITTED = [row for row in COLLECTIVES if row.fits and row.fits not in SHARES]
+FITTED = [row for row in COLLECTIVES if row.fits]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", FITTED, ids=lambda row: f"{row.machine} {row.collective} {row.nbytes} {row.fits}")
 def test_a_row_that_fits_a_figure_is_hit_and_depends_on_it(row):
     now_s = priced_s(row)
-    assert now_s == pytest.approx(row.measured_s, rel=0.05 if row.nbytes == 0 else 0.035)
+    assert now_s == pytest.approx(measured_s(row), rel=0.05 if row.nbytes == 0 else 0.035)
     assert abs(priced_s(row, FIGURES[row.fits]) / now_s - 1) > 0.01
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [pytest.param(*each, marks=pytest.mark.slow if "p5" in each[0] else ()) for each in SHARES.items()],
-)
-def test_a_share_of_gpus_is_the_best_for_its_rows_to_a_tenth(name, kind):
-    rows = [row for row in COLLECTIVES if row.fits == name]
-    sources = Counter(row.source for row in rows)  # which count alike
-
-    def loss(factor):
-        def changed(known):
-            return {"efficiency": tuple((k, s * (factor if k == kind else 1.0)) for k, s in known.efficiency)}
-
-        return sum(log(priced_s(row, changed) / row.measured_s) ** 2 / sources[row.source] for row in rows)
-
-    assert len(rows) > 1
-    assert loss(1.0) < min(loss(0.9), loss(1.1))
 
 
 def test_each_figure_of_a_neuron_machine_is_fitted_to_one_row():

@@ -1,6 +1,7 @@
 """What stands for all of a group of equal nodes takes exactly what all of them take."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ def whole_s(part, nbytes):
 @pytest.mark.parametrize(
     "name",
     [
-        "p5.48xlarge x3",
+        f"{Path(__file__).parents[1] / 'switched.toml'} x3",
         "dl1.24xlarge x4",
         *(pytest.param(f"trn1.32xlarge x{n}", marks=pytest.mark.slow) for n in (2, 3)),
     ],

@@ -1,21 +1,16 @@
-"""Published rows, what is made of them, and how far off the model is."""
+"""Published rows, and how far off the model is: at most 8 % in the median, and 20 % at worst."""
 
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 import topology
-from overlap.cost import measurements, validation
-from overlap.cost.measurements import Knee, Measurement
+from overlap.cost.measurements import COLLECTIVES, Measurement
 from overlap.cost.select import plan
-from overlap.cost.validation import Accuracy, Crossover, Validation, ValidationRow, validate
-from overlap.errors import UsageError
 
-
-@pytest.fixture(scope="module")
-def everything():
-    return validate()
+from .published import KNEES, TRAINING, Knee, classes, error, measured_s, predicted_crossover, predicted_s
 
 
 def row(**changes):
@@ -23,22 +18,28 @@ def row(**changes):
     return Measurement(**(fields | {"figure": 250.0} | changes))
 
 
-def test_figures_become_times_and_back():
+def unseen(rows):
+    return [each for each in rows if not each.fits]
+
+
+def errors(rows):
+    return [abs(error(each)) for each in rows]
+
+
+def test_figures_become_times():
     times = {
         "us": (row(), 250e-6),
-        "algbw": (row(unit="algbw GB/s", figure=6.0), 0.5e-3),
         "all-reduce": (row(unit="nw_bw MB/s", figure=4500.0), 1e-3),
         "reduce-scatter": (row(unit="nw_bw MB/s", figure=4500.0, collective="reduce_scatter"), 0.5e-3),
     }
-    for name, (each, measured_s) in times.items():
-        assert each.measured_s == pytest.approx(measured_s, rel=1e-12), name
-        assert each.as_published(measured_s) == pytest.approx(each.figure, rel=1e-12), name
+    for name, (each, expected_s) in times.items():
+        assert measured_s(each) == pytest.approx(expected_s, rel=1e-12), name
 
 
 def test_dl1_bandwidths_are_the_times_that_the_document_means():
     found = {
-        (each.collective, each.peer_direct): round(each.measured_s * 1e3, 2)
-        for each in measurements.COLLECTIVES
+        (each.collective, each.peer_direct): round(measured_s(each) * 1e3, 2)
+        for each in COLLECTIVES
         if each.machine == "dl1.24xlarge x4"
     }
     assert found == {
@@ -49,57 +50,35 @@ def test_dl1_bandwidths_are_the_times_that_the_document_means():
     }
 
 
-@pytest.mark.slow
-def test_every_published_row_is_judged(everything):
-    machines = Counter(each.of.machine for each in everything.rows)
-    assert machines == {
+def test_every_published_row_is_there():
+    assert Counter(each.machine for each in COLLECTIVES) == {
         "trn2.48xlarge": 14 + 8,
         "inf2.xlarge": 5 + 1,
         "trn1.32xlarge": 1 + 1,
         "trn1.32xlarge x2": 3 + 1,
         "dl1.24xlarge x4": 4,
-        "dl1.24xlarge x16": 1,
-        "p5.48xlarge x2": 5 + 3 + 3,
-        "p5.48xlarge x8": 5 + 3 + 3,
-        "a3mega.toml x2": 7 + 6,
-        "p4d.24xlarge x2": 6 + 1,
-        "p4d.24xlarge": 1,
-        "p4de.24xlarge x2": 4,
-        "h100ib.toml x2": 2,
-        "h100ib.toml x8": 3,
-        "u-p6e-gb200x72": 3,
-        "u-p6e-gb200x72 x2": 3,
-        "p6-b200.48xlarge": 4,
-        "p5en.48xlarge": 5,
-        "mi300x": 7,
-        "mi300x x2": 7,
     }
 
 
 @pytest.mark.slow
-def test_rows_of_a_known_library_are_predicted_by_what_it_has(everything):
+def test_rows_of_a_known_library_are_predicted_by_what_it_has():
     """Neuron's runtime has no trees, which we could run between two nodes."""
-    pair = [
-        each
-        for each in everything.rows
-        if each.of.source == "nccom-test, one rank and one adapter of each of two nodes"
-    ]
-    assert [each.of.nbytes for each in pair] == [1 << 16, 4 << 20, 128 << 20]
+    pair = [each for each in COLLECTIVES if each.source == "nccom-test, one rank and one adapter of each of two nodes"]
+    assert [each.nbytes for each in pair] == [1 << 16, 4 << 20, 128 << 20]
     for each in pair:
-        place = "all_reduce", each.of.nbytes, topology.cluster("trn1.32xlarge x2"), (0, 32)
+        place = "all_reduce", each.nbytes, topology.cluster("trn1.32xlarge x2"), (0, 32)
         prices = [
             plan(*place, dtype="uint8", algorithm=name).predicted_s for name in ("mesh", "one_shot", "ring", "rdh")
         ]
-        assert each.predicted == min(prices)
+        assert predicted_s(each) == min(prices)
     found = plan(*place, dtype="uint8")
     assert (found.library, found.predicted_s) == ("NeuronX", min(prices))
     assert found.proposals[0].algorithm == "double_binary_tree"  # it is faster, and no promise
 
 
-@pytest.mark.slow
-def test_the_planner_judges_by_class(everything):
-    """By chip, network and dtype; ratios are no rows of it."""
-    assert [(each.name, each.dtype, each.unseen.rows, each.fitted) for each in everything.classes] == [
+def test_the_classes_of_published_rows():
+    found = [(*key, len(unseen(rows)), len(rows) - len(unseen(rows))) for key, rows in classes().items()]
+    assert found == [
         ("Trainium2, one node", "float32", 11, 3),
         ("Trainium2, one node", "bfloat16", 8, 0),
         ("Inferentia2, one node", "uint8", 4, 2),
@@ -107,123 +86,73 @@ def test_the_planner_judges_by_class(everything):
         ("Trainium1, across nodes", "uint8", 1, 2),
         ("Trainium1, across nodes", "float32", 1, 0),
         ("Gaudi, across nodes", "float32", 0, 4),
-        ("H100, across nodes", "float32", 26, 14),
-        ("A100, across nodes", "float32", 7, 4),
-        ("A100, one node", "float32", 1, 0),
-        ("GB200 GPU, one node", "float32", 3, 0),
-        ("GB200 GPU, across nodes", "float32", 3, 0),
-        ("B200, one node", "float32", 4, 0),
-        ("H200, one node", "float32", 3, 2),
-        ("MI300X, one node", "float32", 7, 0),
-        ("MI300X, across nodes", "float32", 7, 0),
     ]
-    assert everything.unseen.rows == sum(each.unseen.rows for each in everything.classes) == 87
 
 
 @pytest.mark.slow
-def test_how_good_the_planner_is(everything):
-    """Medians as asked of all of Trainium and Inferentia together, and of GPU clusters described by data."""
-    neuron = [e for e in everything.collectives if e.of.machine.startswith(("trn", "inf")) and not e.fits]
-    p5 = [e for e in everything.collectives if e.of.machine.startswith("p5.")]
-    gpus = [e for e in everything.collectives if e.of.machine not in {row.of.machine for row in (*neuron, *p5)}]
-    gpus = [e for e in gpus if not e.of.machine.startswith(("trn", "inf", "dl1"))]
-    assert Accuracy.of(neuron).median <= 0.04
-    # One row is far off: 128 MiB between two single adapters take 1.4 times what 4 MiB let expect.
-    far = [each for each in neuron if abs(each.error) > 0.17]
-    assert [(each.of.machine, each.of.ranks, each.of.nbytes >> 20) for each in far] == [("trn1.32xlarge x2", 2, 128)]
-    missed = ["Trainium1, across nodes", "A100, across nodes", "B200, one node", "MI300X, across nodes"]
-    assert [each.name for each in everything.classes if not each.as_asked] == missed
-    assert (Accuracy.of(p5).median <= 0.15, Accuracy.of(p5).worst <= 0.40) == (True, True)
-    assert len(gpus) == 59
-    every = [*gpus, *p5]
-    assert (Accuracy.of(every).median <= 0.12, Accuracy.of(every).worst <= 0.5) == (True, True)
-    unseen = Accuracy.of([each for each in every if not each.fits])
-    assert (unseen.rows, unseen.median <= 0.13, unseen.worst <= 0.5) == (61, True, True)
-    assert all(each.inside for each in everything.crossovers)
+@pytest.mark.everyday(1)
+@pytest.mark.parametrize(("name", "dtype"), [key for key, rows in classes().items() if unseen(rows)])
+def test_predictions_of_rows_that_nothing_was_fitted_to(name, dtype):
+    """One row is far off: 128 MiB between two single adapters take 1.4 times what 4 MiB let expect."""
+    rows = unseen(classes()[name, dtype])
+    if (name, dtype) == ("Trainium1, across nodes", "uint8"):
+        assert [(each.machine, each.ranks, each.nbytes >> 20) for each in rows] == [("trn1.32xlarge x2", 2, 128)]
+        assert 0.2 < errors(rows)[0] < 0.4
+    else:
+        assert median(errors(rows)) <= 0.08
+        assert max(errors(rows)) <= 0.20
 
 
 @pytest.mark.slow
-def test_the_page_has_the_errors_of_today(everything):
+def test_how_good_the_planner_is():
+    """Medians as asked of all of Trainium and Inferentia together; each row of dl1 was used in a fit, and is hit."""
+    neuron = [each for each in unseen(COLLECTIVES) if each.machine.startswith(("trn", "inf"))]
+    assert len(neuron) == 26
+    assert median(errors(neuron)) <= 0.04
+    assert [each.nbytes >> 20 for each in neuron if abs(error(each)) > 0.17] == [128]
+    assert max(errors(each for each in COLLECTIVES if each.machine.startswith("dl1"))) <= 0.001
+
+
+@pytest.mark.slow
+def test_the_page_has_the_errors_of_today():
     page = " ".join((Path(__file__).parents[2] / "docs/accuracy.md").read_text(encoding="utf-8").split())
-    chips = ("A100", "H100", "H200", "B200", "GB200 GPU")
-    of = Accuracy.together(each.unseen for each in everything.classes if each.name.split(",")[0] in chips)
-    assert f"Over {of.rows} rows that others published of A100, H100, H200, B200 and GB200" in page
-    told = f"the median error is {of.median:.0%}, and the worst {of.worst:.0%}: 1 MiB on one p6-b200.48xlarge"
-    assert told.replace("%", " %") in page
-    neuron = {(each.name, each.dtype): each.unseen for each in everything.classes}
-    two = neuron["Trainium1, across nodes", "float32"]
-    assert f"and {two.worst:.1%} for the one row of all cores of two trn1.32xlarge".replace("%", " %") in page
-
-
-@pytest.mark.slow
-def test_extrapolated_is_what_no_fitted_rows_enclose(everything):
-    found = {
-        (each.of.collective, each.of.nbytes >> 20): each.extrapolated
-        for each in everything.collectives
-        if each.of.machine == "trn2.48xlarge" and each.of.dtype == "float32"
-    }
-    inside = {key for key, extrapolated in found.items() if not extrapolated}
-    assert inside == {
-        *(("all_gather", size) for size in (32, 128, 512, 2048)),
-        ("reduce_scatter", 1),
-    }
-
-
-@pytest.mark.slow
-def test_only_one_machine():
-    found = validate("inf2.xlarge")
-    assert {each.of.machine for each in found.rows} == {"inf2.xlarge"}
-    assert (found.training, found.crossovers) == (None, ())
-    assert {each.of.machine for each in validate("p5.48xlarge x8").rows} == {"p5.48xlarge x8"}
-    assert {each.of.machine for each in validate("dl1.24xlarge").rows} == {"dl1.24xlarge x4", "dl1.24xlarge x16"}
-
-
-def test_no_such_machine():
-    with pytest.raises(
-        UsageError, match=r"nothing is published of 'trn9'; known are a3mega.toml, dl1.24xlarge, h100ib"
+    found = {key: errors(unseen(rows)) for key, rows in classes().items()}
+    two = max(found["Trainium1, across nodes", "float32"])
+    assert f"and {two:.1%} for the one row of all cores of two trn1.32xlarge".replace("%", " %") in page
+    for key, told in (
+        (("Trainium2, one node", "float32"), "trn2.48xlarge, float32 | published rows that were not fitted |"),
+        (("Trainium2, one node", "bfloat16"), "the same, bfloat16 | |"),
+        (("Inferentia2, one node", "uint8"), "collective on Inferentia2 | |"),
     ):
-        validate("trn9")
+        figures = f"{told} {median(found[key]):.1%} | {max(found[key]):.0%} |"
+        assert figures.replace("%", " %") in page
 
 
-def judged(measured, predicted, fits="", machine="trn2.48xlarge"):
-    return ValidationRow(of=row(machine=machine), measured=measured, predicted=predicted, fits=fits, extrapolated=False)
+@pytest.mark.slow
+def test_peer_direct_of_training_without_any_compute():
+    """ZeRO-2 reduces and scatters gradients and gathers weights; compute brings the ratio nearer to 1 (example 08)."""
+    machine = topology.cluster(TRAINING["machine"])
+    host_s, direct_s = (
+        sum(
+            plan(op, TRAINING["nbytes"], machine, peer_direct=direct).predicted_s
+            for op in ("reduce_scatter", "all_gather")
+        )
+        for direct in (False, True)
+    )
+    assert abs(host_s / direct_s / (TRAINING["peer_direct"] / TRAINING["host_copies"]) - 1) <= 0.08
 
 
-def validation_of(*rows, crossovers=()):
-    return Validation(collectives=rows, training=None, crossovers=crossovers)
+@pytest.mark.slow
+@pytest.mark.parametrize("knee", KNEES, ids=lambda knee: f"{knee.collective} {knee.ranks} {knee.above}")
+def test_a_crossover_is_where_it_was_seen(knee):
+    assert knee.least_bytes <= predicted_crossover(knee) <= knee.most_bytes
 
 
-def test_errors_and_their_summary():
-    found = validation_of(judged(1.0, 1.25), judged(2.0, 1.0), judged(4.0, 4.0), judged(1.0, 9.0, fits="something"))
-    assert [each.error for each in found.rows] == [0.25, -0.5, 0.0, 8.0]
-    summaries = [(of.rows, of.median, of.worst) for of in (found.unseen, found.all, validation_of().all)]
-    assert summaries == [(3, 0.25, 0.5), (4, 0.375, 8.0), (0, 0.0, 0.0)]
-
-
-def test_what_is_not_as_asked():
-    assert validation_of(judged(1.0, 1.07), judged(1.0, 1.19), judged(1.0, 1.0)).as_asked
-    assert not validation_of(judged(1.0, 1.21), judged(1.0, 1.0), judged(1.0, 1.0)).as_asked
-    assert not validation_of(judged(1.0, 1.09), judged(1.0, 1.09), judged(1.0, 1.0)).as_asked
-    gpus = {"machine": "p5.48xlarge"}
-    assert validation_of(judged(1.0, 1.49, **gpus), judged(1.0, 1.14, **gpus), judged(1.0, 1.0, **gpus)).as_asked
-    assert not validation_of(judged(1.0, 1.51, **gpus), judged(1.0, 1.0, **gpus), judged(1.0, 1.0, **gpus)).as_asked
-    knee = measurements.KNEES[0]
-    near, far, never = (Crossover(knee=knee, predicted_bytes=size) for size in (1_000_000, 2_000_001, None))
-    assert [each.inside for each in (near, far, never)] == [True, False, False]
-    assert validation_of(crossovers=(near,)).as_asked
-    assert not validation_of(crossovers=(near, far)).as_asked
-
-
-def knee(**changes):
-    fields = {"machine": "trn2.48xlarge", "ranks": 64, "collective": "all_gather", "below": "mesh", "above": "rdh"}
-    bounds = {"least_bytes": 500_000, "most_bytes": 2_000_000, "seen": "", "source": ""}
-    return Knee(**(fields | bounds | changes))
-
-
-def test_a_crossover_is_where_the_plan_changes(monkeypatch):
-    monkeypatch.setattr(validation, "KNEES", (knee(), knee(least_bytes=100_000_000, most_bytes=200_000_000)))
-    here, elsewhere = validate("trn2.48xlarge").crossovers
+def test_a_crossover_is_where_the_plan_changes():
+    here, elsewhere = (
+        predicted_crossover(Knee(64, "all_gather", "mesh", "rdh", least, most, ""))
+        for least, most in ((500_000, 2_000_000), (100_000_000, 200_000_000))
+    )
     machine = topology.cluster("trn2.48xlarge")
-    sizes = (round(here.predicted_bytes / 1.02), here.predicted_bytes)
-    assert [validation.plan("all_gather", size, machine).cheapest for size in sizes] == ["mesh", "rdh"]
-    assert elsewhere.predicted_bytes is None
+    assert [plan("all_gather", size, machine).cheapest for size in (round(here / 1.02), here)] == ["mesh", "rdh"]
+    assert elsewhere is None

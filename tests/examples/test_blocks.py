@@ -26,15 +26,12 @@ SLOW_MACHINE = re.compile(
 """Notices that a busy machine adds to what a page shows."""
 
 NOT_RUN = {
-    "accuracy.md": 1,
     "architecture.md": 1,
     "CONTRIBUTING.md": 2,
     "README.md": 4,
     "engines.md": 4,
     "failures.md": 1,
     "launch.md": 2,
-    "machines.md": 1,
-    "planning.md": 2,
     "seeing.md": 1,
     "speed.md": 2,
     "survive.md": 2,

@@ -11,6 +11,7 @@ import overlap
 from overlap.parallel import SGD, DataParallel
 
 SHOWN = 20  # steps of an epoch until it is reported
+MEMBER = os.environ.get("OVERLAP_NODE_RANK")  # in the first world; later ones number their processes anew
 
 
 def mean_gradient(members, step):
@@ -43,4 +44,4 @@ async def main(rank):
 
 
 if __name__ == "__main__":
-    print(f"result {overlap.run(main)[0]} of process {os.environ['OVERLAP_NODE_RANK']}", flush=True)
+    print(f"result {overlap.run(main)[0]} of process {MEMBER}", flush=True)

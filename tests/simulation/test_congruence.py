@@ -1,5 +1,7 @@
 """Groups that sit alike: the same choice for all of them, and what is not alike is told apart."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -64,7 +66,7 @@ def test_nodes_are_told_apart_where_wires_do_not_tell(tmp_path):
 
 def test_large_groups_that_are_moved_cost_the_same():
     """Of nodes behind a switch, one device of each; then two, of other numbers."""
-    cluster = topology.cluster("p5.48xlarge x80")
+    cluster = topology.cluster(str(Path(__file__).parents[1] / "switched.toml"), nodes=80)
     groups = [tuple(range(device, cluster.world_size, 8)) for device in (0, 5)]
     pairs = [tuple(r for r in range(320) if r % 8 in devices) for devices in ((0, 1), (2, 6))]
     for one, other in (groups, pairs):

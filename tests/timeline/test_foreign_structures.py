@@ -7,7 +7,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlap.errors import UsageError
-from overlap.planning import benchmark_logs, configurations
 from overlap.timeline import breakdowns, read_trace, verdict_of
 
 SCALARS = (
@@ -98,60 +97,6 @@ def test_a_trace_is_read_or_refused(kind, tmp_path):
     def read(document):
         path.write_text(json.dumps(document))
         ways.add(refused(shown, path))
-
-    ways = set()
-    read()
-    assert True in ways
-
-
-ROWS = st.fixed_dictionaries({
-    "rows": st.lists(
-        entry(
-            operation=field("all_reduce", "broadcast"), size_bytes=field(8), dtype=field("float32"), ranks=field(2),
-            median_ns=field(900), wrong=field(0),
-        ) | ANYTHING,
-        max_size=3,
-    ) | ANYTHING
-})  # fmt: skip
-
-
-def test_rows_of_a_benchmark_are_read_or_refused(tmp_path):
-    path = tmp_path / "b.json"
-
-    @given(ROWS)
-    def read(document):
-        path.write_text(json.dumps(document))
-        ways.add(refused(lambda path: benchmark_logs.read(str(path)), path))
-
-    ways = set()
-    read()
-    assert ways == {True, False}
-
-
-def test_a_dtype_that_is_no_name_is_refused(tmp_path):
-    path = tmp_path / "b.json"
-    row = {"operation": "all_reduce", "size_bytes": 8, "ranks": 2, "median_ns": 900, "wrong": 0}
-    path.write_text(json.dumps({"rows": [{**row, "dtype": {"": None, "0": None}}]}))
-    with pytest.raises(UsageError, match="row 0: expected a dtype such as float or bfloat16, found"):
-        benchmark_logs.read(str(path))
-
-
-FIGURES = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "head_dim",
-    "max_position_embeddings", "num_key_value_heads", "num_experts", "num_experts_per_tok", "moe_intermediate_size",
-    "shared_expert_intermediate_size", "tie_word_embeddings", "hidden_act", "model_type", "n_embd", "multi_query",
-    "mlp_only_layers", "decoder_sparse_step", "kv_lora_rank", "q_lora_rank",
-)  # fmt: skip
-
-
-def test_a_configuration_is_read_or_refused(tmp_path):
-    path = tmp_path / "config.json"
-    figures = entry(**{name: field(1, 2, 8, 64, "llama", "silu") for name in FIGURES})
-
-    @given(figures | st.fixed_dictionaries({"text_config": figures | ANYTHING}) | ANYTHING)
-    def read(document):
-        path.write_text(json.dumps(document))
-        ways.add(refused(lambda path: configurations.load(str(path)), path))
 
     ways = set()
     read()

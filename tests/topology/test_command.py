@@ -1,4 +1,4 @@
-"""`overlap plan` of a machine: what it prints and returns."""
+"""`overlap topology`: what it prints and returns."""
 
 import argparse
 import io
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from overlap.cli import plan as command
+from overlap.cli import topology as command
 from topology import TopologyError, names
 
 

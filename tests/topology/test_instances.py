@@ -20,14 +20,6 @@ FACTS = [
     ("inf2.24xlarge", 12, 6, 2, 48 * GIB, 0, None),
     ("inf2.48xlarge", 24, 12, 2, 48 * GIB, 0, None),
     ("dl1.24xlarge", 8, 8, 7, 12.5e9, 4, 12.5e9),
-    ("p4d.24xlarge", 8, 8, 7, 300e9, 4, 12.5e9),
-    ("p4de.24xlarge", 8, 8, 7, 300e9, 4, 12.5e9),
-    ("p5.48xlarge", 8, 8, 7, 450e9, 32, 12.5e9),
-    ("p5en.48xlarge", 8, 8, 7, 450e9, 16, 25e9),
-    ("p6-b200.48xlarge", 8, 8, 7, 900e9, 8, 50e9),
-    ("u-p6e-gb200x36", 36, 36, 35, 900e9, 36, 50e9),
-    ("u-p6e-gb200x72", 72, 72, 71, 900e9, 72, 50e9),
-    ("mi300x", 8, 8, 7, 64e9, 8, 50e9),
     ("trn3-gen1", 256, 64, 63, 704e9, 64, 25e9),
     ("trn3-gen2", 576, 144, 143, 704e9, 144, 25e9),
 ]
@@ -142,7 +134,6 @@ def test_ultraserver_is_whole_by_default():
     [
         ("trn2.48xl", {}, "unknown cluster 'trn2.48xl'; did you mean 'trn2.48xlarge'? known: dl1.24xlarge, inf2"),
         ("trn1 x4", {}, "unknown cluster 'trn1'; did you mean 'trn1.2xlarge' or 'trn1.32xlarge' or 'trn1n.32xlarge'? "),
-        ("p5", {}, "unknown cluster 'p5'; did you mean 'p5.48xlarge' or 'p5en.48xlarge'? known: dl1.24xlarge, inf2"),
         (
             "trn2.48xlarge x-1",
             {},

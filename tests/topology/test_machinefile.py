@@ -293,11 +293,6 @@ def test_threads_may_be_the_first_to_read_a_machine_together():
 
 
 def test_former_names_warn() -> None:
-    with pytest.warns(DeprecationWarning, match="is now LibraryAlgorithm"):
-        assert topology.Model is topology.LibraryAlgorithm
-    library = topology.Library(source="ours", confidence="E", algorithms=("ring",))
-    with pytest.warns(DeprecationWarning, match="Library.speaks_of is now covers"):
-        assert library.speaks_of("all_reduce") is library.covers("all_reduce") is True
     with pytest.warns(DeprecationWarning, match="is now InjectedFault"):
         assert transports.Fault is transports.InjectedFault
     with pytest.warns(DeprecationWarning, match="is now Request"):

@@ -1,5 +1,7 @@
 """The drawing, as exact text."""
 
+from pathlib import Path
+
 import pytest
 
 import topology
@@ -66,7 +68,7 @@ INF2_48_WIDE = """\
    ┌──────┴──────┐   ┌─────────────┐   ┌─────────────┐   ┌─────────────┐   ┌─────────────┐   ┌──────┴──────┐
    │ device 11   ├───┤ device 10   ├───┤ device 9    ├───┤ device 8    ├───┤ device 7    ├───┤ device 6    │"""
 
-P5 = """\
+SWITCHED = """\
    │ device 0 │   │ device 1 │   │ device 2 │   │ device 3 │
    │ rank 0   │   │ rank 1   │   │ rank 2   │   │ rank 3   │
    │ efa 0    │   │ efa 1    │   │ efa 2    │   │ efa 3    │
@@ -98,7 +100,7 @@ def test_ring_is_folded():
 
 
 def test_a_switch_joins_rows_of_four():
-    assert P5 in draw(topology.cluster("p5.48xlarge"))
+    assert SWITCHED in draw(topology.cluster(str(Path(__file__).parents[1] / "switched.toml")))
 
 
 def test_no_picture_where_it_is_too_narrow():

@@ -210,7 +210,6 @@ def sleep_here(p: Process, number: int) -> Steps:
     """Sleep until this process is rung, unless something has come."""
     yield from lock(p)
     if p.wrong != "looks before it says that it sleeps":
-        yield None
         p.sleepers += 1
     bell = p.bell  # it matters only that both come before the look
     moved, rowless = (yield from progress(p, 1)), p.rowless
@@ -224,7 +223,6 @@ def sleep_here(p: Process, number: int) -> Steps:
     if not moved and p.runs[number] != OVER and not rowless:  # without a row it sleeps for a moment only
         yield lambda: p.bell != bell
     yield from lock(p)
-    yield None
     p.sleepers -= 1
     p.locked = False
 

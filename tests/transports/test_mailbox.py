@@ -332,18 +332,18 @@ def test_a_look_at_a_message_returns_while_another_thread_reads_a_long_one() -> 
 
 
 def test_the_thread_of_a_mailbox_takes_no_signals(pair: Boxes) -> None:
-    def blocked() -> set[int]:
-        masks = {}
-        for task in Path("/proc/self/task").iterdir():
-            (line,) = [line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk")]
-            masks[int(task.name)] = int(line.split()[1], 16)
-        return {task for task, mask in masks.items() if mask >> (signal.SIGINT - 1) & mask >> (signal.SIGUSR1 - 1) & 1}
+    def threads() -> set[str]:
+        return {task.name for task in Path("/proc/self/task").iterdir()}
 
     pair.boxes[0].close()  # it starts no thread
-    before = blocked()
+    before = threads()
     pair.receive(1, 0, np.zeros(5 * RING_BYTES, np.uint8))
     assert pair.wait(0, pair.send(0, 1, some(5 * RING_BYTES))) == DONE  # by the thread of the other
-    assert len(blocked() - before) == 1
+    (thread,) = threads() - before
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("SigBlk")]
+    mask = int(line.split()[1], 16)
+    assert mask >> (signal.SIGINT - 1) & mask >> (signal.SIGUSR1 - 1) & 1
 
 
 def test_what_is_sent_to_a_lost_process_ends_and_wakes_who_waits(pair: Boxes) -> None:

@@ -1,6 +1,6 @@
-"""`overlap plan SUBJECT`: a collective on a machine, a machine itself, or a pipeline schedule."""
+"""`overlap plan SUBJECT`: a collective on a machine, or a pipeline schedule."""
 
-# collective, machine, schedule: the options of each subject, and the page and the JSON that describe it
+# collective, schedule: the options of each subject, and the page and the JSON that describe it
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from topology import names
-
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
 from ...parallel.schedules import FAMILIES
 from ..options import add_options, option_flag, shared_option, values
-from . import collective, machine, schedule
+from . import collective, schedule
 
 _DESCRIPTION = """\
-Show what a collective becomes on a machine, a machine, or a pipeline schedule.
+Show what a collective becomes on a machine, or a pipeline schedule.
 
 OP, such as all_reduce: the algorithm that is predicted to be fastest, every other one with its time, and why.
 Predictions come from the figures of the machine's wires and memories, and a few overheads fitted to published
 measurements. Shapes that nobody published measurements of are marked as extrapolated.
-
-MACHINE, such as trn1.32xlarge, "trn2.48xlarge x4" or a TOML file: its devices and wires, the bandwidth of these, the
-legal groups of ranks, and the rings of devices.
 
 SCHEDULE, such as 1f1b: the computes of each rank over time, its idle time, and its activations at once. A file has a
 line for each rank: its actions with commas between, such as 0F0,0F1,0B0,0B1 (stage, F forward, B backward or I and W
@@ -38,38 +33,34 @@ _EPILOG = f"""\
 examples:
   overlap plan all_reduce --bytes 32MiB --cluster "trn2.48xlarge x4"
   overlap plan all_gather --bytes 256K --cluster trn1.32xlarge --group 0-7
-  overlap plan trn1.32xlarge
-  overlap plan "trn2.48xlarge x4" --group 0-7
   overlap plan 1f1b --ranks 4 --microbatches 8
   overlap plan mine.csv
 
 collectives: {", ".join(GENERATORS)}
 
-machines: {", ".join(names())}
-
 schedules: {", ".join(FAMILIES)}
 """
 
 _SHARED = {
-    "ranks": shared_option("ranks", "of MACHINE, default: all; of SCHEDULE, default: 4", read=str),
-    "group": shared_option("group", "of OP, default: all ranks; of MACHINE, a group to judge"),
+    "ranks": shared_option("ranks", "of SCHEDULE, default: 4", read=str),
+    "group": shared_option("group", "of OP, default: all ranks"),
     "json": shared_option("json"),
 }
 
-_SUBJECTS = {"collective": collective, "machine": machine, "schedule": schedule}
+_SUBJECTS = {"collective": collective, "schedule": schedule}
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("subject", metavar="SUBJECT", help="OP, MACHINE or SCHEDULE")
+    parser.add_argument("subject", metavar="SUBJECT", help="OP or SCHEDULE")
     add_options(parser, _SHARED)
     for name, subject in _SUBJECTS.items():
         add_options(parser.add_argument_group(f"of a {name}"), subject.OPTIONS)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command and return the exit code: 0, or 2 if `--group` is illegal.
+    """Run the command and return the exit code 0.
 
     Raises:
         UsageError: If the subject is unknown, or an option does not go with it or has an impossible value.
@@ -84,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
             flag = option_flag(name, _SUBJECTS[other].OPTIONS[name])
             raise UsageError(f"{flag}: only of a {other}; {args.subject} is a {kind}")
     if kind == "schedule" and args.group is not None:
-        raise UsageError(f"--group: only of a collective or a machine; {args.subject} is a schedule")
+        raise UsageError(f"--group: only of a collective; {args.subject} is a schedule")
     show: Callable[[str, Mapping[str, Any]], int] = _SUBJECTS[kind].show
     return show(args.subject, {**options_of_kinds[kind], **values(args, _SHARED)})
 
@@ -95,17 +86,14 @@ def _kind(subject: str, options_of_kinds: Mapping[str, Mapping[str, object]]) ->
         return "collective"
     if subject.lower() in FAMILIES:
         return "schedule"
-    machine = subject.partition(" ")[0]
-    if machine in names() or machine.endswith(".toml"):
-        return "machine"
     if Path(subject).exists():
         return "schedule"
     kinds = [name for name, options in options_of_kinds.items() if options]
     if len(kinds) == 1:
         return kinds[0]
-    close = get_close_matches(subject.lower(), [*GENERATORS, *names(), *FAMILIES], n=1)
+    close = get_close_matches(subject.lower(), [*GENERATORS, *FAMILIES], n=1)
     meant = f" (did you mean {close[0]}?)" if close else ""
     raise UsageError(
-        f"SUBJECT: {subject!r}{meant} is no file, no collective ({', '.join(GENERATORS)}), "
-        f"no machine ({', '.join(names())}) and no schedule ({', '.join(FAMILIES)})"
+        f"SUBJECT: {subject!r}{meant} is no file, no collective ({', '.join(GENERATORS)}) and no schedule "
+        f"({', '.join(FAMILIES)}); a machine is drawn by `overlap topology`"
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 from topology import Cluster, cluster, format_ranks, parse_ranks
 
-from ...cost.forced import faster_collectives
 from ...cost.levels import Crossing
 from ...cost.parameters import itemsize_bytes, known_sizes
 from ...cost.select import NAMES, Alternative, Plan, plan
@@ -131,7 +130,6 @@ def _summary_lines(machine: Cluster, chosen: Plan) -> list[str]:
         f"  {_algorithm_text(chosen.algorithm, chosen.detail)}{sliced}",
         *_field("predicted", format_s(chosen.predicted_s) + _extrapolation_text(machine, chosen)),
         *(_field("library", f"{chosen.library} carries it out") if chosen.library else []),
-        *_forced_lines(machine, chosen),
         *_field("why", chosen.reason),
         *_field("time goes to", ", ".join(spent) or "nothing"),
         *_field("steps", str(chosen.steps)),
@@ -157,16 +155,6 @@ def _extrapolation_text(machine: Cluster, chosen: Plan) -> str:
         return " (extrapolated)"
     least, most = format_bytes(min(known)), format_bytes(max(known))
     return f" (extrapolated: measured {f'from {least} to {most}' if least != most else f'at {least} only'})"
-
-
-def _forced_lines(machine: Cluster, chosen: Plan) -> list[str]:
-    """Return a line about stronger collectives that the library would finish earlier; nothing if there are none."""
-    faster = faster_collectives(chosen, machine)
-    if faster is None:
-        return []
-    instead, verb = " and ".join(faster.collectives), "take" if len(faster.collectives) > 1 else "takes"
-    sentence = f"{faster.library} has nothing faster for it: {instead} {verb} {format_s(faster.predicted_s)}"
-    return _field("forced", sentence)
 
 
 def _field(name: str, text: str) -> list[str]:

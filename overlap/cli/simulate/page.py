@@ -122,7 +122,7 @@ def extrapolation_text(outcome: StepSummary) -> str:
     if not outcome.shapes:
         return "nothing: there is no communication"
     if not outcome.extrapolated:
-        return "nothing: all communication lies within published measurements (`overlap calibrate --published`)"
+        return "nothing: all communication lies within published measurements"
     named = ", ".join(map(shape_text, outcome.extrapolated[:_LISTED]))
     rest = len(outcome.extrapolated) - _LISTED
     more = f", and {rest} more" if rest > 0 else ""

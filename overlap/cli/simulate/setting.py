@@ -1,43 +1,21 @@
-"""Settings of a simulation, by an option or by a sweep; everything else stays as the program says."""
+"""Settings of a simulation, by options; everything else stays as the program says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import topology
 
-from ... import Faults, Interference, Virtual
+from ... import Faults, Virtual
 from ...config import RunConfig
 from ...cost.select import check_algorithm
-from ...errors import UsageError
 from ...processes.life import DEFAULT_RANKS, find_cluster
 from ...settings import Option
 from ...simulation import Profile, Roofline
-from ...simulation.conditions import ALL
 from ...units import integer, number, switch
 from ..options import shared_option
-
-COMPUTE_CLASSES = ("flops", "memory", "seconds", ALL)
-"""Limits of computes: `overlap.simulation.compute_cost.ComputeClass`, or all of them."""
-
-
-def _read_factor(text: str) -> tuple[str, float]:
-    """Read a pair such as `all_reduce=1.2`."""
-    name, equals, factor = text.rpartition("=")
-    if not equals or not name:
-        raise UsageError(f"expected NAME=FACTOR, such as all_reduce=1.2, got {text!r}")
-    return name, number(factor)
-
-
-def _read_slowdown(text: str) -> tuple[str, float]:
-    """Read a pair of a class of computes and its factor; raise `UsageError` for an unknown class."""
-    name, factor = _read_factor(text)
-    if name not in COMPUTE_CLASSES:
-        raise UsageError(f"{name!r} is no class of computes; known are {', '.join(COMPUTE_CLASSES)}")
-    return name, factor
-
 
 PARAMETERS: Mapping[str, Option] = {
     "cluster": shared_option("cluster"),
@@ -59,45 +37,15 @@ PARAMETERS: Mapping[str, Option] = {
     "fault_seed": Option(read=integer, metavar="N", help="faults happen, by this seed: see overlap.Faults"),
     "seed": shared_option("seed"),
     "jitter": Option(read=number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
-    "straggler_share": Option(read=number, metavar="S", help="share of the ranks that are slow"),
-    "straggler_factor": Option(read=number, metavar="F", help="how many times as long they compute"),
-    "slow_wire_share": Option(read=number, metavar="S", help="share of the wires that are slow"),
-    "slow_wire_factor": Option(read=number, metavar="F", help="share of their bandwidth that they have left"),
-    "slow_compute": Option(
-        read=_read_slowdown,
-        metavar="CLASS=F",
-        repeated=True,
-        help=f"computes take F times as long while their rank communicates; CLASS is {', '.join(COMPUTE_CLASSES)}",
-    ),
-    "slow_comm": Option(
-        read=_read_factor,
-        metavar="OP=F",
-        repeated=True,
-        help=f"collectives take F times as long while their ranks compute; OP is a name, send, or {ALL}",
-    ),
 }
-"""Options of a simulation by name, each of which a sweep can vary."""
+"""Options of a simulation by name."""
 
-_CONDITIONS = ("seed", "jitter", "straggler_share", "straggler_factor", "slow_wire_share", "slow_wire_factor")
+_CONDITIONS = ("seed", "jitter")
 _ASSUMED = ("dtype", "efficiency", "memory_efficiency", "profile", "peer_direct", "shapes_only", "alike")
 _SIZE = ("nodes", "lnc", "ranks")
 _WHERE = ("cluster", *_SIZE)
 
 LOCAL = "local"
-
-
-def read_parameter(name: str, text: str) -> object:
-    """Read the value of a parameter.
-
-    Raises:
-        UsageError: If the text cannot be read; names the parameter.
-    """
-    read = PARAMETERS[name].read
-    assert read is not None
-    try:
-        return read(text)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
 
 
 def check_setting(values: Mapping[str, object]) -> dict[str, Any]:
@@ -123,7 +71,7 @@ def revise_config(values: Mapping[str, Any], config: RunConfig) -> RunConfig:
     """Return the configuration that a program asks for, changed by the values of a setting.
 
     Args:
-        values: By name, from `check_setting`; a repeated option has a list. Everything else stays as the program asks.
+        values: By name, from `check_setting`. Everything else stays as the program asks.
         config: The configuration of the program.
 
     Raises:
@@ -164,22 +112,12 @@ def _revised_cluster(values: Mapping[str, Any], config: RunConfig) -> topology.C
 
 def _revised_virtual(values: Mapping[str, Any], base: Virtual) -> Virtual:
     """Return the program's assumptions, changed by the values."""
-    interference = Interference(
-        compute={**base.interference.compute, **_read_slowdowns(values.get("slow_compute"))},
-        communication={**base.interference.communication, **_read_slowdowns(values.get("slow_comm"))},
-    )
     conditions = replace(base.conditions, **_select_values(values, _CONDITIONS))
     implied = {"shapes_only": True} if values.get("alike") else {}
     faults = replace(base.faults or Faults(), seed=values["fault_seed"]) if "fault_seed" in values else base.faults
     assumed = {**implied, **_select_values(values, _ASSUMED)}
-    return replace(base, **assumed, conditions=conditions, faults=faults, interference=interference)
+    return replace(base, **assumed, conditions=conditions, faults=faults)
 
 
 def _select_values(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
-
-
-def _read_slowdowns(value: object) -> dict[str, float]:
-    """Return slowdowns by name: a sweep gives one pair, options a list of pairs."""
-    pairs = [value] if isinstance(value, tuple) else value or ()
-    return dict(cast("Iterable[tuple[str, float]]", pairs))

@@ -184,7 +184,6 @@ def simulate(
     *,
     trace: str | None = None,
     pulse: Callable[[RunConfig, int, int | None], None] | None = None,
-    change: Callable[[RunConfig], RunConfig] = lambda request: request,
 ) -> Simulation:
     """Run a program once.
 
@@ -193,7 +192,6 @@ def simulate(
         setting: Values of `setting.check_setting`, which win over the program.
         trace: Where to write the timelines.
         pulse: Called again and again with the configuration of the run, the instant in ns, and the newest step.
-        change: From the configuration of a run, by program and setting, to the one that counts.
 
     Raises:
         UsageError: If it simulates nothing, or what it says of its samples cannot be meant.
@@ -202,7 +200,7 @@ def simulate(
     seen: list[tuple[RunConfig, Timeline]] = []
 
     def revise(asked: RunConfig) -> RunConfig:
-        requests.append(change(revise_config(setting, asked)))
+        requests.append(revise_config(setting, asked))
         return requests[-1]
 
     def watch(timeline: Timeline) -> None:

@@ -1,22 +1,20 @@
-"""A machine: its devices and wires, legal groups and rings, and the verdict on one group."""
+"""`overlap topology MACHINE`: its devices and wires, legal groups and rings, and the verdict on one group."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
-from topology import Cluster, TopologyError, cluster, format_ranks, parse_ranks
+from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
 from topology.picture import draw, paragraph
 
-from ...errors import UsageError
-from ...settings import Option
-from ...units import count
-from ..options import shared_option
-from ..output import as_json
+from ..settings import Option
+from ..units import count
+from .options import add_options, shared_option
+from .output import as_json
 
 ILLEGAL_EXIT = 2
 """Exit code for an illegal group, whether it is reported as JSON or as an error."""
@@ -24,7 +22,23 @@ ILLEGAL_EXIT = 2
 _LISTED_GROUPS = 4
 _LEAST_WIDTH = 60
 
+_DESCRIPTION = """\
+Draw a machine, such as trn1.32xlarge, "trn2.48xlarge x4" or a TOML file: its devices and wires, the bandwidth of these,
+the legal groups of ranks, and the rings of devices.
+"""
+
+_EPILOG = f"""\
+examples:
+  overlap topology trn1.32xlarge
+  overlap topology "trn2.48xlarge x4" --group 0-7
+
+machines: {", ".join(names())}
+"""
+
 OPTIONS = {
+    "ranks": shared_option("ranks", "default: all"),
+    "group": shared_option("group", "to judge"),
+    "json": shared_option("json"),
     "nodes": shared_option("nodes"),
     "lnc": shared_option("lnc"),
     "edition": Option(read=count, metavar="YEAR", help="judge by the rules of that year; default: the newest"),
@@ -32,35 +46,32 @@ OPTIONS = {
 }
 
 
-def show(name: str, options: Mapping[str, Any]) -> int:
-    """Draw a machine, or judge a group on it, and return the exit code.
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the options of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("machine", metavar="MACHINE", help="name or TOML file")
+    add_options(parser, OPTIONS)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Draw a machine, or judge a group on it, and return the exit code: 2 if the group is illegal.
 
     Raises:
-        UsageError: If the number of ranks is no number.
         TopologyError: If the machine is unknown, numbers do not fit it, or (without `--json`) a group is illegal.
     """
-    size = {key: options[key] for key in ("nodes", "lnc", "edition") if key in options}
-    machine = cluster(name, ranks=_read_ranks(options), **size)
-    if "group" in options:
-        return _check_group(machine, parse_ranks(options["group"]), json=bool(options.get("json")))
-    if options.get("json"):
+    size = {name: getattr(args, name) for name in ("nodes", "lnc", "edition", "ranks")}
+    machine = cluster(args.machine, **size)
+    if args.group is not None:
+        return _check_group(machine, parse_ranks(args.group), json=bool(args.json))
+    if args.json:
         print(as_json(describe(machine)), end="")
         return 0
     # A text file in memory has no encoding, and takes every character.
     blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
-    plain = bool(options.get("ascii")) or not blocks
     width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
-    drawing = draw(machine, ascii=plain, width=width)
+    drawing = draw(machine, ascii=args.ascii or not blocks, width=width)
     print("\n\n".join([drawing, _groups_text(machine, width), _rings_text(machine, width)]))
     return 0
-
-
-def _read_ranks(options: Mapping[str, Any]) -> int | None:
-    """Return the number that `--ranks` gives, None without it; raise `UsageError` if it is no number."""
-    try:
-        return count(options["ranks"]) if "ranks" in options else None
-    except UsageError as error:
-        raise UsageError(f"--ranks: {error}") from None
 
 
 def _check_group(machine: Cluster, ranks: tuple[int, ...], *, json: bool) -> int:

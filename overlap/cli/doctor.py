@@ -1,0 +1,232 @@
+"""`overlap doctor`: checks the software, the machine and the network, and prints fixes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from transports.shared_memory.engine import BUILT
+
+from ..config import unknown_variables
+from ..errors import UsageError
+from ..flight.folder import ENDING, default_folder, runs
+from ..flight.reading import read_flight
+from ..units import format_bytes, wrapped
+from ..version import install_command, version
+from .console import Console
+from .options import add_options, shared_option
+from .output import print_result
+
+_DESCRIPTION = """\
+Look at versions, cores, shared memory, limits, sockets, settings, and what failed runs have left. Nothing is changed.
+The exit code is 1 if something does not work; what is missing or slow does not count.
+"""
+
+_EPILOG = """\
+examples:
+  overlap doctor
+  overlap doctor --json >doctor.json      for a bug report
+"""
+
+State = Literal["good", "note", "slow", "missing", "wrong"]
+"""good: as it should be. note: worth knowing. slow: works, but slower. missing: an extra. wrong: does not work."""
+
+_MARKS: dict[State, str] = {"good": "ok", "note": "note", "slow": "slow", "missing": "-", "wrong": "WRONG"}
+_LABEL = 26
+"""Columns of the state and the subject."""
+
+_LEAST_FILES = 1024
+"""Descriptors: a process needs about 8 for each process that it is joined to by sockets."""
+
+_EXTRAS = ("torch", "ray", "dask")
+"""Extras of the distribution that programs need; the others are for its developers."""
+
+_REQUIREMENT = re.compile(r"""([\w.-]+)(?:[^;>]*>=\s*([\d.]+))?[^;]*(?:;.*extra\s*==\s*['"]([^'"]+)['"])?""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """Result of one check."""
+
+    subject: str  # Name of the checked part on the page
+    state: State
+    text: str  # The observation
+    fix: str = ""  # The command or the setting that fixes it
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the options of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    add_options(parser, {"json": shared_option("json")})
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code."""
+    results = list(findings())
+    found = {"findings": [asdict(result) for result in results]}
+    print_result(args, lambda: found, lambda: page(results, min(Console().width, 100)), version=2)
+    return int(any(result.state == "wrong" for result in results))
+
+
+def page(findings: Sequence[CheckResult], width: int) -> Iterator[str]:
+    """Yield the lines of the page: one finding after the other, and their count.
+
+    Args:
+        findings: The findings.
+        width: Columns of the page.
+    """
+    for finding in findings:
+        first = f"{_MARKS[finding.state]:<6}{finding.subject:<{_LABEL - 6}}"
+        yield from wrapped(finding.text, width, first=first if first.endswith(" ") else f"{first} ", rest=" " * _LABEL)
+        if finding.fix:
+            yield f"{' ' * _LABEL}fix: {finding.fix}"
+    counted = Counter(finding.state for finding in findings)
+    yield ""
+    yield ", ".join(f"{counted[state]} {state}" for state in _MARKS if counted[state])
+
+
+def findings() -> Iterator[CheckResult]:
+    """Yield the findings about software, machine, network, settings and records."""
+    text = f"{sys.version.split()[0]}, {sys.executable}; overlap {version()} in {Path(__file__).parents[2]}"
+    yield CheckResult(subject="python", state="good", text=text)  # an older one cannot read this file
+    with suppress(metadata.PackageNotFoundError):  # a checkout that is not installed
+        yield from packages(metadata.requires("overlap") or [], metadata.version)
+    yield from shadowing(sys.path)
+    yield cores(len(os.sched_getaffinity(0)), os.getloadavg()[0], _quota())
+    yield engine_finding(BUILT)
+    yield limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield sockets()
+    yield from (CheckResult(subject="setting", state="note", text=text) for text in unknown_variables())
+    folder = os.environ.get("OVERLAP_FLIGHT_DIR")
+    yield records(Path(folder) if folder else default_folder())
+
+
+def packages(requirements: Sequence[str], installed: Callable[[str], str]) -> Iterator[CheckResult]:
+    """Yield a finding for all packages that are there, and one for each that is not, or too old.
+
+    Args:
+        requirements: Requirements of this package.
+        installed: Returns the version of a distribution, or raises `PackageNotFoundError`.
+    """
+    good: list[str] = []
+    for requirement in requirements:
+        name, least, extra = _REQUIREMENT.findall(requirement)[0]
+        if name == "overlap" or extra not in ("", *_EXTRAS):
+            continue
+        fix = install_command(extra) if extra else f'pip install "{name}>={least}"'
+        try:
+            present = installed(name)
+        except metadata.PackageNotFoundError:
+            yield CheckResult(subject=name, state="missing" if extra else "wrong", text="is not installed", fix=fix)
+            continue
+        if least and numbers(present) < numbers(least):
+            yield CheckResult(subject=name, state="wrong", text=f"{present} is older than {least}, the lowest", fix=fix)
+        else:
+            good.append(f"{name} {present}")
+    if good:
+        yield CheckResult(subject="packages", state="good", text=", ".join(good))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: `2.13.0+cpu` is (2, 13, 0)."""
+    leading = re.match(r"[0-9]+(?:\.[0-9]+)*", text)
+    return tuple(map(int, leading[0].split("."))) if leading else ()
+
+
+def shadowing(path: Sequence[str]) -> Iterator[CheckResult]:
+    """Yield a finding for each package of the path that has one of our names and is not ours.
+
+    Args:
+        path: Folders in which Python looks for packages, as `sys.path`.
+    """
+    folders = {Path(each or ".").resolve() for each in path} - {Path(__file__).parents[2].resolve()}
+    for name in ("overlap", "topology", "transports"):
+        for folder in folders:
+            if (folder / name / "__init__.py").is_file():
+                text = f"{folder / name} has the same name; a program that is started there may import it"
+                yield CheckResult(subject=name, state="note", text=text)
+
+
+def _quota() -> float | None:
+    """Return the cores that a control group grants, or None."""
+    with suppress(OSError, ValueError, IndexError):
+        granted, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return int(granted) / int(period)
+    return None
+
+
+def cores(usable: int, load: float, quota: float | None) -> CheckResult:
+    """Return the finding about cores.
+
+    Args:
+        usable: Cores that this process may use.
+        load: Processes that wanted a core in the last minute, in the mean.
+        quota: Cores that a control group grants; None: all.
+    """
+    text = f"{usable} of {os.cpu_count()} cores, load {load:.1f}"
+    if quota is not None and quota < usable:
+        fix = f"start at most {max(1, int(quota))} processes here"
+        return CheckResult(subject="cores", state="slow", text=f"{text}; a limit grants {quota:g}", fix=fix)
+    if load > usable:
+        text = f"{text}: other processes take turns with ours, and times mean little"
+    return CheckResult(subject="cores", state="slow" if load > usable else "good", text=text)
+
+
+def engine_finding(built: bool) -> CheckResult:
+    """Return the finding about the C engine for shared memory, which is slow if it is not `built`."""
+    if built:
+        return CheckResult(subject="host engine", state="good", text="is compiled: it joins processes of this host")
+    text = "is not compiled; sockets join processes of this host: operations take 3 to 6 times as long"
+    fix = "install a C compiler and the headers of Python, then install overlap again"
+    return CheckResult(subject="host engine", state="slow", text=text, fix=fix)
+
+
+def limits(files: int) -> CheckResult:
+    """Return the finding about limits of the shell: `files` descriptors that a process may have open."""
+    few = 0 <= files < _LEAST_FILES  # RLIM_INFINITY is negative
+    text, fix = f"{files if files >= 0 else 'any number of'} open files", f"ulimit -n {_LEAST_FILES}" if few else ""
+    return CheckResult(subject="limits", state="note" if few else "good", text=text, fix=fix)
+
+
+def sockets() -> CheckResult:
+    """Return the finding about TCP on the loopback address, which is tried once."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            socket.create_connection(listener.getsockname(), timeout=2).close()
+    except OSError as error:
+        text = f"127.0.0.1 cannot be reached: {error.strerror or error}"
+        return CheckResult(subject="sockets", state="wrong", text=text, fix="ip link set lo up")
+    return CheckResult(subject="sockets", state="good", text="TCP works")
+
+
+def records(folder: Path) -> CheckResult:
+    """Return the finding about flight records in a folder, of processes that do not run."""
+    sizes = list[int]()
+    for path in folder.glob(f"*{ENDING}"):
+        if not _is_process_alive(path):
+            with suppress(FileNotFoundError):  # of a run that has just ended well
+                sizes.append(path.stat().st_size)
+    if not sizes:
+        return CheckResult(subject="flight records", state="good", text="none of failed runs")
+    text = f"{len(sizes)} of runs that failed, {format_bytes(sum(sizes))}: `overlap why` explains the last"
+    return CheckResult(subject="flight records", state="note", text=text, fix=f"rm -r {folder}")
+
+
+def _is_process_alive(path: Path) -> bool:
+    """Return whether the process of a flight record still runs; False if the file cannot be read."""
+    try:
+        flight = read_flight(path)
+    except UsageError:
+        return False
+    return runs(flight.host, flight.pid, flight.born)
