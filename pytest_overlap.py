@@ -68,7 +68,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     fixtures = {name: pyfuncitem.funcargs[name] for name in names if name != "rank"}
     wrong = ""
     try:
-        run_marked(pyfuncitem.obj, fixtures, _settings(marker), takes_rank="rank" in names, path=pyfuncitem.path)
+        run_marked(pyfuncitem.obj, fixtures, _settings(marker), takes_rank="rank" in names)
     except (RanksFailed, UsageError) as error:
         wrong = str(error)
     if wrong:

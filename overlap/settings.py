@@ -408,11 +408,6 @@ class RunSettings:
         help="a process that is silent or stopped for so long is lost, at least 2 s; default: 15, on another "
         "host that answers 300",
     )  # fmt: skip
-    spares: int | None = option(
-        default="0",
-        read=index, metavar="N", nodes=True,
-        help="number of spares, which take the places of lost ones; processes that wait, with --survive",
-    )  # fmt: skip
     log_dir: str | None = option(
         default="the terminal",
         read=str, metavar="DIR", help="output of process I goes to DIR/process-I.log, not to the terminal", nodes=True,

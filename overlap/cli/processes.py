@@ -118,7 +118,6 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
             report=notify,
             bind=config.bind is not False,
             witness=witness,
-            spares=config.spares or 0,
         )
         kills_before = oom_kills()
         outcome = _run_with_restarts(spec, config) if config.max_restarts else trio.run(launch, spec)
@@ -247,9 +246,8 @@ def _shared_witness(config: RunConfig, host: int) -> Iterator[Path]:
             "--survive: between hosts a folder decides who goes on: add --witness DIR, the same folder on a file "
             "system that all of them share, such as NFS"
         )
-    for option in ("max_restarts", "spares"):
-        if getattr(config, option):
-            raise UsageError(f"--survive: on several hosts without --{option.replace('_', '-')}; leave it out")
+    if config.max_restarts:
+        raise UsageError("--survive: on several hosts without --max-restarts; leave it out")
     folder = Path(os.path.abspath(config.witness), f"witness-{_job_name(config)}")
     member = host_file(folder, host)
     try:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from transports.patience import usable_cores
 
-from ..errors import UsageError
 from ..settings import Option
 from ..units import count, switch
 from .options import add_options, shared_option
@@ -54,7 +53,6 @@ OPTIONS = {
     "same": Option(read=switch, help="fail unless all ranks end with the same weights"),
     "same_updates": Option(read=switch, help="fail unless all ranks have the same weights after each update"),
     "timeout": shared_option("timeout_s", "of real time, for a run; default: 60"),
-    "operations": Option(read=str, metavar="FILE", help="write the operations of the first seed there, a line each"),
 }
 
 
@@ -110,14 +108,6 @@ def main(args: argparse.Namespace) -> int:
     except RanksFailed as failed:
         print(f"{args.program} is wrong with {failed.run.size} ranks, seed {failed.run.seed}\n{failed}")
         return 1
-    if args.operations:
-        try:
-            with open(args.operations, "w", encoding="utf-8") as file:
-                file.write(run.trace)
-        except OSError as error:
-            raise UsageError(
-                f"--operations: cannot write {args.operations}: {error.strerror}; name another file"
-            ) from None
     if args.verbose:
         for rank, text in enumerate(run.output):
             sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())

@@ -20,8 +20,6 @@ def with_ranks(config: RunConfig) -> RunConfig:
     else:
         _check_hosts(config)
         _check_range(config)
-        if config.sources.get("spares") == "--spares":  # the variable is inherited by what a member starts
-            _check_spares(config)
         processes = process_count(config)
     ranks, source = config.ranks, None
     if config.ranks_per_process is not None:
@@ -114,8 +112,3 @@ def _check_range(config: RunConfig) -> None:
     """Refuse a range of hosts or processes without restarts, which alone start fewer of them."""
     if fewest_processes(config) < process_count(config) and not config.max_restarts:
         raise UsageError(f"{_world_options(config)}: fewer are tried only with --max-restarts; give it too")
-
-
-def _check_spares(config: RunConfig) -> None:
-    if config.spares and not (config.survive and process_count(config) > 1):
-        raise UsageError("--spares: they take the places of lost processes; give --survive and --processes 2 or more")

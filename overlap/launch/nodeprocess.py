@@ -58,7 +58,6 @@ class NodeProcess:
     def __init__(self, spec: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
         self.node, self._log = node, log
         self.ranks: range = _ranks_of_node(node, spec.ranks_per_node)
-        self._is_spare = node >= spec.nodes
         self.status: Status | None = None
         self.entering: Entering | None = None
         self.left: int = 0
@@ -132,9 +131,7 @@ class NodeProcess:
         return self.process.returncode == 0 and self._drained.is_set() and self.last_world() < world
 
     def last_world(self) -> int:
-        """Return the number of the last world that the process has entered, 0: none; a waiting spare misses none."""
-        if self.waits_as_spare():
-            return sys.maxsize
+        """Return the number of the last world that the process has entered; 0: none."""
         return self.entering.world if self.entering else 0
 
     def has_vanished(self) -> bool:
@@ -150,10 +147,6 @@ class NodeProcess:
     def has_entered_no_world(self) -> bool:
         """Whether the process has entered no world so far: it imports, or its program is before `run`."""
         return self.entering is None
-
-    def waits_as_spare(self) -> bool:
-        """Whether it has been started as a spare, and no world has taken it."""
-        return self._is_spare and self.entering is None
 
     def was_killed(self) -> bool:
         """Whether a signal that the launcher had not sent ended the process before it sent a report."""
@@ -227,8 +220,6 @@ class NodeProcess:
     @property
     def name(self) -> str:
         """The process and its ranks, for messages."""
-        if self.waits_as_spare():
-            return f"spare {self.node} (pid {self.process.pid})"
         return self.ending().name
 
     def ending(self) -> Ending:
@@ -338,7 +329,6 @@ class LaunchSpec:
     report: Callable[[str], None]  # Prints lines for the user while the processes run
     attempt: int = 0  # How often they have been started before
     witness: str | None = None  # Folder of the witness, if the others go on when a process is lost
-    spares: int = 0  # Processes that wait to take the place of a lost one; their numbers follow those of the nodes
     bind: bool = False  # Whether each of several processes keeps to its share of the cores, if this machine lets them
 
     def log_path(self, node: int) -> str:

@@ -67,8 +67,7 @@ async def launch(spec: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
         try:
             secret = hand_over(spec.secret)
             resources.callback(os.close, secret)
-            nodes = [*spec.here, *range(spec.nodes, spec.nodes + spec.spares)]
-            for node, cores in zip(nodes, _cores_of_processes(spec), strict=True):
+            for node, cores in zip(spec.here, _cores_of_processes(spec), strict=True):
                 log = resources.enter_context(Log(spec.log_path(node))) if spec.log_dir else None
                 try:
                     with bound_to_cores(cores):
@@ -93,8 +92,7 @@ async def launch(spec: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
 def _cores_of_processes(spec: LaunchSpec) -> Sequence[frozenset[int]]:
     """Return the cores to which each process is bound; none: unbound."""
     several = len(spec.here) > 1
-    members = share_own_cores(len(spec.here)) if spec.bind and several else [frozenset()] * len(spec.here)
-    return [*members, *[frozenset()] * spec.spares]  # no core is kept for a process that waits
+    return share_own_cores(len(spec.here)) if spec.bind and several else [frozenset()] * len(spec.here)
 
 
 class _Watch:
@@ -134,19 +132,12 @@ class _Watch:
             await member.drain_reports()
             for relay in member.relays:
                 relay.hurry()
-            if member.waits_as_spare():
-                self.survived.append(member)
-                if returncode != 0 and not member.stopped:
-                    reason = member.status.line if member.status else f"exit code {returncode}"
-                    self._spec.report(f"{member.name} is lost, the others go on: {reason}")
-            elif returncode != 0 or member.has_vanished():
+            if returncode != 0 or member.has_vanished():
                 if self._is_survived(member):
                     self._spec.report(f"{member.name} is lost; the others go on")
                     self.survived.append(member)
                 else:
                     self._handle_failure(member)
-            if not self._members_run():
-                self._end_spares()
             self._check_missing()
 
     def _on_entering(self) -> None:
@@ -217,7 +208,7 @@ class _Watch:
 
     def _is_survived(self, member: NodeProcess) -> bool:
         """Whether the others go on after the end of a process: it reported no error, or a newer world lacks it."""
-        if self._spec.witness is None or self._ending or self.asked is not None or not self._members_run():
+        if self._spec.witness is None or self._ending or self.asked is not None or not self._running():
             return False
         folder = Path(self._spec.witness)
         if member.status is None:
@@ -237,7 +228,7 @@ class _Watch:
         """End the other processes; one that is at fault gets time to report its error before."""
         killed = first.was_killed()  # no report of the others can make it another's fault
         late = [member for member in self._running() if member.has_entered_no_world()]
-        self._stop(signal.SIGTERM, [member for member in late if killed or member.waits_as_spare()])
+        self._stop(signal.SIGTERM, late if killed else [])
         with trio.move_on_after(SEARCH_S):
             await self._fault.wait()
         with trio.move_on_after(PEACE_S):
@@ -289,18 +280,6 @@ class _Watch:
             if len(due) == len(late):
                 return
             await trio.sleep(LOOK_S)
-
-    def _end_spares(self) -> None:
-        """End the spares: all members of the job have ended."""
-        self._stop(signal.SIGTERM)
-        for spare in self._running():
-            if spare.is_stopped():
-                self._end_stopped(spare)
-        self._nursery.start_soon(self._kill_late)
-
-    def _members_run(self) -> bool:
-        """Whether a process runs that is no waiting spare."""
-        return any(not member.waits_as_spare() for member in self._running())
 
     def _running(self) -> list[NodeProcess]:
         return [member for member in self.members if member.process.returncode is None]

@@ -127,10 +127,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         self._all_hidden = False  # whether all gradients but the last were on all ranks when backward ended
         self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
         self._newest: dict[str, Future[dict[str, Array]]] = {}
-        joined = bool(rank.epoch.joined)  # ranks that need the weights and the state of the optimizer
-        first = (
-            self._broadcast_first_weights(self._parameters, state=joined) if joined or self._parameters is fresh else []
-        )
+        first = self._broadcast_first_weights(self._parameters) if self._parameters is fresh else []
         if first:
             views = self._work.compute(lambda *_: self._parameters.views, *first, name="first weights")
             self._newest = dict.fromkeys(leaves, views)

@@ -155,13 +155,12 @@ class Strategy(ABC, Generic[Params]):
         items = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
         return agreement(self._work, self.group, "params", items)
 
-    def _broadcast_first_weights(self, parameters: Parameters, *, state: bool = False) -> list[Future[object]]:
-        """Issue the comparison of parameters, and broadcasts of the first rank's weights; with `state`, all arrays."""
+    def _broadcast_first_weights(self, parameters: Parameters) -> list[Future[object]]:
+        """Issue the comparison of parameters, and broadcasts of the first rank's weights."""
         if self.group.size == 1:
             return []
         issued: list[Future[object]] = [self._compare_params()]
-        arrays = parameters.arrays() if state else [weights.flat for weights in parameters.weights.values()]
-        name = RoleName("state for newcomers" if state else "first weights", "library")
-        for flat in [array.view() for array in arrays]:
+        name = RoleName("first weights", "library")
+        for flat in [weights.flat.view() for weights in parameters.weights.values()]:
             issued.append(self.group.broadcast(flat, out=flat, name=name, call_site=users_frame()))
         return issued

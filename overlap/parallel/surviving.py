@@ -101,11 +101,6 @@ class SurvivingSteps:
 
     # -- after a loss --------------------------------------------------------------------------------------------------
 
-    @property
-    def prepared(self) -> int:
-        """The greatest step for which this rank has the means of all gradients."""
-        return self._progress.prepared
-
     def report(self) -> int:
         """Return the greatest step that all ranks have prepared; nothing is applied after this call."""
         return self._progress.report()
@@ -126,15 +121,13 @@ def make_surviving_steps(
 ) -> tuple[SurvivingSteps | None, Parameters]:
     """Return the steps of a model under `--survive`, else None, and its parameters: earlier ones after a loss.
 
-    The parameters of a rank that has joined are new: they have no values until those of rank 0 have arrived.
-
     Raises:
         UsageError: The model cannot go on after a loss, or is another one than before.
     """
     if not rank.epoch.survives:
         return None, parameters
     earlier = rank.epoch.survivor
-    if rank.epoch.step and rank.rank not in rank.epoch.joined:
+    if rank.epoch.step:
         if not isinstance(earlier, SurvivingSteps) or not earlier.parameters.is_like(parameters):
             raise UsageError(
                 f"params: not those of the model that has made {rank.epoch.step} steps before the loss; "

@@ -96,11 +96,6 @@ async def join_as_launched(
             report_to_launcher(Leaving(world=world + 1))
 
 
-def count_world() -> None:
-    """Count a world that this process joins late: the next world must have the same number on all processes."""
-    next(_worlds)
-
-
 @contextmanager
 def _refusing_second_world() -> Iterator[None]:
     """Refuse, for the length of the block, that this process enters a second world of its job."""

@@ -78,7 +78,7 @@ class Place:
     """Place of a process in a world of several processes."""
 
     source: str  # Its launcher: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
-    process: int  # Index of this process; `processes` and above: a spare
+    process: int  # Index of this process
     processes: int  # Number of processes, at least 2
     ranks_per_process: int  # Number of ranks that each process hosts
     node: int  # The machine it runs on; a node has `processes // nodes` processes, in order

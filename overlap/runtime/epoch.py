@@ -7,10 +7,6 @@ from typing import Any, Protocol
 class Survivor(Protocol):
     """State in memory that goes on after a loss, such as a model."""
 
-    @property
-    def prepared(self) -> int:
-        """The greatest step for which this rank has all that it needs, the state of the step before included."""
-
     def report(self) -> int:
         """Return the greatest step that all ranks have prepared; nothing is applied after this call."""
 
@@ -29,9 +25,8 @@ class Epoch:
     survives: bool = False  # Whether another epoch follows the loss of a process
     number: int = 0  # 0 at first, then the number of losses so far that have ended an epoch
     step: int = 0  # The last step that is applied on all ranks: training goes on after it
-    # Processes of this world, by their numbers in the first one, which spares follow; empty without `--survive`.
+    # Processes of this world, by their numbers in the first one; empty without `--survive`.
     members: tuple[int, ...] = ()
-    joined: tuple[int, ...] = ()  # Ranks that have joined and have no state yet, the last ones; rank 0 has the state
     # Values that outlive the epoch on this rank, by names of the program.
     memory: dict[str, Any] = field(default_factory=dict)
     # The model whose steps the ranks agree on.

@@ -10,7 +10,8 @@ A coroutine of the program may await something of this package. Then control ret
 frame gets the trace function. Trio delivers the interrupt to its main task, as it does while all tasks wait.
 
 An interrupt that comes more than a second after another one is raised at once. Handlers of the program, and of other
-event loops, are left alone. A debugger's trace function ends with the interrupt.
+event loops, are left alone. A debugger's trace function ends with the interrupt. A second one ends the process where a
+rank waits for a daemon that ignores its cancellation: Trio waits for such tasks in spite of interrupts.
 """
 
 from __future__ import annotations
@@ -85,13 +86,17 @@ def deferring_interrupts() -> Iterator[None]:
 
 
 _users = 0
+_was_interrupted = False
+_endless_waits = 0
 _replaced: Any = signal.default_int_handler
 _loop: object = None  # the loop of Trio that has installed the replaced handler
 
 
 def _begin() -> None:
     """Install the handler for one more user."""
-    global _users, _replaced, _loop
+    global _users, _replaced, _loop, _was_interrupted
+    if not _users:
+        _was_interrupted = False
     handler: Any = signal.getsignal(signal.SIGINT)
     of_trio = hasattr(handler, "__code__") and is_of_tasks(handler.__code__)
     if of_trio or handler is signal.default_int_handler:
@@ -116,7 +121,23 @@ def _is_loop_of_handler() -> bool:
 
 def _on_interrupt(number: int, frame: FrameType | None) -> None:
     """Handle Ctrl-C."""
+    global _was_interrupted
+    if _was_interrupted and _endless_waits:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    _was_interrupted = True
     raise_in_program(frame, interrupt)
+
+
+@contextmanager
+def ending_at_second_interrupt() -> Iterator[None]:
+    """Let the second Ctrl-C end the process, if it comes during the block: no error could end what the block awaits."""
+    global _endless_waits
+    _endless_waits += 1
+    try:
+        yield
+    finally:
+        _endless_waits -= 1
 
 
 def interrupt(frame: FrameType | None) -> None:

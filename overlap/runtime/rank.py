@@ -251,7 +251,7 @@ class Rank(GroupCalls):
             args: Its arguments.
             name: For messages; by default the function's name.
             daemon: Whether the task ends with the program, as a logger does: it is cancelled when the program and all
-                its operations have ended. One that goes on for 5 s after that is named, and closed.
+                its operations have ended. One that goes on for 5 s after that is named, and waited for.
             errors: When an error that nobody awaits is raised; see `compute`.
             call_site: On whose behalf it is started; see `compute`.
 

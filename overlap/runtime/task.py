@@ -8,13 +8,10 @@ from types import FrameType
 from typing import TypeVar
 
 import trio
-from trio.lowlevel import Task, current_task
 
 from ..errors import FutureCancelledError, RankLeftError, UsageError, shown
-from ..notice import notify
 from .context import RankContext
 from .failure import Failure
-from .forcing import Closable, force_end, watch_children
 from .interrupts import calls_program
 from .outstanding import CallSite, arose_here, code_place
 from .own_code import OwnCode
@@ -31,15 +28,13 @@ class TaskFuture(OwnCode[T_co]):
         daemon: Whether the task ends with the program; the rank waits for any other task at its end.
     """
 
-    __slots__ = ("_forced", "_prompt", "_scope", "_task", "daemon")
+    __slots__ = ("_prompt", "_scope", "daemon")
 
     def __init__(self, context: RankContext, name: str, caller: CallSite, *, prompt: bool, daemon: bool) -> None:
         super().__init__()
         self.name, self._prompt, self.daemon = name, prompt, daemon
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
         self.context, self._scope = context, trio.CancelScope()
-        self._task: Task | None = None
-        self._forced = False
 
     @property
     def label(self) -> str:
@@ -58,8 +53,6 @@ class TaskFuture(OwnCode[T_co]):
         """Cancel the task; False if it has ended."""
         if self.state < DONE and not self._scope.cancel_called:
             self._scope.cancel(reason=f"{self.label} ({self.call_site}) was cancelled")
-            if self.daemon and self._task is not None:
-                watch_children(self._task, self._name_ignoring)
         return self.state < DONE
 
     def start(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
@@ -72,19 +65,18 @@ class TaskFuture(OwnCode[T_co]):
     @calls_program
     async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
         """Run the function as a task, and settle the future with its outcome."""
-        self._task = current_task()
         value, failure = None, None
         try:
             with self._scope:
                 running = function(*args)
                 if not isawaitable(running):
                     raise UsageError(f"fn: expected an async function, but {self.name} returned {shown(running)}")
-                value = await (Closable(running, self._name_ignoring) if self.daemon else running)
+                value = await running
             if self._scope.cancelled_caught:
                 failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
         except Exception as error:
             clients_ended = self.daemon and isinstance(error, RankLeftError)  # a server without clients
-            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced or clients_ended)
+            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=clients_ended)
         except BaseException:  # the rank ends
             self.abandon(self.context.ended())
             raise
@@ -94,19 +86,3 @@ class TaskFuture(OwnCode[T_co]):
     def abandon(self, error: BaseException) -> None:
         """Fail because the world has ended, which also cancels it."""
         conclude(self, None, Failure(error, seen=True))
-
-    def force_end(self) -> None:
-        """End a daemon that goes on in spite of its cancellation; the loop's thread only."""
-        if self._task is not None and self.state < DONE:
-            self._name_ignoring()
-            force_end(self._task, self._name_ignoring)
-
-    def _name_ignoring(self) -> None:
-        """Report, once, that the task ignores its cancellation."""
-        if self._forced:
-            return
-        self._forced = True  # its later errors are ignored: the notice names it
-        notify(
-            f"{self.label} ({self.call_site}) of rank {self.context.rank} goes on although it was cancelled, and is "
-            "closed: let it end on trio.Cancelled, and shield for bounded clean-up only"
-        )

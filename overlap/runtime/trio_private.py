@@ -3,8 +3,6 @@
 ==================================================  ==================================================================
 name                                                without it
 ==================================================  ==================================================================
-`Task._cancel_status`, its `_scope` and `_parent`   a daemon inside a shield is named, and keeps its rank from ending
-`Task.coro`, set and sent to                        likewise a task in a daemon's nursery that catches its cancellation
 `_run._ALLOW_DETERMINISTIC_SCHEDULING` and `_r`     `Faults` and tests by seeds refuse, with a UsageError
 local variables of Trio's frames                    an error that cannot be shown ends `run` as a TrioInternalError
 `_run.GLOBAL_RUN_CONTEXT` and `Runner.deliver_ki`   Ctrl-C ends a `trio.run` beside a connection as a TrioInternalError
@@ -19,10 +17,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from random import Random
 from types import CodeType
-from typing import Any, cast
+from typing import Any
 
 import outcome
 import trio
@@ -32,24 +30,6 @@ from ..diagnostics import is_of_tasks
 from ..errors import UsageError
 
 _JOINING = ("__aexit__", "_nested_child_finished")
-
-
-def lift_shields(task: Task) -> None:
-    """Lift the shields inside the innermost cancelled scope of a task."""
-    status = getattr(task, "_cancel_status", None)
-    while status is not None:
-        scope = getattr(status, "_scope", None)
-        if scope is None or scope.cancel_called:
-            return
-        if scope.shield:
-            scope.shield = False
-        status = getattr(status, "_parent", None)
-
-
-def replace_coroutine(task: Task, coroutine: object) -> None:
-    """Let Trio resume a task by another object's `send`."""
-    with suppress(AttributeError):
-        task.coro = cast(Any, coroutine)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from .communicator import BaseEngine
 from .communicators import Communicators
 from .compute import STARVED_SHARE, ComputeStreams
 from .context import RankContext
+from .daemons import DaemonWatch
 from .ending import RANK, WorldEnding, ending_forks, registered_for_forks, stop_loop
 from .epoch import Epoch
 from .event_loop import InTurn
@@ -53,8 +54,6 @@ T = TypeVar("T")
 
 # Period of the checks whether mail has been read.
 _DELIVERED_S = 1e-3
-GRACE_S = 5.0
-"""Seconds in which a cancelled daemon must end; after longer, people wonder why a program does not end."""
 # Errors that end a program from outside; other errors are its own failures.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
@@ -123,6 +122,7 @@ class World:
         epochs: Sequence[Epoch] = (),
     ) -> None:
         self.size, self.backend, self.ending = size, backend or RealBackend(), WorldEnding()
+        self._daemon_watch = DaemonWatch(self._failure)
         local = transport.ranks if ranks is None else ranks
         self.post: Callable[[Sequence[int]], Post | None] = transport.post
         self.local: frozenset[int] = frozenset(local)
@@ -273,7 +273,7 @@ class World:
                             context.end_steps()
                         _raise_unawaited(context, when_cancelled)
                     await context.outstanding.drain(_is_program_task)
-                    await _end_daemons(context.outstanding)
+                    await self._daemon_watch.end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
                     error = make_presentable(raised)
@@ -287,7 +287,9 @@ class World:
                     self._abandon(member)
                     context.nursery.cancel_scope.cancel()
                     with trio.CancelScope(shield=True):
-                        await _end_daemons(context.outstanding)
+                        await self._daemon_watch.end_daemons(
+                            context.outstanding, on_late=partial(self._report_failure, context)
+                        )
                     if error is raised:
                         raise
                     raise error from None
@@ -307,6 +309,16 @@ class World:
                 self._processes.send_left(context.rank)
             self.communicators.rank_left(context.rank)
             context.flight.left()
+
+    def _failure(self) -> BaseException | None:
+        """Return the error of this world; None if no rank has failed."""
+        return self.ending.rank_failed(self.size, self.communicators.left) if self.ending.failure else None
+
+    def _report_failure(self, context: RankContext) -> None:
+        """Report the failure of a rank that still waits for its daemons, unless another rank is at fault."""
+        error = context.failure.error if context.failure else None
+        if error is not None and not (self._processes and self._is_consequence(context.rank, error)):
+            self.fail(context.rank, error)
 
     async def wait_until_read(self) -> None:
         """Wait until mail that threads have sent is read, or its receivers receive no more.
@@ -359,13 +371,6 @@ class World:
         elif not isinstance(error, (PeerError, TransportError)) and culprit != self.ending.failure[0]:
             # broken wires after it are the first signs of a process's end, and no failures of their own
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
-
-    def leave(self, reason: BaseException) -> None:
-        """End the world, here and elsewhere, for a reason that is no rank's failure."""
-        first = min(self.local)
-        self.fail_elsewhere(first, reason, [])
-        if self._processes:
-            self._processes.send_failure(first, reason, [])
 
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
         """End the world because of a rank of another process, which failed or was lost."""
@@ -525,22 +530,6 @@ def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None
 def _is_program_task(operation: IssuedFuture[object]) -> bool:
     """Whether an operation is a task of the program, which must end before the daemons do."""
     return isinstance(operation, TaskFuture) and not operation.daemon
-
-
-async def _end_daemons(outstanding: Outstanding) -> None:
-    """Cancel the daemons of a rank; a daemon that goes on is closed.
-
-    Daemons last as long as tasks and no longer: a daemon that receives for ever would keep the rank waiting for its
-    message.
-    """
-    for daemon in list(outstanding.daemons):
-        daemon.cancel()
-    with trio.move_on_after(GRACE_S):
-        await outstanding.daemons_ended()
-    for daemon in list(outstanding.daemons):
-        if isinstance(daemon, TaskFuture):
-            daemon.force_end()
-    await outstanding.daemons_ended()
 
 
 def _machine_name(machine: topology.Cluster) -> str:

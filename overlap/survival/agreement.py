@@ -6,21 +6,17 @@ It holds the newest world.
 States of a member of epoch e: TRAINS, until it learns of a loss; REPORTS: its report of epoch e (its greatest agreed
 step) is with the witness; then JOINS the world of epoch e + 1, or is OUT, because that world lacks it. A survivor
 proposes the next world once all members that it believes alive have reported. Only the first proposal of an epoch
-becomes the record; every other survivor reads the record and follows it. A spare WAITS until a record names it, and
-then JOINS. Spares take no part in a decision: they neither report nor propose.
+becomes the record; every other survivor reads the record and follows it.
 
 * No two worlds of one epoch: the witness accepts one proposal of epoch e + 1, and only while it holds epoch e.
-* No return to an old epoch: a member that is not in the record is OUT, at whatever time it reads the record. The record
-  lists all members that were lost so far, and no later world may name one of them, also not as a spare.
+* No return to an old epoch: a member that is not in the record is OUT, at whatever time it reads the record, and no
+  later world may name it.
 * No step lost or doubled: `StepProgress` lets a member apply a step only after all members have prepared it. So agreed
   steps differ by one at most, and each member that lags has prepared the next one. The next world begins after the
-  greatest reported step; a report closes the progress of its epoch, so nothing changes behind it. A newcomer has no
-  state, and its report counts for no step, until it has prepared a step, which needs the whole state.
-* A source of the state: members that have the state come first in a world, newcomers last. So newcomers get it from
-  rank 0. A world of newcomers alone is on record as the end of the job: nobody has the state.
+  greatest reported step; a report closes the progress of its epoch, so nothing changes behind it.
 * No endless wait: a survivor waits only for reports of members that it believes alive. Each of these reports, or counts
-  as lost after a limit, which ends the wait as well. A loss after the proposal, also that of a newcomer, makes one
-  more epoch; members and spares are finite.
+  as lost after a limit, which ends the wait as well. A loss after the proposal makes one more epoch; members are
+  finite.
 * No endless epochs: a world that cannot meet has a pair of members that cannot dial each other. They report it, and no
   later world has both of them, until they have answered.
 
@@ -37,9 +33,8 @@ M = TypeVar("M")
 
 
 class State(enum.Enum):
-    """State of a process: as a spare, or as a member of its epoch."""
+    """State of a process as a member of its epoch."""
 
-    WAITS = enum.auto()
     TRAINS = enum.auto()
     REPORTS = enum.auto()
     JOINS = enum.auto()
@@ -53,8 +48,6 @@ class EpochWorld:
     epoch: int
     members: tuple[int, ...]
     step: int
-    newcomers: tuple[int, ...] = ()  # Members that have no state yet, the last ones
-    lost: tuple[int, ...] = ()  # Members of earlier worlds that no later world may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,36 +113,26 @@ class StepProgress(Generic[M]):
 
 
 def accepts(record: EpochWorld, proposal: EpochWorld) -> bool:
-    """Whether a proposal may follow the record.
-
-    It is of the next epoch; its members are in the record, or are newcomers that were never lost; and all members of
-    the record that it leaves out are lost from then on.
-    """
+    """Whether a proposal may follow the record: it is of the next epoch, and its members are in the record."""
     before, after = set(record.members), set(proposal.members)
-    follows = proposal.epoch == record.epoch + 1 and bool(after) and len(after) == len(proposal.members)
-    added = after - before <= set(proposal.newcomers) - set(record.lost)
-    return follows and added and set(proposal.lost) == {*record.lost, *(before - after)}
+    distinct = 0 < len(after) == len(proposal.members)
+    return proposal.epoch == record.epoch + 1 and distinct and after <= before
 
 
-def member_state(member: int, world: EpochWorld | None, record: EpochWorld, *, reported: bool) -> State:
+def member_state(member: int, world: EpochWorld, record: EpochWorld, *, reported: bool) -> State:
     """Return the state of a process, given the newest world that the witness has recorded.
 
     Args:
         member: The process.
-        world: The world that it is a member of; None: it is a spare.
+        world: The world that it is a member of.
         record: The newest world.
         reported: Whether it has reported in `world`.
     """
     if member not in record.members:
-        return State.WAITS if world is None and member not in record.lost else State.OUT
-    if world is None or record.epoch > world.epoch:
+        return State.OUT
+    if record.epoch > world.epoch:
         return State.JOINS
     return State.REPORTS if reported else State.TRAINS
-
-
-def has_state(member: int, world: EpochWorld, *, prepared: int) -> bool:
-    """Whether a member has the state: it is no newcomer of its world, or has prepared a step there."""
-    return member not in world.newcomers or prepared > world.step
 
 
 def lost_members(
@@ -215,37 +198,15 @@ def is_minority(world: EpochWorld, *, lost: Set[int], ended: Set[int]) -> bool:
     return bool(lost - ended) and 2 * len(alive) < len(world.members)
 
 
-def propose_world(
-    world: EpochWorld,
-    reports: Mapping[int, int],
-    lost: Set[int],
-    *,
-    lacking: Set[int] = frozenset(),
-    spares: Set[int] = frozenset(),
-    size: int = 0,
-) -> EpochWorld | None:
+def propose_world(world: EpochWorld, reports: Mapping[int, int], lost: Set[int]) -> EpochWorld | None:
     """Return the next world to propose; None while a member that counts as alive has not reported.
-
-    Members that have the state keep their order. Those that lack it follow, then spares by number.
 
     Args:
         world: The world that lost a member.
         reports: The agreed step of each member that has reported in this epoch.
         lost: Members that count as lost.
-        lacking: Members that have reported that they have no state.
-        spares: Spares that are ready.
-        size: Number of members that spares fill up to.
     """
-    alive = [member for member in world.members if member not in lost]
+    alive = tuple(member for member in world.members if member not in lost)
     if not alive or any(member not in reports for member in alive):
         return None
-    holders = [member for member in alive if member not in lacking]
-    ready = sorted(set(spares) - {*world.members, *world.lost})
-    newcomers = [member for member in alive if member in lacking] + ready[: max(0, size - len(alive))]
-    return EpochWorld(
-        epoch=world.epoch + 1,
-        members=(*holders, *newcomers),
-        step=max((reports[member] for member in holders), default=world.step),
-        newcomers=tuple(newcomers),
-        lost=(*world.lost, *(member for member in world.members if member in lost)),
-    )
+    return EpochWorld(epoch=world.epoch + 1, members=alive, step=max(reports[member] for member in alive))

@@ -13,10 +13,6 @@ class EpochClosedError(OverlapError):
     """The others went on without this process, which was stopped or cut off for too long."""
 
 
-class StateLostError(OverlapError):
-    """All processes that had the state of the job were lost before newcomers had received it."""
-
-
 class NotMetError(OverlapError):
     """A process was lost before all processes of a world had met.
 
@@ -29,36 +25,28 @@ class NotMetError(OverlapError):
         self.late = late
 
 
-class SpareReadyError(OverlapError):
-    """An epoch ends because a spare is ready, and the world has fewer members than at first: no failure."""
-
-
-_ENDS = (PeerLostError, MemberLostError, TransportError, SpareReadyError)
+_ENDS = (PeerLostError, MemberLostError, TransportError)
 _NAMES = {kind.__name__ for kind in (*_ENDS, *TransportError.__subclasses__())}
 
 
 def is_end(error: Exception) -> bool:
-    """Whether an error ends an epoch only: a process or a wire was lost, or a spare joins, and no rank has failed."""
+    """Whether an error ends an epoch only: a process or a wire was lost, and no rank has failed."""
     cause = error.cause if isinstance(error, RankFailedError) else error
     return cause.type_name in _NAMES if isinstance(cause, RemoteError) else isinstance(cause, _ENDS)
 
 
-def describe_new_epoch(before: EpochWorld, after: EpochWorld, reason: str = "", *, full: int) -> str:
+def describe_new_epoch(before: EpochWorld, after: EpochWorld, reason: str = "") -> str:
     """Return the line for the user on a new epoch.
 
     Args:
         before: The world that has ended.
         after: The next one.
         reason: Reason of the end; empty where a line must be short.
-        full: Size of the first world, if there were spares.
     """
     lost = [member for member in before.members if member not in after.members]
-    joined = [member for member in after.members if member not in before.members]
-    parts = [f"lost {_name_processes(lost)}" + (f": {reason}" if reason else "")] if lost or not joined else []
-    parts += [f"{_name_processes(joined)} join{'s' * (len(joined) == 1)}"] if joined else []
+    ended = f"lost {_name_processes(lost)}" + (f": {reason}" if reason else "")
     going = f"going on with {len(after.members)} of {len(before.members)} processes"
-    going += f" after step {after.step}" if after.step else ""
-    return "; ".join([*parts, going, *["no spare is ready"] * (len(after.members) < len(before.members) == full)])
+    return f"{ended}; {going}" + (f" after step {after.step}" if after.step else "")
 
 
 def _name_processes(members: list[int]) -> str:

@@ -17,12 +17,11 @@ from ..config import RunConfig
 from ..errors import PeerError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import restart_count
 from ..notice import notify
-from ..processes.connect import count_world
 from ..processes.life import Keeper, WorldSetup, multi_process_setup, run_ranks, single_process_setup
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
 from ..processes.sockets import listen_at_free_port, local_address
-from ..processes.status import Entering, Leaving, report_to_launcher
+from ..processes.status import report_to_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
@@ -31,15 +30,13 @@ from .agreement import (
     EpochWorld,
     State,
     cut_off_members,
-    has_state,
     is_minority,
     lost_members,
     member_state,
     propose_world,
 )
-from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, describe_new_epoch, is_end
+from .endings import EpochClosedError, NotMetError, describe_new_epoch, is_end
 from .hosts import has_several_hosts, open_witness, witness_folder
-from .spare import program_here, until, wait_for_world
 from .witness import Report, Witness
 
 T = TypeVar("T")
@@ -84,15 +81,10 @@ async def live_epochs(
     Raises:
         EpochClosedError: The others went on without this process.
         RankFailedError: A rank raised an error of its own: that is no loss.
-        StateLostError: No process that lives has the state.
-        SystemExit: This process was a spare, and the run has ended without it.
-        UsageError: This process is a spare, and runs another program than the others.
     """
     run = SurvivingRun(own_place, run_config)
     keeper.member, keeper.goes_on = run.member, run.is_loss
     try:
-        if run.state is State.WAITS and not await run.wait():
-            raise SystemExit(0)
         while True:
             try:
                 results = await run.epoch(main, args, keeper, on_start, has_signal)
@@ -148,40 +140,17 @@ class SurvivingRun:
         state_dir = run_config.state_dir or str(folder / "state")
         self._run_config = run_config.changed(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
         self.epochs = [Epoch(survives=True, members=members) for _ in own_place.ranks]
-        self.state = State.JOINS if self.member in members else State.WAITS
-        if self.state is State.JOINS:
-            self.witness.program(program_here())
-        self._joined_late = False  # as a spare
+        self.state = State.JOINS
         self._finished: dict[int, object] = {}
-        self._last_change = "joined"  # Members that were lost and that joined, for the timeline
+        self._last_change = ""  # Members that were lost, for the timeline
         self._old_listeners: list[socket.socket] = []  # listened in earlier worlds
 
     def close(self) -> None:
         """End this run: release the witness and the listeners, so that this process counts as ended."""
         _last[:] = [self.world]
         self.witness.close()
-        if self._joined_late:  # members report the first world that they join
-            report_to_launcher(Leaving(world=1))
         for listener in (self._listener, *self._old_listeners):
             listener.close()
-
-    # -- as a spare ----------------------------------------------------------------------------------------------------
-
-    async def wait(self) -> bool:
-        """Wait until a world takes this spare; return False if the run ends without it.
-
-        Raises:
-            EpochClosedError: A world took this process, and has gone on without it since.
-            UsageError: The members run another program, or another version of overlap.
-        """
-        if (record := await wait_for_world(self.witness, self.member)) is None:
-            return False
-        reports = self.witness.reports(record.epoch - 1, record.members)
-        self._enter_world(record, member_state(self.member, None, record, reported=False), reports)
-        self._joined_late = True
-        count_world()
-        report_to_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
-        return True
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
 
@@ -202,20 +171,17 @@ class SurvivingRun:
             return result
 
         def enter_training(world: World) -> None:
-            """Note that all processes have met, and watch for spares if processes are missing."""
+            """Note that all processes have met."""
             self.state = State.TRAINS
             if self.world.epoch:
                 world.record_wire_event(f"epoch {self.world.epoch}: {self._last_change}")
             on_start(world)
-            first, size = self.world.members[0], len(self.world.members)
-            if self._run_config.spares and self.member == first and size < self._size:
-                nursery.start_soon(self._end_for_spare, world)
 
         self._finished = {}
         own_place, run_config = self.place, self._run_config
-        most = (self._size + (run_config.spares or 0)) * own_place.ranks_per_process
+        each = own_place.ranks_per_process
         keeper.numbered = partial(
-            in_first_world, members=self.world.members, ranks_each=own_place.ranks_per_process, world_size=most
+            in_first_world, members=self.world.members, ranks_each=each, world_size=self._size * each
         )
         failure: Exception | None = None
         results: list[T] = []
@@ -271,15 +237,6 @@ class SurvivingRun:
         """Whether a process of the present world has ended, or has left it with a report."""
         return bool(self._dead_members() or self.witness.reports(self.world.epoch, self.world.members))
 
-    async def _end_for_spare(self, world: World) -> None:
-        """End a world that has fewer members than at first once a spare is ready."""
-        await until(self._ready_spares)
-        world.leave(SpareReadyError("a spare is ready to join"))
-
-    def _ready_spares(self) -> set[int]:
-        """Return the spares that are ready to join; none, without a look, in a job without spares."""
-        return self.witness.spares() - {*self.world.members, *self.world.lost} if self._run_config.spares else set()
-
     def _dead_members(self) -> set[int]:
         """Return the members of the present world whose processes have ended."""
         return {member for member in self.world.members if self.witness.is_dead(member)}
@@ -311,28 +268,20 @@ class SurvivingRun:
             self._old_listeners.append(self._listener)
             self._listener = listen_at_free_port(self._address)
         host, port = self._listener.getsockname()[:2]
-        lacks, unreached = not all(map(self._has_state, self.epochs)), self.witness.unreached()
-        report = Report(step=step, endpoint=(host, port), lacks=lacks, unreached=unreached)
+        report = Report(step=step, endpoint=(host, port), unreached=self.witness.unreached())
         await self.witness.access(lambda: self.witness.report(before.epoch, report))
         async with self.witness.watching(before.members):
             record = await self._wait_for_next_world(suspects)
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
-        if isinstance(loss, NotMetError) and loss.late and record.lost == before.lost:
+        if isinstance(loss, NotMetError) and loss.late and record.members == before.members:
             raise loss  # all live, and cannot meet: another epoch would not help
         reports = await self.witness.access(lambda: self.witness.reports(before.epoch, record.members))
         self._enter_world(record, member_state(self.member, before, record, reported=True), reports)
-        spares = self._size if self._run_config.spares else 0
-        self._last_change = describe_new_epoch(before, record, full=spares)
+        self._last_change = describe_new_epoch(before, record)
         if record.members[0] == self.member:
-            notify(describe_new_epoch(before, record, in_one_line(loss), full=spares))
+            notify(describe_new_epoch(before, record, in_one_line(loss)))
         return None
-
-    def _has_state(self, epoch: Epoch) -> bool:
-        """Whether a rank has the state of the job: in its model, or in its memory if it has no model."""
-        if epoch.survivor is not None:
-            return has_state(self.member, self.world, prepared=epoch.survivor.prepared)
-        return has_state(self.member, self.world, prepared=int(bool(epoch.memory)))
 
     def _suspected_members(self, loss: Exception) -> set[int]:
         """Return the members that this process calls lost after an error, though they may live."""
@@ -367,9 +316,7 @@ class SurvivingRun:
         if waited_s < MINORITY_S and is_minority(self.world, lost=lost, ended=ended):
             return False
         steps = {member: report.step for member, report in reports.items()}
-        lacking = {member for member, report in reports.items() if report.lacks}
-        proposal = propose_world(self.world, steps, lost, lacking=lacking, spares=self._ready_spares(), size=self._size)
-        if proposal is not None:
+        if (proposal := propose_world(self.world, steps, lost)) is not None:
             self.witness.propose(proposal)
         return False
 
@@ -378,18 +325,12 @@ class SurvivingRun:
 
         Raises:
             EpochClosedError: This process is no member of it.
-            StateLostError: No member of that world has the state.
         """
         self.state = state
         if state is State.OUT:
             raise EpochClosedError(
                 f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
-                f"from step {record.step}, in epoch {record.epoch}; a spare can take its place (--spares)"
-            )
-        if len(record.newcomers) == len(record.members):
-            raise StateLostError(
-                f"the state of step {record.step} is lost: processes {list(record.lost)} were lost before processes "
-                f"{list(record.members)} had received it; start the job again from its last checkpoint"
+                f"from step {record.step}, in epoch {record.epoch}"
             )
         processes, process = len(record.members), record.members.index(self.member)
         hosts = [member // self._processes_per_host for member in record.members]
@@ -407,12 +348,8 @@ class SurvivingRun:
         )
         renumber(self.place)
         self._run_config = self._run_config.changed(ranks=self.place.world_size)
-        self.world, each = record, self.place.ranks_per_process
-        joined = tuple(range((processes - len(record.newcomers)) * each, processes * each))
+        self.world = record
         for epoch in self.epochs:
-            epoch.number, epoch.step, epoch.members, epoch.joined = record.epoch, record.step, record.members, joined
-            if self.member in record.newcomers:
-                epoch.survivor = None
-                epoch.memory.clear()
-            elif epoch.survivor is not None:
+            epoch.number, epoch.step, epoch.members = record.epoch, record.step, record.members
+            if epoch.survivor is not None:
                 epoch.survivor.advance(record.step)

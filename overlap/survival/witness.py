@@ -3,9 +3,7 @@
 ::
 
     FOLDER/attempt-0/alive-2            locked by member 2 as long as it lives; the kernel unlocks it at its end
-                     run-0/program      program of the first members, which spares must have as well
-                           spare-5      process 5 is ready to join; touched by it while it waits
-                           report-3-2   report of member 2 in epoch 3: its agreed step, and where it would listen
+                     run-0/report-3-2   report of member 2 in epoch 3: its agreed step, and where it would listen
                            epoch-4      the world of epoch 4
                            finished-4   the world of epoch 4 has ended well
 
@@ -24,16 +22,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import monotonic_ns
 from typing import Any, TypeVar, cast
 
 from ..errors import UsageError
 from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
-
-#: A spare that has not touched its file for so long is stopped, or starved: no world takes it.
-_FRESH_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +36,6 @@ class Report:
 
     step: int  # Greatest agreed step
     endpoint: tuple[str, int]  # Where the member listens, for the case that it is the first of the next world
-    lacks: bool = False  # Whether the member is a newcomer that has no state yet
     unreached: tuple[int, ...] = ()  # Members that the member could not dial, and that have not answered since
 
 
@@ -121,29 +114,6 @@ class Witness:
     def propose(self, proposal: EpochWorld) -> bool:
         """Record a proposal if it may follow the record and is the first of its epoch; return whether it was."""
         return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", asdict(proposal))
-
-    def program(self, own: str | None = None) -> str | None:
-        """Return the program that the members run; None if none has written it. `own` is written if none was."""
-        if own is not None:
-            with blame_memory(self._members.parent):
-                self._create("program", {"program": own})
-        content = self._read_json(self._folder / "program")
-        return None if content is None else str(content["program"])
-
-    def offer(self) -> None:
-        """Record that this spare is ready to join now; it must repeat that within `_FRESH_NS`."""
-        now_ns, path = monotonic_ns(), self._folder / f"spare-{self._member}"
-        path.touch(mode=0o600)
-        os.utime(path, ns=(now_ns, now_ns))  # of the clock that all processes of a host share
-
-    def spares(self) -> set[int]:
-        """Return the processes that are ready to join, or were before a world took them."""
-        oldest_ns, found = monotonic_ns() - _FRESH_NS, set()
-        for path in self._folder.glob("spare-*"):
-            member = int(path.name.removeprefix("spare-"))
-            if path.stat().st_mtime_ns >= oldest_ns and not self.is_dead(member):
-                found.add(member)
-        return found
 
     def finish(self, epoch: int) -> None:
         """Record that the world of an epoch has ended well: all its ranks have finished their programs."""
@@ -224,5 +194,4 @@ def _read_newest_world(folder: Path) -> EpochWorld | None:
     if not epochs:
         return None
     content = json.loads((folder / f"epoch-{max(epochs)}").read_text())
-    lists = {name: tuple(content[name]) for name in ("members", "newcomers", "lost")}
-    return EpochWorld(epoch=content["epoch"], step=content["step"], **lists)
+    return EpochWorld(epoch=content["epoch"], step=content["step"], members=tuple(content["members"]))

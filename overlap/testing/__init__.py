@@ -27,8 +27,7 @@ In a test of pytest::
 #   pytorch      puts torch.distributed into threads;  torch_rank: that of one rank;  torch_store: where ranks meet;
 #                torch_saves: threads that save checkpoints;  torch_profiler: the rank that has the profiler
 #   checkpoints  whether a checkpoint can be restored
-#   profiles     prices of functions from a profile of PyTorch
-#   watch        functions of PyTorch in a rank: prices, buffers in flight, memory, weights
+#   watch        functions of PyTorch in a rank: times, buffers in flight, memory, weights
 
 from .faults import Fault
 from .ranks import Ranks, run_marked

@@ -28,14 +28,13 @@ from .folders import RunFolder
 from .guards import guard_process
 from .hashing import NAME, compile_program
 from .judging import judge
-from .profiles import read_prices
 from .record import Record
 from .run import Run
 from .running import Setting, make_run, run_world
 from .threads import RankThread, RealTime
 from .verdict import Meetings, Verdict, wrong_group
 from .views import RankView, process_restored
-from .watch import Cost, ModelWatch, Watch, fixed_cost, watching
+from .watch import ModelWatch, Watch, watching
 from .world import TestedBackend
 
 if TYPE_CHECKING:
@@ -76,7 +75,6 @@ class TestedProgram:
     ) -> None:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
         self._released: dict[int, int] = {}  # see `TestedCommunicators`
-        self._cost, self._measured = _parse_cost(setting.cost)
         self._threads: dict[int, RankThread[Any]] = {}
         self._watches: dict[RankThread[Any], tuple[Watch | None, ModelWatch]] = {}
         self._store: dict[str, bytes] = {}
@@ -160,7 +158,7 @@ class TestedProgram:
 
             thread: RankThread[Any] = RankThread(
                 rank, clock.kernel, self._views[rank.rank], lambda thread: self._run_rank(thread, clock),
-                real_time=real_time, compute_ns=compute_ns, measured=self._measured,
+                real_time=real_time, compute_ns=compute_ns,
             )  # fmt: skip
             self._threads[rank.rank] = thread
             if plan.turns is not None:
@@ -174,7 +172,7 @@ class TestedProgram:
         record, number = clock.record, thread.rank.rank
         assert clock.shared is not None
         models = ModelWatch(number, record)
-        watch = Watch(thread, record, self._cost)
+        watch = Watch(thread, record)
         torch_rank = pytorch.enter(thread, self._store, record, clock.shared, watch, models)
         self._watches[thread] = watch, models
         before = set(threading.enumerate())
@@ -287,24 +285,6 @@ def wrap_function(function: Callable[..., Any], args: Sequence[object], setting:
     if not callable(function):
         raise UsageError(f"function: expected a function, got {function!r}")
     return TestedProgram(lambda view: function(*args), sys.argv, setting)
-
-
-def _parse_cost(cost: Any) -> tuple[Cost | None, bool]:
-    """Return the function that prices PyTorch's functions, and whether computes take their measured time."""
-    if cost == "fixed":
-        return fixed_cost, False
-    if cost == "measured":
-        return None, True
-    if isinstance(cost, (str, os.PathLike)):
-        cost = read_prices(cost)
-    if isinstance(cost, dict):
-        return (lambda name, nbytes, flops: float(cost.get(name, 0.0))), False
-    if callable(cost):
-        return cost, False
-    raise UsageError(
-        f'cost: expected "fixed", "measured", a file of torch.profiler, a table of seconds by name, or a function, got '
-        f"{cost!r}"
-    )
 
 
 def _weight_arrays(models: ModelWatch) -> dict[str, Any]:

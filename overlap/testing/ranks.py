@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import reprlib
-import subprocess
-import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,9 +24,6 @@ if TYPE_CHECKING:
     from .programs import TestedProgram
 
 Repeating: TypeAlias = Callable[[str | os.PathLike[str], Sequence[str], Setting], str]
-
-# Longest that processes of a marked test may take, in seconds.
-_PROCESSES_S = 300
 
 
 class Ranks:
@@ -72,9 +66,8 @@ class Ranks:
             check: Whether to raise if anything is wrong; else ask `run.verdict`.
             setting: `ranks`, `cluster`, `seed`; `seeds` to try so many; `faults`, such as "die(rank=1, at=3)", or
                 kinds that seeds draw from, such as "die, late"; `steps`, which the program is given as `--steps`;
-                `timeout_s` (virtual) and `real_timeout_s`; `cost` of PyTorch's functions: "fixed", "measured", a file
-                of `torch.profiler`, a table of seconds by name, or a function; `clock`, an `overlap.Virtual`; `allow`,
-                kinds of verdicts that are no failures.
+                `timeout_s` (virtual) and `real_timeout_s`; `clock`, an `overlap.Virtual`; `allow`, kinds of verdicts
+                that are no failures.
 
         Returns:
             The run; of several seeds the first one, or the one without faults if seeds draw some; its `results`,
@@ -118,9 +111,7 @@ class Ranks:
     def run(self, main: Callable[..., Awaitable[Any]], *args: object, check: bool = True, **setting: Any) -> Run:
         """Run `main(rank, *args)` on every rank, as `overlap.run` does, in virtual time. Otherwise like `program`."""
         __tracebackhide__ = True
-        values = {**self._defaults, **setting}
-        _check_unpriced(values)
-        chosen, seeds, kinds = parse_setting(values)
+        chosen, seeds, kinds = parse_setting({**self._defaults, **setting})
         check_async_kinds([*kinds, *(fault.kind for fault in chosen.faults)])
         check_main(_with_steps_bound(main, chosen), args)
 
@@ -287,7 +278,6 @@ def run_marked(
     settings: Mapping[str, Any],
     *,
     takes_rank: bool,
-    path: Path,
 ) -> None:
     """Run a marked test function on every rank.
 
@@ -296,66 +286,15 @@ def run_marked(
         fixtures: Its arguments but `rank`; the same objects on all ranks.
         settings: Arguments of the marker.
         takes_rank: Whether the function has an argument `rank`.
-        path: File of the function.
 
     Raises:
         UsageError: If the marker cannot be meant.
         RanksFailed: If the program is wrong. An exception of a rank is raised as it is, such as an assertion that
             fails; but a `UsageError` of a rank is reported with its line.
     """
-    options = dict(settings)
-    _check_unpriced(options)
-    clock = options.pop("clock", "virtual")
     if not takes_rank:
         raise UsageError(f"ranks: the test function {function.__name__} should take `rank`, its place among the ranks")
-    if clock == "virtual" or not isinstance(clock, (str, int)):
-        _run_in_virtual_time(function, fixtures, options if clock == "virtual" else {**options, "clock": clock})
-    elif clock == "real":
-        from ..front import run
-
-        setting = _real_time_setting(options)
-        run(
-            partial(_call_test, _with_steps_bound(function, setting), fixtures),
-            ranks=setting.ranks,
-            cluster=setting.cluster,
-            timeout_s=setting.real_timeout_s,
-        )
-    elif isinstance(clock, int) and not isinstance(clock, bool) and clock > 0:
-        _run_in_processes(function, fixtures, _real_time_setting(options), clock, path)
-    else:
-        raise UsageError(f'clock: expected "virtual", "real" or a number of processes, got {clock!r}')
-
-
-def _check_unpriced(options: Mapping[str, Any]) -> None:
-    """Refuse prices of PyTorch's functions for async functions: their computes state their own costs."""
-    if "cost" in options:
-        raise UsageError(
-            "cost: prices the functions of programs of PyTorch; a compute of an async function states its cost, as in "
-            "rank.compute(f, x, seconds=1e-3), or has it from a recorded run: clock=overlap.Virtual(profile=TRACE)"
-        )
-
-
-def _real_time_setting(options: Mapping[str, Any]) -> Setting:
-    """Return the setting of a test in real time, in which no faults happen and no seeds are tried."""
-    setting, seeds, kinds = parse_setting(dict(options))
-    if setting.faults or kinds or seeds > 1:
-        name = "faults" if setting.faults or kinds else "seeds"
-        raise UsageError(f"{name}: only virtual time has any; leave out clock=, or {name}=")
-    return setting
-
-
-async def _call_test(
-    function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], rank: Any, **steps: int
-) -> Any:
-    """Call a marked test function with its fixtures and its rank."""
-    return await function(rank=rank, **{**fixtures, **steps})
-
-
-def _run_in_virtual_time(
-    function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], options: Mapping[str, Any]
-) -> None:
-    """Run a marked test in virtual time; an exception of a rank is raised as it is."""
-    setting, seeds, kinds = parse_setting(dict(options))
+    setting, seeds, kinds = parse_setting(dict(settings))
     check_async_kinds([*kinds, *(fault.kind for fault in setting.faults)])
     _with_steps_bound(function, setting)
     run = partial(
@@ -373,51 +312,8 @@ def _run_in_virtual_time(
         raise own from None
 
 
-def _run_in_processes(
-    function: Callable[..., Awaitable[Any]],
-    fixtures: Mapping[str, object],
-    setting: Setting,
-    processes: int,
-    path: Path,
-) -> None:
-    """Run a marked test in new processes, joined by the wires of this machine."""
-    if fixtures:
-        raise UsageError(f"ranks: in processes a test takes only `rank`; leave out clock=, or {', '.join(fixtures)}")
-    size = setting.ranks or processes
-    if size % processes:
-        raise UsageError(
-            f"ranks: {processes} processes cannot have equal shares of {size} ranks; pass a multiple of {processes}"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "marked.py"
-        source = _PROGRAM.format(
-            folders=[os.path.abspath(folder) for folder in sys.path],
-            module=function.__module__,
-            path=str(path),
-            name=function.__name__,
-        )
-        program.write_text(source, encoding="utf-8")
-        command = [sys.executable, "-m", "overlap", "run", "--processes", str(processes), "--ranks-per-process"]
-        ended = subprocess.run(
-            [*command, str(size // processes), str(program)],
-            capture_output=True,
-            text=True,
-            timeout=_PROCESSES_S,
-            check=False,
-        )
-    if ended.returncode:
-        raise AssertionError(f"in {processes} processes:\n{ended.stdout}{ended.stderr}")
-
-
-_PROGRAM = """\
-import importlib.util
-import sys
-
-sys.path[:] = {folders!r}  # of the test, where pytest has put the folders of its modules
-import overlap
-
-spec = importlib.util.spec_from_file_location({module!r}, {path!r})
-module = sys.modules[{module!r}] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-overlap.run(module.{name})
-"""
+async def _call_test(
+    function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], rank: Any, **steps: int
+) -> Any:
+    """Call a marked test function with its fixtures and its rank."""
+    return await function(rank=rank, **{**fixtures, **steps})

@@ -44,7 +44,6 @@ class Setting:
     steps: int | None = None  # Argument `--steps` of a program, or the argument `steps` of a function
     timeout_s: float | None = 1e5  # Limit in virtual time
     real_timeout_s: float = _REAL_TIMEOUT_S  # Limit in real time, without delays, of a rank's turn
-    cost: Any = "fixed"  # Prices of PyTorch's functions: "fixed", "measured", a table of seconds by name, a function
     clock: Virtual = field(default_factory=Virtual)  # Assumptions of virtual time
     allow: tuple[str, ...] = ()  # Kinds of verdicts that are no failures
 
@@ -58,8 +57,8 @@ class Setting:
             raise UsageError(f"steps: expected a positive integer, got {self.steps!r}")
         if not isinstance(self.clock, Virtual):
             raise UsageError(
-                f"clock: expected an overlap.Virtual, got {self.clock!r}; a test of a loop in real time is a function "
-                '`async def test(rank)` with the mark `@pytest.mark.ranks(4, clock="real")`'
+                f"clock: expected an overlap.Virtual, got {self.clock!r}; for real time call "
+                "overlap.run(main, ranks=4) in a test of your own"
             )
 
     @property

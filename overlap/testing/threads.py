@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -85,7 +84,6 @@ class RankThread(Generic[T]):
         view: What the rank sees of the process while its thread runs.
         real_time: Limits how long it may compute before it gives the baton back.
         compute_ns: Returns how long a compute takes on this rank, which may be slow.
-        measured: Whether computes take what they took in this thread.
 
     Attributes:
         cost_ns: Computed time since the thread got the baton, as the program's functions are priced.
@@ -105,10 +103,8 @@ class RankThread(Generic[T]):
         *,
         real_time: RealTime,
         compute_ns: Callable[[int], int],
-        measured: bool = False,
     ) -> None:
         self.rank, self.kernel, self.cost_ns, self.view = rank, kernel, 0, view
-        self._measured, self._since_ns = measured, 0
         self._interrupting: Callable[[], None] | None = None
         self._program, self._real_time, self._compute_ns = program, real_time, compute_ns
         self._go, self._back = threading.Lock(), threading.Lock()
@@ -161,7 +157,7 @@ class RankThread(Generic[T]):
         """Start another thread of this rank, which takes turns with the first one as ranks do."""
         thread: RankThread[Any] = RankThread(
             self.rank, self.kernel, self.view, program,
-            real_time=self._real_time, compute_ns=self._compute_ns, measured=self._measured,
+            real_time=self._real_time, compute_ns=self._compute_ns,
         )  # fmt: skip
         thread.turn, thread._nursery = self.turn, self._nursery
         assert self._nursery is not None
@@ -274,10 +270,8 @@ class RankThread(Generic[T]):
                 return
             self.view.enter()
             try:
-                self._since_ns = time.thread_time_ns()
                 self._result = self._program(self)
             finally:
-                self._measure()
                 self.view.leave()
         except StopThread:
             self._error = None
@@ -325,12 +319,10 @@ class RankThread(Generic[T]):
         if self._is_ending:
             raise StopThread
         self._request, self._waiting = request, future
-        self._measure()
         self.view.leave()
         self._back.release()
         self._go.acquire()
         self.view.enter()
-        self._since_ns = time.thread_time_ns()
         answer, error = self._answer
         if self._is_ending:
             raise StopThread
@@ -341,11 +333,6 @@ class RankThread(Generic[T]):
             interrupting()
         self.on_resume()
         return answer
-
-    def _measure(self) -> None:
-        """Add the time of the thread since it got the baton to its cost, where computes are measured."""
-        if self._measured:
-            self.cost_ns += time.thread_time_ns() - self._since_ns
 
 
 def _acquire_in_own_time(lock: threading.Lock, limit_s: float) -> bool:

@@ -136,7 +136,7 @@ class TorchRank:
 
     def add_thread(self, thread: RankThread[Any], site: str) -> TorchRank:
         """Return the torch of another thread of this rank; `site` is the line, as "file:line", of its operations."""
-        watch = Watch(thread, self.record, None)
+        watch = Watch(thread, self.record, timed=False)
         other = RANKS[thread] = TorchRank(thread, {}, self.record, self._shared, watch, self.models)
         other.store, other.named, other._groups = self.store, self.named, self._groups
         self._threads += 1

@@ -1,4 +1,4 @@
-"""Observation of a rank's PyTorch: prices of its functions, tensors used too early, memory, weights."""
+"""Observation of a rank's PyTorch: times of its functions, tensors used too early, memory, weights."""
 
 from __future__ import annotations
 
@@ -22,24 +22,16 @@ from ..torch.tensors import as_array
 from .record import Issue, Record, Touch, WeightRecord
 from .threads import RankThread
 
-# Prices of a function of torch where the test gives none: a launch, and what a device of 1 TB/s and 100 TFLOP/s takes.
+# Time of a function of torch: a launch, and what a device of 1 TB/s and 100 TFLOP/s takes; the same on every machine.
 LAUNCH_NS, BYTES_PER_NS, FLOPS_PER_NS = 2_000, 1_000, 100_000
-
-Cost = Callable[[str, float, float], float]
-"""Takes the name of a function of torch, its bytes and its flops, and returns seconds."""
-
-
-def fixed_cost(name: str, nbytes: float, flops: float) -> float:
-    """Return the time of a function of torch by bytes and flops, in seconds; the same on every machine."""
-    return (LAUNCH_NS + nbytes / BYTES_PER_NS + flops / FLOPS_PER_NS) * 1e-9
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Mode that observes every function of torch on a rank; `cost` prices them, or None where time is measured."""
+    """Mode that observes every function of torch on a rank; where `timed`, they take time by bytes and flops."""
 
-    def __init__(self, thread: RankThread[Any], record: Record, cost: Cost | None) -> None:
+    def __init__(self, thread: RankThread[Any], record: Record, *, timed: bool = True) -> None:
         super().__init__()
-        self._thread, self._record, self._cost = thread, record, cost
+        self._thread, self._record, self._timed = thread, record, timed
         self.rank: int = thread.rank.rank
         self.inside = 0  # our own code, which may use what is in flight
         self._flying: dict[int, tuple[Issue, int, bool]] = {}  # by address: its bytes, and whether it is written
@@ -75,7 +67,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch, check its arguments, and add its price."""
+        """Call a function of torch, check its arguments, and add its time."""
         kwargs = kwargs or {}
         if func is torch.ops.aten.lift_fresh.default:  # the end of torch.tensor(...), whose memory is new
             self._count_memory(args[0])
@@ -85,13 +77,11 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             self._check_arguments(func, args, kwargs)
         out = func(*args, **kwargs)
         tensors = [tensor for tensor in _tensors_in((args, out)) if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
-        if self._cost is not None:
+        if self._timed:
             nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
-            flops = 0.0
             counted = flop_registry.get(func.overloadpacket)
-            if counted is not None:
-                flops = float(counted(*args, **kwargs, out_val=out))
-            self._thread.cost_ns += round(self._cost(str(func.overloadpacket.__name__), nbytes, flops) * 1e9)
+            flops = 0.0 if counted is None else float(counted(*args, **kwargs, out_val=out))
+            self._thread.cost_ns += round(LAUNCH_NS + nbytes / BYTES_PER_NS + flops / FLOPS_PER_NS)
         self._count_memory(out)
         return out
 
@@ -344,7 +334,7 @@ def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iter
 
 @contextmanager
 def _pause_watch(watch: Watch | None) -> Iterator[None]:
-    """Do not price or check functions of torch within a block."""
+    """Do not time or check functions of torch within a block."""
     if watch is not None:
         watch.inside += 1
     try:

@@ -18,7 +18,7 @@ def in_first_world(timeline: Timeline, members: Sequence[int], *, ranks_each: in
         timeline: Spans of the epoch.
         members: Processes of the epoch in their order, by their numbers in the first world.
         ranks_each: Ranks of each process.
-        world_size: Ranks of the first world, and of processes that joined later.
+        world_size: Ranks of the first world.
     """
     number = np.array([member * ranks_each + rank for member in members for rank in range(ranks_each)], np.int64)
     columns = timeline.columns

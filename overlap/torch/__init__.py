@@ -37,17 +37,16 @@ from .recording import record
 from .work import Work
 
 if TYPE_CHECKING:
-    from .surviving import NextWorld, next_world, present_world
+    from .surviving import NextWorld, next_world
 
 __all__ = [
-    "NextWorld", "ProcessGroup", "Work", "next_world", "present_world", "record", "register", "world",
+    "NextWorld", "ProcessGroup", "Work", "next_world", "record", "register", "world",
 ]  # fmt: skip
 
 # Few programs go on after a loss.
 _LOADED_WHEN_USED = {
     "NextWorld": "surviving",
     "next_world": "surviving",
-    "present_world": "surviving",
 }
 
 

@@ -26,7 +26,6 @@ from ..config import RunConfig
 from ..embedded.connection import Connection
 from ..errors import UsageError
 from ..processes.place import DEFAULT_JOB, Place, find_place
-from ..processes.shared_folder import WITNESS
 from ..processes.status import Entering, Leaving, report_to_launcher
 from ..survival.agreement import State
 from ..survival.epochs import SurvivingRun
@@ -39,7 +38,7 @@ _run: list[SurvivingRun] = []  # of this program, once its first group has been 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextWorld:
-    """The world in which the processes that live go on, with spares that have joined."""
+    """The world in which the processes that live go on."""
 
     epoch: int  # Number of losses so far that have ended a world
     members: tuple[int, ...]  # Its processes in their order, by their numbers in the first world
@@ -52,11 +51,6 @@ class _Steps:
     """Steps of a program that keeps its state itself."""
 
     done: int = field(default=0)
-
-    @property
-    def prepared(self) -> int:
-        """Last step with a complete state."""
-        return self.done
 
     def report(self) -> int:
         """Return the number of finished steps."""
@@ -97,22 +91,10 @@ def next_world(error: BaseException, *, step: int) -> NextWorld:
         dist.destroy_process_group()
     run.epochs[0].survivor = _Steps(step)
     trio.run(run.follow, loss)
-    return present_world()
-
-
-def present_world() -> NextWorld:
-    """Return the world that this process is in, as `next_world` does on the others; for a spare that has joined.
-
-    Raises:
-        UsageError: The program was not started by `overlap run --survive`, or has no world yet.
-    """
-    if not _run:
-        raise UsageError("present_world: call init_process_group first, in a program of `overlap run --survive`")
-    world, witness = _run[0].world, _run[0].witness
-    reports = witness.reports(world.epoch - 1, set(world.members) - set(world.newcomers))
-    steps = {member: report.step for member, report in reports.items()}
-    newest = (rank for rank, member in enumerate(world.members) if steps.get(member) == world.step)
-    return NextWorld(epoch=world.epoch, members=world.members, step=world.step, source=next(newest, 0))
+    world = run.world
+    reports = run.witness.reports(world.epoch - 1, world.members)
+    source = next(rank for rank, member in enumerate(world.members) if reports[member].step == world.step)
+    return NextWorld(epoch=world.epoch, members=world.members, step=world.step, source=source)
 
 
 def is_started_to_survive() -> bool:
@@ -140,20 +122,11 @@ def report_left() -> None:
 
 
 def world_job() -> str:
-    """Return the name of the present world's rendezvous; newcomers know no earlier one."""
+    """Return the name of the present world's rendezvous."""
     epoch = _run[0].world.epoch if _run else 0
     return f"{DEFAULT_JOB}-epoch-{epoch}" if epoch else DEFAULT_JOB
 
 
 def next_place() -> Place | None:
-    """Return this process's place in a world after the first, or None in the first; a spare waits for its turn.
-
-    Raises:
-        SystemExit: The job has ended without this spare.
-    """
-    own_place = None if _run or WITNESS not in os.environ else find_place(os.environ)
-    if own_place is not None and own_place.process >= own_place.processes:
-        _run.append(SurvivingRun(own_place, RunConfig.from_environment(os.environ)))
-        if not trio.run(_run[0].wait):
-            raise SystemExit(0)
+    """Return this process's place in a world after the first, or None in the first."""
     return _run[0].place if _run and _run[0].world.epoch else None

@@ -19,7 +19,6 @@ from overlap.cli.bench.sampling import Sampling, Times
 from overlap.units import format_ns
 from tests.faults.job import Job
 from tests.survival import training
-from tests.survival.test_spares import ready
 from tests.survival.test_training import history_of
 
 from .figures import Figure, time_of
@@ -28,7 +27,6 @@ __all__ = ["KILLS", "figures"]
 
 KILLS = 200
 _AIM_NS, _WORST_AIM_NS = 500_000_000, 2_000_000_000
-_SPARE_KILLS = 10  # with a spare that takes the place of the killed process
 _UNUSED_RUNS, _UNUSED_STEPS = 10, 100
 _LONGEST_S = 0.1  # between a first step and the next kill
 _SETS = {
@@ -54,10 +52,6 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
         if found:
             yield time_of(f"survive/{name}", f"{name}: death to next step, {len(found)} kills", Times.of(found),
                           _AIM_NS, wrong=wrong[name])  # fmt: skip
-    joins = [_job(draw, 2, 1, ["--spares", "1"], most=1, spares=1) for _ in range(min(_SPARE_KILLS, sampling.iters))]
-    pauses["spare"] = [pause for found, _ in joins for pause in found]
-    yield time_of("survive/spare", f"2 x 1, a spare joins: death to next step, {len(joins)} kills",
-                  Times.of(pauses["spare"]), _AIM_NS, wrong=sum(differs for _, differs in joins))  # fmt: skip
     yield from _unused()
     every = [each for found in pauses.values() for each in found]
     yield time_of("survive/worst", f"the slowest of {len(every)}", Times.of([max(every)]), _WORST_AIM_NS)
@@ -90,17 +84,13 @@ def _step_ns(option: str) -> int:
     return (last - first) // (_UNUSED_STEPS - 1)
 
 
-def _job(
-    draw: random.Random, processes: int, each: int, options: list[str], *, most: int, spares: int = 0
-) -> tuple[list[int], int]:
+def _job(draw: random.Random, processes: int, each: int, options: list[str], *, most: int) -> tuple[list[int], int]:
     """Return the nanoseconds of each pause of one job, and how many weights were wrong."""
     victims = draw.sample(range(processes), min(most, draw.randint(1, processes - 1)))
     arguments = ["--processes", str(processes), "--ranks", str(processes * each), *options]
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), "--survive", *arguments, program=training.__file__, arguments=[f"-{len(victims)}"])
         try:
-            for spare in range(processes, processes + spares):
-                ready(job, spare)
             deaths = [_kill(job, draw, epoch, victim) for epoch, victim in enumerate(victims)]
             if job.end() != 0:
                 raise AssertionError(f"{arguments}, victims {victims}: {job.out[-2000:]} {job.err[-2000:]}")
@@ -109,8 +99,7 @@ def _job(
     pauses = [_end_of_first_step(job, epoch + 1) - death for epoch, death in enumerate(deaths)]
     history = history_of(job.out, each)
     expected = training.reference(history, history[-1][1] + training.FURTHER)
-    results = f"results {expected[:each]}"
-    right = len(set(expected)) == 1 and job.out.count(results) == processes - len(victims) + min(spares, len(victims))
+    right = len(set(expected)) == 1 and job.out.count(f"results {expected[:each]}") == processes - len(victims)
     return pauses, int(not right)
 
 

@@ -1,37 +1,45 @@
-"""Daemons that ignore their cancellation are named and closed, with the tasks in their nurseries."""
+"""Daemons that ignore their cancellation are named again and again, and waited for."""
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
 import overlap
-from overlap.runtime import world
+from overlap.runtime import daemons
+from tests.faults.job import Job
 
 from .worlds import TIMEOUT_S, failing
 
 R = overlap.Rank
+Ended = Callable[[], bool]
 
 
-async def shielded() -> None:
+async def shielded(ended: Ended) -> None:
     with trio.CancelScope(shield=True):
-        await trio.sleep_forever()
+        while not ended():  # noqa: ASYNC110  a thread makes it true
+            await trio.sleep(0.001)
 
 
-async def catching() -> None:
-    while True:
+async def catching(ended: Ended) -> None:
+    while not ended():
         with suppress(trio.Cancelled):
             await trio.sleep(10)
 
 
-def parent_pid(child: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-    async def parent() -> None:
+def parent_of(child: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    async def parent(*args: Any) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(child)
+            nursery.start_soon(child, *args)
 
     return parent
 
@@ -54,24 +62,35 @@ async def computes(rank: R) -> None:
 
 
 WAYS = {"shielded": shielded, "catching": catching}
-WAYS |= {f"{name} child": parent_pid(child) for name, child in WAYS.items()}
+WAYS |= {f"{name} child": parent_of(child) for name, child in WAYS.items()}
+
+
+def named(rank: int, daemon: str = "stubborn") -> str:
+    return (
+        f"daemon '{daemon}' (serve.py:7) of rank {rank} goes on although it was cancelled, and its rank waits for it: "
+        "let it end on trio.Cancelled, and shield for bounded clean-up only; Ctrl-C twice ends the process"
+    )
 
 
 @pytest.mark.parametrize("end", [returns, raises, computes])
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_daemon_that_ignores_its_cancellation_is_named_and_closed(
-    way: str,
-    clock: Any,
-    end: Callable[[R], Awaitable[object]],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_a_daemon_that_ignores_its_cancellation_is_named_again_and_waited_for(
+    way: str, clock: Any, end: Callable[[R], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However its rank ends: by itself, by an error, or because another rank fails."""
-    monkeypatch.setattr(world, "GRACE_S", 0.05)
+    notices: list[str] = []
+    ends: list[int] = []
+    monkeypatch.setattr(daemons, "notify", notices.append)
+    for pause in ("GRACE_S", "REPEAT_S"):
+        monkeypatch.setattr(daemons, pause, 0.01)
+
+    async def serve(rank: R) -> None:
+        await WAYS[way](lambda: notices.count(named(rank.rank)) >= 2)
+        ends.append(rank.rank)
 
     async def main(rank: R) -> object:
-        rank.spawn(WAYS[way], daemon=True, name="stubborn", call_site="serve.py:7")
+        rank.spawn(serve, rank, daemon=True, name="stubborn", call_site="serve.py:7")
         await trio.sleep(0.01)
         if rank.rank == 0 or end is returns:
             return await end(rank)
@@ -83,11 +102,78 @@ def test_a_daemon_that_ignores_its_cancellation_is_named_and_closed(
         with failing() as failed:
             overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
         assert (failed[0].rank, repr(failed[0].cause)) == (0, "ValueError('boom')")
-    assert sorted(capfd.readouterr().err.splitlines()) == [
-        f"overlap: daemon 'stubborn' (serve.py:7) of rank {rank} goes on although it was cancelled, and is closed: "
-        "let it end on trio.Cancelled, and shield for bounded clean-up only"
-        for rank in range(2)
-    ]
+    assert set(notices) == {named(0), named(1)}
+    assert sorted(ends) == [0, 1]
+
+
+INTERRUPTED = """
+import trio, overlap
+from overlap.runtime import daemons
+
+daemons.GRACE_S = 0.01
+
+
+async def shielded():
+    with trio.CancelScope(shield=True):
+        await trio.sleep_forever()
+
+
+async def main(rank):
+    rank.spawn(shielded, daemon=True, name="stubborn", call_site="serve.py:7")
+    print("begins", flush=True)
+    await trio.sleep_forever()
+
+
+overlap.run(main, ranks=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_the_process() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert process.stdout.readline() == "begins\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stderr.readline() == f"overlap: {named(0)}\n"
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(TIMEOUT_S) == -signal.SIGINT
+        finally:
+            process.kill()
+
+
+ENDING = (
+    INTERRUPTED.replace("GRACE_S = 0.01", "GRACE_S, daemons.LIMIT_S = 0.01, 0.2").rpartition("    print")[0]
+    + """
+    await rank.barrier()
+    if "fails" in sys.argv:
+        if rank.rank == 0:
+            raise ValueError("boom")
+        await trio.sleep_forever()
+
+
+overlap.run(main)
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["fails", "returns"])
+def test_a_launched_process_ends_after_a_limit_and_says_so(way: str, tmp_path: Path) -> None:
+    (tmp_path / "serve.py").write_text(f"import sys\n{ENDING}")
+    job = Job(tmp_path, "--processes", "2", program=str(tmp_path / "serve.py"), arguments=[way])
+    try:
+        assert job.end() == 1
+        line = r"daemon 'stubborn' \(serve.py:7\) of rank \d did not end within 0.2 s of its cancellation, and"
+        assert re.search(line, job.err)
+        assert ("RankFailedError: rank 0 failed at serve.py:20: ValueError: boom" in job.err) is (way == "fails")
+        job.check_nothing_is_left()
+    finally:
+        job.kill()
 
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])
@@ -126,7 +212,7 @@ def test_a_daemon_that_catches_its_cancellation_a_few_times_ends_by_itself(
         events.append("ended")
 
     async def main(rank: R) -> None:
-        daemon = rank.spawn(parent_pid(reluctant), daemon=True)
+        daemon = rank.spawn(parent_of(reluctant), daemon=True)
         await trio.sleep(0.01)
         assert daemon.cancel()
         assert daemon.cancel()

@@ -93,9 +93,6 @@ class Node:
     def has_entered_no_world(self):
         return self._waits_s < inf and self._waits is None
 
-    def waits_as_spare(self):
-        return False
-
     def was_killed(self):
         return self.process.returncode < 0 and self.status is None and not self.stopped
 
@@ -136,7 +133,7 @@ def launched(*lives, ctrl_c_s=(), elsewhere=0, first=0):
     )  # fmt: skip
 
     def process(_, node, **settings):
-        assert set(settings) == {"secret", "screen", "log", "seat"}
+        assert set(settings) == {"secret", "screen", "log"}
         nodes.append(Node(node, **lives[node - first]))
         return nodes[-1]
 

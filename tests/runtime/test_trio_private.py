@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
 import trio
-from trio.lowlevel import Task
 from trio.testing import wait_all_tasks_blocked
 
 import overlap
@@ -23,10 +20,6 @@ from tests import interpreters
 from .structured import TIMEOUT_S
 
 Monkeypatch = pytest.MonkeyPatch
-CLOSED = (
-    "overlap: daemon 'serve' (serve.py:7) of rank 0 goes on although it was cancelled, and is closed: "
-    "let it end on trio.Cancelled, and shield for bounded clean-up only\n"
-)
 
 
 def hide(monkeypatch: Monkeypatch, missing: str) -> None:
@@ -36,89 +29,6 @@ def hide(monkeypatch: Monkeypatch, missing: str) -> None:
         return default if name == missing else builtins.getattr(owner, name, default)
 
     monkeypatch.setattr(trio_private, "getattr", found, raising=False)
-
-
-async def shielded(events: list[str]) -> None:
-    try:
-        with trio.CancelScope(shield=True):
-            await trio.sleep(999)
-    finally:
-        events.append(f"ended at {trio.current_time():g} s")
-
-
-async def catching(events: list[str]) -> None:
-    for _ in range(3000):
-        with suppress(trio.Cancelled):
-            await trio.sleep(1000)
-    events.append(f"ended by itself at {trio.current_time():g} s")
-
-
-async def with_child(events: list[str]) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(catching, events)
-
-
-def lived(daemon: Callable[[list[str]], object]) -> list[str]:
-    """Run a rank with a daemon that ignores its cancellation, in virtual time; return the events."""
-    events: list[str] = []
-
-    async def main(rank: overlap.Rank) -> None:
-        rank.spawn(daemon, events, daemon=True, name="serve", call_site="serve.py:7")  # type: ignore[arg-type]
-        await trio.sleep(1)
-
-    overlap.run(main, ranks=1, clock="virtual")
-    return events
-
-
-def test_with_all_of_them_such_daemons_are_closed(capfd: pytest.CaptureFixture[str]) -> None:
-    assert [lived(shielded), lived(with_child)] == [["ended at 6 s"], []]
-    assert capfd.readouterr().err == CLOSED * 2
-
-
-@pytest.mark.parametrize("missing", ["_cancel_status", "_scope"])
-def test_without_the_scopes_of_a_task_a_shielded_daemon_is_named_and_waited_for(
-    missing: str, monkeypatch: Monkeypatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    hide(monkeypatch, missing)
-    assert lived(shielded) == ["ended at 999 s"]
-    assert capfd.readouterr().err == CLOSED
-
-
-def test_without_the_scopes_around_a_scope_only_the_innermost_shield_is_lifted(
-    monkeypatch: Monkeypatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async def twice(events: list[str]) -> None:
-        with trio.CancelScope(shield=True):
-            await shielded(events)
-
-    assert lived(twice) == ["ended at 6 s"]
-    hide(monkeypatch, "_parent")
-    assert lived(twice) == ["ended at 999 s"]
-    assert capfd.readouterr().err == CLOSED * 2
-
-
-def test_where_a_coroutine_cannot_be_replaced_a_child_of_a_daemon_is_waited_for(
-    monkeypatch: Monkeypatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(task: Task, name: str, value: object) -> None:
-        if name == "coro" and hasattr(task, "coro"):
-            raise AttributeError("read-only")
-        object.__setattr__(task, name, value)
-
-    monkeypatch.setattr(Task, "__setattr__", refuse)
-    assert lived(with_child) == ["ended by itself at 1 s"]
-    assert capfd.readouterr().err == ""
-
-
-def test_shields_outside_a_cancelled_scope_stay() -> None:
-    async def main() -> list[bool]:
-        with trio.CancelScope(shield=True) as outer, trio.CancelScope() as cancelled:  # noqa: ASYNC100 (likewise)
-            cancelled.cancel()
-            with trio.CancelScope(shield=True) as inner:  # noqa: ASYNC100 (it is looked at, not used)
-                trio_private.lift_shields(trio.lowlevel.current_task())
-                return [outer.shield, inner.shield]
-
-    assert trio.run(main) == [True, False]
 
 
 # -- the order of tasks ------------------------------------------------------------------------------------------------

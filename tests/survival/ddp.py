@@ -6,8 +6,6 @@ Arguments: STEP:MEMBER,... for each kill; or "raises", of a rank's own error.
 import os
 import signal
 import sys
-import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,7 +13,6 @@ import torch.distributed as dist
 import overlap.torch
 
 STEPS = 30
-SPARES = int(os.environ.get("OVERLAP_SPARES", "0"))
 MEMBER = int(os.environ["OVERLAP_NODE_RANK"])
 
 
@@ -24,19 +21,17 @@ def gradient(step: int, rank: int) -> float:
 
 
 def main(kills: set[tuple[int, int]]) -> None:
-    module, step = torch.nn.Linear(3, 1, bias=False), 0
+    module, step, source = torch.nn.Linear(3, 1, bias=False), 0, 0
     torch.nn.init.zeros_(module.weight)
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     history = []
     while step < STEPS:
         dist.init_process_group("overlap", init_method="overlap://")
         state = [(module.state_dict(), step)]
-        dist.broadcast_object_list(state, src=overlap.torch.present_world().source)
+        dist.broadcast_object_list(state, src=source)
         module.load_state_dict(state[0][0])
         step, rank = state[0][1], dist.get_rank()
         history.append((step, dist.get_world_size()))
-        while len([*Path(os.environ["OVERLAP_WITNESS"]).glob("attempt-0/run-0/spare-*")]) < SPARES:
-            time.sleep(0.01)
         model = torch.nn.parallel.DistributedDataParallel(module)
         try:
             while step < STEPS:
@@ -49,7 +44,7 @@ def main(kills: set[tuple[int, int]]) -> None:
                 optimizer.step()
                 step += 1
         except RuntimeError as error:
-            overlap.torch.next_world(error, step=step)
+            source = overlap.torch.next_world(error, step=step).source
     print(f"member {MEMBER} history {history} weight {module.weight.tolist()[0]}", flush=True)
     dist.destroy_process_group()
 

@@ -1,7 +1,5 @@
 """Model of a job that survives: members as generators over the pure agreement, a witness, and faults by seed.
 
-A spare waits for a record that names it, and gets its weights from the first member of that world.
-
 A member yields at each await of the protocol, where it may be killed, or stopped for a time. Time is the number of
 turns. What a member applies is a list of (step, members whose gradients are in its mean): its weights.
 """
@@ -17,7 +15,6 @@ from overlap.survival.agreement import (
     State,
     StepProgress,
     accepts,
-    has_state,
     lost_members,
     member_state,
     propose_world,
@@ -40,8 +37,6 @@ class Member:
     left: set[int] = field(default_factory=set)  # epochs whose connections it has closed
     suspects: set[int] = field(default_factory=set)
     state: State = State.TRAINS
-    offered: bool = False  # as a spare that is ready
-    stateless: bool = False  # in a world of newcomers alone
     finished: bool = False
     dead: bool = False
     wakes: int = 0  # turn until which it is stopped
@@ -54,14 +49,9 @@ class Job:
         self.draw = random.Random(seed)
         self.record = EpochWorld(epoch=0, members=tuple(range(self.draw.randint(2, 5))), step=0)
         self.records = [self.record]
-        self.size = len(self.record.members)
         self.members = {number: Member(number, self.record) for number in self.record.members}
-        for number in range(self.size, self.size + self.draw.choice((0, 0, 1, 2, 3))):
-            starts = self.draw.choice((0, 0, 100, 400))
-            self.members[number] = Member(number, self.record, state=State.WAITS, wakes=starts)
-        self.sent: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # weights for newcomers, by epoch
         self.prepared: dict[tuple[int, int], set[int]] = {}  # members, by epoch and step
-        self.reports: dict[tuple[int, int], tuple[int, bool]] = {}  # agreed step, and whether it has the state
+        self.reports: dict[tuple[int, int], int] = {}
         self.ended: dict[int, set[int]] = {}  # members that have finished their programs, by epoch
         self.done: set[int] = set()  # epochs that have ended well
         self.turn = 0
@@ -72,8 +62,6 @@ class Job:
         """Give members turns until all have ended."""
         lives = {number: self.live(member) for number, member in self.members.items()}
         while running := [m for m in self.members.values() if m.number in lives and not m.dead and m.wakes < FOREVER]:
-            if all(member.state is State.WAITS for member in running):
-                return  # the launcher ends a job without members
             self.turn += 1
             assert self.turn < LONGEST, f"waits for ever: {running}"
             awake = [member for member in running if member.wakes <= self.turn]
@@ -83,7 +71,7 @@ class Job:
                     del lives[member.number]
 
     def hurt(self, running: list[Member]) -> None:
-        if self.draw.random() > (0.2 if self.record.newcomers and self.faults["kill"] > 2 else 0.02):
+        if self.draw.random() > 0.02:
             return
         kind, member = self.draw.choice(list(self.faults)), self.draw.choice(running)
         if not self.faults[kind]:
@@ -93,20 +81,15 @@ class Job:
             member.dead = True
         elif kind == "stop":
             member.wakes = self.turn + self.draw.choice((20, 200, 5000, FOREVER))
-        elif member.state is not State.WAITS:
+        else:
             member.suspects.add(self.draw.choice(member.world.members))
 
     # -- one member ----------------------------------------------------------------------------------------------------
 
     def live(self, me: Member) -> Iterator[int]:
         """Train, report, agree, join, and so on; each yield is an await."""
-        if me.state is State.WAITS:
-            for turn in self.wait(me):
-                yield turn
-        while not me.finished and me.state is not State.OUT and not me.stateless:
+        while True:
             for turn in self.join(me):
-                yield turn
-            for turn in self.receive(me):
                 yield turn
             for turn in self.train(me):
                 yield turn
@@ -116,38 +99,13 @@ class Job:
                 return
             me.left.add(me.world.epoch)
             yield 1
-            whole = has_state(me.number, me.world, prepared=me.progress.prepared)
-            self.reports[me.world.epoch, me.number] = me.progress.report(), whole
+            self.reports[me.world.epoch, me.number] = me.progress.report()
             me.state = State.REPORTS
             yield 1
             for turn in self.agree(me):
                 yield turn
-
-    def wait(self, me: Member) -> Iterator[int]:
-        me.offered = True
-        while (state := member_state(me.number, None, self.record, reported=False)) is State.WAITS:
-            yield 1
-            if self.record.epoch in self.done:
-                me.finished = True
+            if me.finished or me.state is State.OUT:
                 return
-        self.enter(me, state)
-
-    def spares(self) -> set[int]:
-        """Return the spares that are ready; one that has been stopped for long is not."""
-        fresh = [m for m in self.members.values() if m.offered and not m.dead and m.wakes <= self.turn + SUSPECT_S]
-        return {member.number for member in fresh}
-
-    def receive(self, me: Member) -> Iterator[int]:
-        """Get the weights that the first member sends when there are newcomers."""
-        epoch, world = me.world.epoch, me.world
-        if me.number == world.members[0]:
-            yield 1
-            self.sent[epoch] = list(me.weights)
-        while me.number in world.newcomers and epoch not in self.sent and not self.sees_loss(me):
-            yield 1
-        if me.number in world.newcomers:
-            yield 1
-            me.weights = list(self.sent.get(epoch, []))
 
     def sees_loss(self, me: Member) -> bool:
         """Whether a connection to a member is closed, or has been silent for too long in this member's eyes."""
@@ -156,19 +114,16 @@ class Job:
             silent = them.wakes > self.turn + SUSPECT_S
             if them.dead or silent or me.world.epoch in them.left:
                 me.suspects |= {other} - {me.number}
-        joins = len(me.world.members) < self.size and self.spares() - {*me.world.members, *me.world.lost}
-        return bool(joins or me.suspects & set(me.world.members) - {me.number})
+        return bool(me.suspects & set(me.world.members) - {me.number})
 
     def join(self, me: Member) -> Iterator[int]:
         me.joined = True
         everybody = [self.members[number] for number in me.world.members]
-        while not all(m.joined and m.world.epoch >= me.world.epoch for m in everybody) and not self.sees_loss(me):
+        while not all(m.world.epoch >= me.world.epoch and m.joined for m in everybody) and not self.sees_loss(me):
             yield 1
 
     def train(self, me: Member) -> Iterator[int]:
         epoch, world = me.world.epoch, set(me.world.members)
-        if me.number in me.world.newcomers and epoch not in self.sent:
-            return  # a loss has come before the weights
         while me.progress.agreed < STEPS:
             yield 1
             if self.sees_loss(me):
@@ -212,34 +167,22 @@ class Job:
             if me.world.epoch in self.done and me.number in self.ended.get(me.world.epoch, ()):
                 me.finished = True
                 return
-            reports = {m: step for (e, m), (step, _) in self.reports.items() if e == me.world.epoch}
-            lacking = {m for (e, m), (_, whole) in self.reports.items() if e == me.world.epoch and not whole}
+            reports = {m: s for (e, m), s in self.reports.items() if e == me.world.epoch}
             lost = lost_members(
                 me.world, dead={m.number for m in self.members.values() if m.dead}, suspects=me.suspects,
                 reports=reports.keys(), waited_s=self.turn - began, suspect_s=SUSPECT_S, report_s=REPORT_S,
             )  # fmt: skip
-            spares = self.spares()
-            proposal = propose_world(me.world, reports, lost, lacking=lacking, spares=spares, size=self.size)
-            waiting = spares - {*me.world.members, *me.world.lost}
-            assert proposal is None or len(proposal.members) == self.size or waiting <= set(proposal.members)
+            proposal = propose_world(me.world, reports, lost)
             yield 1  # between the look and the decision anything may happen
             if proposal and accepts(self.record, proposal):
                 self.record = proposal
                 self.records.append(proposal)
             yield 1
-        self.enter(me, state)
-
-    def enter(self, me: Member, state: State) -> None:
-        """Take a place in the world of the record, or leave."""
-        record = self.record
-        me.state, me.stateless = state, set(record.newcomers) == set(record.members)
-        if state is State.OUT or me.stateless:
+        me.state = state
+        if state is State.OUT:
             return
-        if me.number in record.newcomers:
-            me.progress, me.weights, me.ready = StepProgress(record.step), [], None
-        else:
-            me.progress, _ = me.progress.following(record.step)
-            self.apply(me)
-            if me.ready is not None and me.ready[0] > record.step:
-                me.ready = None
-        me.world, me.suspects, me.joined = record, set(), False
+        me.progress, _ = me.progress.following(self.record.step)
+        self.apply(me)
+        if me.ready is not None and me.ready[0] > self.record.step:
+            me.ready = None
+        me.world, me.suspects, me.joined = self.record, set(), False

@@ -51,17 +51,15 @@ def weight_of(history):
         pytest.param(["--processes", "3"], "5:0,12:2", [3, 2, 1], marks=pytest.mark.slow),
         pytest.param(["--processes", "3", "--shared-memory", "0"], "10:0", [3, 2], marks=pytest.mark.slow),
         pytest.param(["--processes", "4"], "8:0,8:3", [4, 2], marks=pytest.mark.slow),
-        pytest.param(["--processes", "2", "--spares", "2"], "8:1,16:0", [2, 2], marks=pytest.mark.slow),
     ],
-    ids=["one of two", "one after the other", "sockets", "two in one step", "spares"],
+    ids=["one of two", "one after the other", "sockets", "two in one step"],
 )
 def test_the_others_go_on_at_the_same_step(run, options, kills, sizes):
     job = run(*options, kills=kills)
     assert job.end() == 0, job.err
     ends = re.findall(r"member (\d) history (.*) weight (.*)", job.out)
     killed = {int(kill.partition(":")[2]) for kill in kills.split(",")}
-    processes = sizes[0] + (len(killed) if "--spares" in options else 0)
-    assert {int(member) for member, _, _ in ends} == set(range(processes)) - killed
+    assert {int(member) for member, _, _ in ends} == set(range(sizes[0])) - killed
     worlds = {(0, sizes[0]), *(world for _, history, _ in ends for world in literal_eval(history))}
     history = sorted(worlds, key=lambda world: (world[0], -world[1]))  # no world grows here
     first = [int(kill.partition(":")[0]) for kill in kills.split(",")]

@@ -84,7 +84,7 @@ class Job:
     def surviving(self, member):
         place = Place(source="test", process=member, processes=len(self.members), ranks_per_process=1, node=0, nodes=1,
                       endpoint=("127.0.0.1", 1), job="test")  # fmt: skip
-        wanted = SimpleNamespace(state_dir=None, lost_after_s=15.0, spares=0)
+        wanted = SimpleNamespace(state_dir=None, lost_after_s=15.0)
         wanted.changed = lambda *_, **__: wanted
         epochs._member[:], epochs._last[:] = [member], []
         run = SurvivingRun(place, wanted)

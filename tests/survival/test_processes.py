@@ -163,10 +163,10 @@ def test_a_process_that_was_stopped_for_too_long_is_left_behind(start):
                 "127.0.0.1:29555",
                 "--witness",
                 ".",
-                "--spares",
+                "--max-restarts",
                 "1",
             ],
-            "--survive: on several hosts without --spares",
+            "--survive: on several hosts without --max-restarts",
         ),
     ],
 )

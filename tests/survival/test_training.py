@@ -12,6 +12,7 @@ from tests.survival.training import FURTHER, reference
 
 PROGRAM = str(Path(__file__).with_name("training.py"))
 LOSING = str(Path(__file__).with_name("losing.py"))
+EXAMPLE = Path(__file__).parents[2] / "examples" / "28_survives.py"
 
 
 def history_of(output: str, each: int = 1) -> list[tuple[list[int], int]]:
@@ -58,6 +59,20 @@ def test_a_step_that_was_not_agreed_is_not_applied_after_two_losses(tmp_path):
         assert job.end() == 0, job.err
         assert history_of(job.out) == [([0, 1, 2, 3, 4], 0), ([1, 2, 3, 4], 9), ([3, 4], 9)]
         assert job.out.count("weights [{-20.0}]") == 2
+        job.check_nothing_is_left()
+    finally:
+        job.kill()
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path):
+    job = Job(tmp_path, "--survive", "--processes", "3", program=str(EXAMPLE))
+    try:
+        assert job.end() == 0, job.err
+        assert job.out.count("processes (1, 2) go on after step 20") == 1
+        results = re.findall(r"rank ([01]) of 2: (weights [0-9a-f]{8}, \d\d\.\d% right)\n", job.out)
+        assert {rank for rank, _ in results} == {"0", "1"}
+        assert len({result for _, result in results}) == 1
         job.check_nothing_is_left()
     finally:
         job.kill()

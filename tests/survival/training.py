@@ -50,19 +50,16 @@ def reference(history: list[tuple[list[int], int]], steps: int) -> list[tuple[in
     memory = {member: Epoch(survives=True) for members, _ in history for member in members}
     ends = [begin for _, begin in history[1:]] + [steps]
 
-    async def main(rank, members, joined, begin, end):
+    async def main(rank, members, begin, end):
         epoch = rank.epoch = memory[members[rank.rank]]
-        epoch.step, epoch.joined = begin, joined
+        epoch.step = begin
         if epoch.survivor is not None:
             epoch.survivor.report()
             epoch.survivor.advance(begin)
         return await train(rank, end, show=lambda *_, **__: None)
 
-    before = history[0][0]
     for (members, begin), end in zip(history, ends, strict=True):
-        joined = tuple(rank for rank, member in enumerate(members) if member not in before)
-        results = overlap.run(main, members, joined, begin, end, ranks=len(members))
-        before = members
+        results = overlap.run(main, members, begin, end, ranks=len(members))
     return results
 
 

@@ -1,7 +1,6 @@
 """Faults as data: what each does, that a seed draws them, and that a failing seed is made smaller."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -260,7 +259,7 @@ def test_what_does_nothing_to_a_function_is_refused(faults: str) -> None:
     with pytest.raises(overlap.UsageError, match=r"faults: (signal|disk) does nothing to an async function, whose"):
         Ranks().run(steps, ranks=2, faults=faults)
     with pytest.raises(overlap.UsageError, match="does nothing to an async function"):
-        run_marked(steps, {}, {"ranks": 2, "faults": faults}, takes_rank=True, path=Path(__file__))
+        run_marked(steps, {}, {"ranks": 2, "faults": faults}, takes_rank=True)
 
 
 async def messages(rank: overlap.Rank) -> None:

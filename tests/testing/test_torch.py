@@ -1,6 +1,5 @@
 """Unchanged programs of PyTorch with many ranks in this process."""
 
-import json
 import os
 import random
 import subprocess
@@ -608,32 +607,6 @@ def test_random_numbers_of_ranks_are_apart_as_in_processes() -> None:
     assert (one[0][0], one[1]) == (two[0][0], two[1])
     assert one[0][1] != two[0][1]
     assert one[0][2] != two[0][2]
-
-
-def adds():
-    dist.init_process_group("gloo")
-    total = torch.ones(1000) + torch.ones(1000)
-    dist.all_reduce(total)
-
-
-def test_functions_take_what_a_profile_says(tmp_path: Path) -> None:
-    profile = tmp_path / "profile.json"
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
-        torch.ones(10) + torch.ones(10)
-    recorded.export_chrome_trace(str(profile))
-    told = json.loads(profile.read_text())
-    for event in told["traceEvents"]:
-        if event.get("cat") == "cpu_op":
-            event["dur"] = 3e6 if event["name"] == "aten::add" else 0  # microseconds
-    profile.write_text(json.dumps(told))
-    assert 3.0 <= Ranks().function(adds, ranks=2, cost=profile).seconds < 3.1
-    events = [event for event in told["traceEvents"] if event.get("cat") == "cpu_op" and event["name"] == "aten::add"]
-    kernels = [{"cat": "kernel", "dur": 2e6, "args": {"External id": events[0]["args"]["External id"]}}] * 2
-    profile.write_text(json.dumps({"traceEvents": [*events, *kernels]}))
-    assert 4.0 <= Ranks().function(adds, ranks=2, cost=str(profile)).seconds < 4.1
-    profile.write_text("[]")
-    with pytest.raises(UsageError, match=r"profile\.json is no profile; expected a file of torch\.profiler"):
-        Ranks().function(adds, ranks=2, cost=profile)
 
 
 def recorded_training():

@@ -5,7 +5,6 @@
 #   model      the classifier: blocks, gradients, weights; pure numpy
 #   training   the two loops, and the run in which they take turns
 #   report     progress, figures, pictures and verdict
-#   survival   another demonstration: a process is killed, a spare takes its place;  survivor: one of these processes
 
 from __future__ import annotations
 
@@ -40,7 +39,6 @@ examples:
   overlap demo                                     8 ranks, links about half as busy as compute
   overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
-  overlap demo --survive                           kill one of two processes; a spare takes its place
 
 examples/21_with_and_without.py of a checkout shows every training strategy like this, in virtual time.
 
@@ -54,7 +52,6 @@ OPTIONS = {
     "bandwidth": Option(read=str, metavar="SIZE", help="bytes per second of a link; default: fits this machine"),
     "width": shared_option("width"),
     "ascii": shared_option("ascii"),
-    "survive": shared_option("survive", "kill one of two processes, and show how a spare takes its place", off=None),
     "trace": shared_option("trace"),
 }
 
@@ -75,10 +72,6 @@ def main(args: argparse.Namespace) -> int:
     check_width(args.width)
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)
     ascii, color = bool(args.ascii) or console.plain, console.coloured
-    if args.survive:
-        from .survival import demonstrate  # few want it
-
-        return 0 if demonstrate(console, steps=args.steps, width=console.width, ascii=ascii) else 1
     task = _task(args)
     if args.bandwidth is None:
         task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
