@@ -23,8 +23,7 @@ import numpy as np
 
 import topology
 from overlap import Rank, run
-from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.measuring import ProcessLayout, RankSamples
+from overlap.cli.bench.cases import Case
 from overlap.cli.bench.sampling import Sampling, Times, slowest
 from overlap.cli.children import Child, read_json_lines, start
 from overlap.collectives.generators import GENERATORS
@@ -34,6 +33,9 @@ from overlap.cost.select import plan
 from overlap.errors import ScheduleError
 from overlap.runtime.future import Future
 from overlap.units import format_bytes, format_ns
+from tests.benchmarks.figures import over
+from tests.benchmarks.versus.assignment import AssignmentInTurn
+from tests.benchmarks.versus.layout import ProcessLayout
 
 from .figures import Figure
 from .sockets import SIZES_BYTES, float32_cases
@@ -110,7 +112,7 @@ def _regret(name: str, cluster: topology.Cluster, size: int, measured: dict[str,
     chosen = distinct(name, size, cluster)[plan(name, size, cluster).algorithm]
     fastest = min(measured, key=lambda algorithm: measured[algorithm].median_ns)
     told = f"{chosen} {_told(measured[chosen])}, {fastest} {_told(measured[fastest])}"
-    return measured[chosen].over(measured[fastest]), told, measured[chosen]
+    return over(measured[chosen], measured[fastest]), told, measured[chosen]
 
 
 def _told(times: Times) -> str:
@@ -123,7 +125,11 @@ def _measured(
     """Return the times of each size by algorithm."""
     cases = float32_cases(name, cluster.world_size, sizes)
     each = [list(dict.fromkeys(distinct(name, size, cluster).values())) for size in sizes]
-    program = [f"{__package__}.algorithms", Assignment(cases=cases, sampling=sampling).to_json(), json.dumps(each)]
+    program = [
+        f"{__package__}.algorithms",
+        AssignmentInTurn(cases=cases, sampling=sampling).to_json(),
+        json.dumps(each),
+    ]
     told = read_json_lines(begin(program))
     rows = [
         {algorithm: slowest(next(told)["told"], batch=sampling.batch(case.size_bytes)) for algorithm in algorithms}
@@ -156,7 +162,9 @@ def _bytes_of(table: Schedule) -> bytes:
 # -- one process -----------------------------------------------------------------------------------------------------
 
 
-async def _sampled(rank: Rank, case: Case, sampling: Sampling, algorithms: Sequence[str]) -> list[RankSamples] | None:
+async def _sampled(
+    rank: Rank, case: Case, sampling: Sampling, algorithms: Sequence[str]
+) -> list[list[list[int]]] | None:
     """Return the samples of each algorithm by rank, on rank 0."""
     x, out = case.buffers(rank.rank)
     samples: dict[str, list[int]] = {algorithm: [] for algorithm in algorithms}
@@ -189,7 +197,7 @@ class _Insisting:
 
 def main(text: str, algorithms: str) -> None:
     """Measure every row by every algorithm, each row in a world of its own; the process of rank 0 prints them."""
-    assignment = Assignment.from_json(text)
+    assignment = AssignmentInTurn.from_json(text)
     for case, names in zip(assignment.cases, json.loads(algorithms), strict=True):
         for told in run(_sampled, case, assignment.sampling, names)[0] or ():
             print(json.dumps({"told": told}), flush=True)

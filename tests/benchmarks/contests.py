@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import ProcessLayout, Result, measure_cases
-from overlap.cli.bench.operations import find
+from overlap.cli.bench.cases import NAMES, Case
+from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling
 from overlap.units import format_bytes, format_ns
 from tests.benchmarks.versus.assignment import AssignmentInTurn
 from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, measure_contender
+from tests.benchmarks.versus.layout import ProcessLayout, measure_cases
 
 from .figures import Figure, as_fast_as, time_of
 
@@ -104,7 +104,9 @@ def _held(contest: Contest, sampling: Sampling, contenders: Sequence[Contender])
 
 
 def _case(ranks: int, nbytes: int) -> Case:
-    return Case(operation=find("all_reduce"), ranks=ranks, count=nbytes // 4, dtype=np.dtype(np.float32), in_place=True)
+    return Case(
+        operation=NAMES["all_reduce"], ranks=ranks, count=nbytes // 4, dtype=np.dtype(np.float32), in_place=True
+    )
 
 
 def _ours(name: str, described: str, row: Result, aim_ns: float | None = None) -> Figure:

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from time import time
 
 from overlap.cli.bench.sampling import Sampling, Times
+from tests.benchmarks.figures import few
 from tests.engines.clusters import ROOT, driving, ran
 from tests.engines.rays import RayCluster
 
@@ -161,7 +162,7 @@ def _compiling_once(folder: str) -> Iterator[None]:
 
 
 def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[Figure | str]:
-    times = range(min(sampling.few, _SAMPLES))
+    times = range(min(few(sampling), _SAMPLES))
     for each in (1, 4):
         starts = [1e9 * ran(folder, _START, str(each), **cluster.variables).told for _ in times]
         text = f"ray.init to the first all_reduce, {RANKS} ranks, {RANKS // each} actors"

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import overlap
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.units import format_ns
+from tests.benchmarks.figures import few
 
 from .figures import Figure
 
@@ -42,7 +43,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
             path = Path(folder, "before.json.gz")
             programs.record(path, program)
             found = overlap.why(path)
-        times = [(_timed(program, model), _changed(program, model, changed)) for _ in range(sampling.few + 1)][1:]
+        times = [(_timed(program, model), _changed(program, model, changed)) for _ in range(few(sampling) + 1)][1:]
         gain = Times.of([before - after for before, after in times])
         item = next((item for item in found.advice if item.gain_least_ns is not None), None)
         if item is None or item.gain_least_ns is None or item.gain_most_ns is None:

@@ -10,6 +10,7 @@ from overlap import Future, Rank, parallel, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.config import RunConfig, setting_environment
 from overlap.units import format_ns
+from tests.benchmarks.figures import over
 from tests.parallel.deep import LAYERS as DEEP
 from tests.parallel.deep import MB, RANKS, spans_of, steady
 
@@ -48,7 +49,7 @@ def _free(sampling: Sampling) -> Figure:
         [samples] = run(_both, sampling.warmup + sampling.iters, ranks=1)
     without, layer = (Times.of(each[sampling.warmup :]) for each in samples)
     text = f"  DataParallel: as fast as without ({without.median_ns / 1e6:.1f} ms)"
-    return Figure(name="layer/free", text=text, value=without.over(layer), unit="ratio", aim=FREE_AIM, times=layer)
+    return Figure(name="layer/free", text=text, value=over(without, layer), unit="ratio", aim=FREE_AIM, times=layer)
 
 
 async def _both(rank: Rank, steps: int) -> tuple[list[int], list[int]]:

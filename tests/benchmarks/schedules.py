@@ -20,6 +20,7 @@ from overlap.cost.placed import on
 from overlap.cost.rounds import rounds
 from overlap.cost.select import plan
 from overlap.runtime.engine.compiler import Compiler
+from tests.benchmarks.figures import few
 from tests.cost.star import Star
 from topology import cluster
 
@@ -51,7 +52,7 @@ _ELEMENTS = 1 << 20
 def measure_proof(sampling: Sampling) -> Times:
     """Time to prove a ring all-reduce of 1024 ranks, without generating it."""
     schedule = _ring(RANKS)
-    return Times.of([_proving_ns(schedule) for _ in range(sampling.few)])
+    return Times.of([_proving_ns(schedule) for _ in range(few(sampling))])
 
 
 def measure_proof_once(_: Sampling) -> Times:
@@ -73,12 +74,12 @@ def measure_compiling(sampling: Sampling) -> Times:
 
 def measure_costing(sampling: Sampling) -> Times:
     """Time to cost a ring all-reduce of 1024 ranks from its table, as if no two messages shared a wire."""
-    return Times.of([ring_costing_s(RANKS)[0] * 1e9 for _ in range(sampling.few)])
+    return Times.of([ring_costing_s(RANKS)[0] * 1e9 for _ in range(few(sampling))])
 
 
 def measure_costing_loads(sampling: Sampling) -> Times:
     """Time to do so on trn2.48xlarge nodes, with what is on every wire in every step."""
-    return Times.of([ring_costing_s(RANKS)[1] * 1e9 for _ in range(sampling.few)])
+    return Times.of([ring_costing_s(RANKS)[1] * 1e9 for _ in range(few(sampling))])
 
 
 def measure_planning(_: Sampling) -> Times:

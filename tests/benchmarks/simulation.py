@@ -26,6 +26,7 @@ from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import read_json_lines, start
 from overlap.simulation import FabricDriver, Kernel, ReachedRanks, SimulatedFabric
 from overlap.units import format_bytes
+from tests.benchmarks.figures import few
 
 from .figures import Figure, as_fast_as, time_of
 from .schedules import ring_costing_s
@@ -48,22 +49,22 @@ COSTING_AIM_NS = 20e6
 def figures(sampling: Sampling) -> Iterator[Figure | str]:
     """Measure one after the other; text is a remark."""
     yield f"ring: {TASKS} tasks, each sends {ROUNDS} messages to the next and waits for those of the one before"
-    ours = Times.of([_timed(ring) / (TASKS * ROUNDS) for _ in range(sampling.few)])
+    ours = Times.of([_timed(ring) / (TASKS * ROUNDS) for _ in range(few(sampling))])
     yield _ns("message", "a message, on the virtual clock alone", ours, MESSAGE_AIM_NS)
     if find_spec("simpy") is None:
         yield "simpy is not installed: pip install simpy"
     else:
-        theirs = Times.of([_timed(simpy_ring) / (TASKS * ROUNDS) for _ in range(sampling.few)])
+        theirs = Times.of([_timed(simpy_ring) / (TASKS * ROUNDS) for _ in range(few(sampling))])
         yield as_fast_as("simulate/message/simpy", "  the same ring: as fast as SimPy", theirs, ours)
-    shared = Times.of([_timed(traffic) / (SENDERS * ROUNDS) for _ in range(sampling.few)])
+    shared = Times.of([_timed(traffic) / (SENDERS * ROUNDS) for _ in range(few(sampling))])
     yield _ns("message/traffic", f"a message among {SENDERS} ranks, links shared", shared, MESSAGE_AIM_NS)
-    sent = Times.of([_timed(_send_round) / (SENDERS * SENT) for _ in range(sampling.few)])
+    sent = Times.of([_timed(_send_round) / (SENDERS * SENT) for _ in range(few(sampling))])
     yield _ns("message/program", "  the same in a program: rank.send, rank.recv", sent, None)
     for ranks, aim_ns in WORLDS.items():
         yield from _world(ranks, aim_ns)
     alike = Times.of([_simulated(max(WORLDS), alike=1)["wall_ns"]])
     yield _ns(f"world/{max(WORLDS)}/alike", "  of which two run for all, because they are alike", alike, None)
-    costing = Times.of([ring_costing_s()[0] * 1e9 for _ in range(sampling.few)])
+    costing = Times.of([ring_costing_s()[0] * 1e9 for _ in range(few(sampling))])
     yield _ns("cost", "cost a ring, 1024 ranks", costing, COSTING_AIM_NS)
 
 

@@ -12,12 +12,13 @@ from math import exp, fsum, log
 
 import numpy as np
 
-from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import ProcessLayout, Result
-from overlap.cli.bench.operations import find
+from overlap.cli.bench.cases import NAMES, Case
+from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.units import format_bytes
+from tests.benchmarks.figures import over
 from tests.benchmarks.versus.contenders import CONTENDERS, ContenderResult
+from tests.benchmarks.versus.layout import ProcessLayout
 from tests.benchmarks.versus.turns import measure_in_turn
 
 from .figures import Figure
@@ -59,7 +60,7 @@ class Row:
     @property
     def ratio(self) -> float:
         """Their time over ours."""
-        return self.theirs.over(self.ours)
+        return over(self.theirs, self.ours)
 
 
 def figures(sampling: Sampling) -> Iterator[Figure | str]:
@@ -85,7 +86,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
 
 def float32_cases(name: str, processes: int, sizes: Sequence[int]) -> list[Case]:
     """Return the cases of a collective at sizes in bytes."""
-    operation = find(name)
+    operation = NAMES[name]
     return [
         Case(
             operation=operation,

@@ -16,6 +16,7 @@ from overlap import OverlapError, Rank, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import environment
 from overlap.config import RunConfig, setting_environment
+from tests.benchmarks.figures import few
 
 __all__ = [
     "CROWD",
@@ -50,14 +51,14 @@ overlap.run(main)
 def measure_import(sampling: Sampling) -> Times:
     """Time that `import overlap` takes in a fresh interpreter after `import trio, numpy`."""
     with fresh_python() as python:
-        return Times.of([int(python("-c", _IMPORT)) for _ in range(sampling.few)])
+        return Times.of([int(python("-c", _IMPORT)) for _ in range(few(sampling))])
 
 
 def measure_startup(sampling: Sampling) -> Times:
     """Time of a world of 32 ranks from start to end, each with a compute thread and one collective."""
     samples = []
     with setting_environment(RunConfig()):
-        for _ in range(sampling.few):
+        for _ in range(few(sampling)):
             begun_ns = perf_counter_ns()
             run(_up_and_down, ranks=RANKS_UP)
             samples.append(perf_counter_ns() - begun_ns)
@@ -70,12 +71,12 @@ async def _up_and_down(rank: Rank) -> None:
 
 def measure_run(sampling: Sampling) -> Times:
     """Time of `overlap run --ranks 4` on a script whose ranks do nothing, from the new process to its end."""
-    return _runs(sampling.few, "--ranks", str(RANKS_RUN))
+    return _runs(few(sampling), "--ranks", str(RANKS_RUN))
 
 
 def measure_crowded_run(sampling: Sampling) -> Times:
     """Time of `overlap run --processes 2` on the script, on a host that 20 other processes keep busy; 3 samples."""
-    return _runs(min(3, sampling.few), "--ranks", str(RANKS_RUN), "--processes", "2", crowd=CROWD)
+    return _runs(min(3, few(sampling)), "--ranks", str(RANKS_RUN), "--processes", "2", crowd=CROWD)
 
 
 def _runs(count: int, *options: str, crowd: int = 0) -> Times:

@@ -17,6 +17,7 @@ from time import perf_counter_ns
 
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.units import format_ns
+from tests.benchmarks.figures import over
 from tests.faults.job import Job
 from tests.survival import training
 from tests.survival.test_training import history_of
@@ -67,7 +68,7 @@ def _unused() -> Iterator[Figure | str]:
     times = {option: Times.of(samples) for option, samples in found.items()}
     for option, each in times.items():
         yield time_of(f"survive/unused {option}", f"2 x 1, no loss, {option}: a step", each)
-    yield f"a step with --survive takes {times['--survive'].over(times['--no-survive']):.2f} times as long as without"
+    yield f"a step with --survive takes {over(times['--survive'], times['--no-survive']):.2f} times as long as without"
 
 
 def _step_ns(option: str) -> int:

@@ -10,20 +10,20 @@ from typing import IO
 import numpy as np
 import pytest
 
-from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import ProcessLayout, Result
-from overlap.cli.bench.operations import find
+from overlap.cli.bench.cases import NAMES, Case
+from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import Child, environment
 from tests.benchmarks.versus import turns
 from tests.benchmarks.versus.contenders import Contender
+from tests.benchmarks.versus.layout import ProcessLayout
 from tests.benchmarks.versus.turns import measure_in_turn
 
 from .figures import line
 from .sockets import Row, summary
 
 CASES = [
-    Case(operation=find("all_reduce"), ranks=2, count=count, dtype=np.dtype(np.float32), in_place=True)
+    Case(operation=NAMES["all_reduce"], ranks=2, count=count, dtype=np.dtype(np.float32), in_place=True)
     for count in (4096, 16384)
 ]
 

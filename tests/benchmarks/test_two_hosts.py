@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from overlap import run
-from overlap.cli.bench.cases import Case
+from overlap.cli.bench.cases import NAMES, Case
 from overlap.cli.bench.measuring import Result
-from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import environment
 from overlap.timeline import Recorder
@@ -330,7 +329,7 @@ def test_results_stay_exact_over_links_that_stall_for_seconds(joined, rails, how
 
 def case(nbytes):
     dtype = np.dtype(np.float32)
-    return Case(operation=find("all_reduce"), ranks=2, count=nbytes // 4, dtype=dtype, in_place=True)
+    return Case(operation=NAMES["all_reduce"], ranks=2, count=nbytes // 4, dtype=dtype, in_place=True)
 
 
 def sent_again(host):

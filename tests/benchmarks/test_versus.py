@@ -13,9 +13,8 @@ import overlap
 from overlap import StallError, UsageError
 from overlap.cli import children
 from overlap.cli.bench import report
-from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import ProcessLayout, Result
-from overlap.cli.bench.operations import OPERATIONS, dtype_named, find
+from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, dtype_named
+from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import Child, environment
 from tests.benchmarks.versus import __main__ as command
@@ -30,6 +29,7 @@ from tests.benchmarks.versus.contenders import (
     measure_contender,
 )
 from tests.benchmarks.versus.inside import LibraryRank, measure_and_tell, measure_rows
+from tests.benchmarks.versus.layout import ProcessLayout
 from tests.benchmarks.versus.turns import Turns
 
 
@@ -40,7 +40,7 @@ def parsed(*argv):
 
 
 F32 = np.dtype(np.float32)
-CASES = [Case(operation=find("allr"), ranks=2, count=count, dtype=F32, in_place=True) for count in (2, 1 << 14)]
+CASES = [Case(operation=NAMES["allr"], ranks=2, count=count, dtype=F32, in_place=True) for count in (2, 1 << 14)]
 ASKED = AssignmentInTurn(cases=CASES, sampling=Sampling(iters=2, warmup=1))
 
 
@@ -82,7 +82,7 @@ class Alone(LibraryRank):
     ("right", "check", "wrong"), [(True, True, [0, 0]), (False, True, [2, 1 << 14]), (False, False, [0, 0])]
 )
 def test_a_peer_samples_as_we_do_and_is_checked_too(right, check, wrong):
-    cases = [Case(operation=find("allr"), ranks=1, count=count, dtype=F32) for count in (2, 1 << 14)]
+    cases = [Case(operation=NAMES["allr"], ranks=1, count=count, dtype=F32) for count in (2, 1 << 14)]
     library = Alone(right=right)
     rows = measure_rows(library, AssignmentInTurn(cases=cases, sampling=Sampling(iters=3, warmup=1), check=check))
     assert [row["wrong"] for row in rows] == wrong
@@ -242,7 +242,7 @@ def times(median_us):
 
 
 def test_peers_beside_ours():
-    case = Case(operation=find("all_reduce"), ranks=4, count=1 << 18, dtype=F32)
+    case = Case(operation=NAMES["all_reduce"], ranks=4, count=1 << 18, dtype=F32)
     ours = [
         Result(case=replace(case, count=2), times=times(20.0), wrong=0),
         Result(case=case, times=times(500.0), wrong=0),

@@ -10,6 +10,7 @@ from time import process_time_ns
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.timeline import Recorder, Timeline, TimelineView, read_trace, write_trace
 from overlap.timeline.files.parts import pack_part
+from tests.benchmarks.figures import few
 
 from .figures import Figure, time_of
 
@@ -22,7 +23,7 @@ _SPANS = 1_000_000 // _PART
 
 def figures(sampling: Sampling) -> Iterator[Figure]:
     """Measure, in time of this process."""
-    few = min(sampling.few, 3)
+    samples = min(few(sampling), 3)
     with TemporaryDirectory() as folder:
         file, many = Path(folder, "run.json"), _timeline(8, _SPANS // (8 * 25))
         yield _line("pack", "pack a million spans", few, lambda: pack_part(many), None, _PART)
@@ -42,7 +43,7 @@ def _line(name: str, text: str, few: int, run: Callable[[], object], aim_ns: flo
         run()
         return (process_time_ns() - begun_ns) * times
 
-    return time_of(f"timeline_{name}", text, Times.of([once() for _ in range(few)]), aim_ns)
+    return time_of(f"timeline_{name}", text, Times.of([once() for _ in range(samples)]), aim_ns)
 
 
 def _again(timeline: Timeline) -> Timeline:

@@ -21,6 +21,7 @@ from overlap.cli.bench.sampling import Sampling, Times
 from overlap.config import overriding
 from overlap.simulation import Profile
 from overlap.timeline.spans import Timeline
+from tests.benchmarks.figures import few
 from transports import LinkSpeed, NeuronLink, Paced
 
 from .figures import Figure
@@ -59,7 +60,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
             ("stated", "computes and wires as stated", _stated),
             ("replayed", "a trace replayed, wires as measured", _replayed),
         ):
-            yield _figure(name, text, [compared(trace) for _ in range(sampling.few)], AIM)
+            yield _figure(name, text, [compared(trace) for _ in range(few(sampling))], AIM)
 
 
 def _figure(name: str, text: str, pairs: list[tuple[float, float]], aim: float) -> Figure:

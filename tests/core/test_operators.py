@@ -8,8 +8,7 @@ import pytest
 
 import overlap
 from overlap.cli.bench import measuring
-from overlap.cli.bench.cases import Case
-from overlap.cli.bench.operations import OPERATIONS
+from overlap.cli.bench.cases import OPERATIONS, Case
 from overlap.cli.bench.sampling import Sampling
 from tests.collectives.playback import replay
 from tests.embedded.connecting import TIMEOUT_S, connected

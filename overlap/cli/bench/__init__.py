@@ -2,10 +2,9 @@
 
 # In the order data flows:
 #
-#   options     the cases that a command line asks for, and where their ranks are
-#   operations  operations by name;  cases: one row of the table, its buffers and expected results
-#   sampling    samples of a time;  measuring: the timed loop on our ranks, in one process or several
-#   report      the table and the JSON, from the first row to the exit code
+#   cases       operations by name; one row of the table, with its buffers and expected results; those of the options
+#   sampling    samples of a time
+#   measuring   the route from the options to the exit code: the timed loop on our ranks, the table and the JSON
 #
 # Comparisons with other libraries, and of two settings side by side, are in tests/benchmarks/versus.
 
@@ -14,21 +13,22 @@ from __future__ import annotations
 import argparse
 
 from ...collectives.reduce import OPS
-from ...errors import UsageError
 from ...settings import Option
-from ...units import count, switch
-from ..options import add_options, shared_option
+from ...units import count, index, switch
+from ..options import add_options, as_argument, shared_option
+from .cases import NAMES
+
+
+def read_ranks(text: str) -> list[int]:
+    """Read the sizes of worlds, such as `2,4`."""
+    return [count(word) for word in text.split(",")]
+
 
 OPTIONS = {
-    "ranks": shared_option("ranks", "several: 2,4; default: 2, or 1 for each process", read=str),
+    "ranks": shared_option("ranks", "several: 2,4; default: 2, or 1 for each process", read=read_ranks),
     "in_place": Option(read=switch, help="put results into the memory of the inputs"),
     "algorithm": shared_option("algorithm"),
     "processes": shared_option("processes", "default: 1", read=count),
-    "tcp": Option(read=switch, help="join the processes by TCP, not by Unix sockets"),
-    "rails": shared_option("rails"),
-    "peer_direct": shared_option("peer_direct"),
-    "checksums": shared_option("checksums"),
-    "transport": shared_option("transport"),
     "json": shared_option("json"),
     "json_file": shared_option("json_file"),
 }
@@ -36,23 +36,16 @@ OPTIONS = {
 
 _DESCRIPTION = """\
 Measure an operation over a range of sizes: time, bandwidth, and whether every result was right.
-
-OP is an operation by its long or short name (all_reduce or allr, reduce_scatter or redsct, all_gather or allg,
-all_to_all or alltoall, broadcast, reduce, gather, scatter, permute, send_recv, barrier).
+OP is its long or short name (all_reduce or allr, reduce_scatter or redsct, all_gather or allg,
+all_to_all or alltoall, broadcast or bcast, reduce or red, gather, scatter, send_recv or sendrecv).
 """
 
 _EPILOG = """\
 examples:
   overlap bench all_reduce -b 8 -e 64M --ranks 2,4
   overlap bench allr -b 64M --processes 2 --ranks 4   two processes with two ranks each, which share memory
-  overlap bench allr -b 64M --processes 2 --checksums    sockets that check all that arrives
-  overlap bench all_gather --json-file result.json
 
-Sizes: K, M, G and KiB, MiB, GiB are binary; kB, MB, GB are decimal. Bandwidths are in 10^9 bytes per second.
-The exit code is 1 if a result was wrong.
-
-In a checkout, `python -m tests.benchmarks.versus allr --vs gloo,mpi` measures the operation through torch.distributed
-and MPI too, and `python -m tests.benchmarks.versus --compare peer-direct` compares two settings side by side.
+Sizes: K, M, G and KiB, MiB, GiB are binary; kB, MB, GB are decimal. The exit code is 1 if a result was wrong.
 """
 
 
@@ -61,18 +54,15 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.allow_abbrev = False
     add = parser.add_argument
-    add("operation", nargs="?", metavar="OP", help="operation to measure")
+    add("operation", choices=NAMES, metavar="OP", help="operation to measure")
     add("-b", "--minbytes", metavar="SIZE", help="smallest size; default 8; alone, the only size")
     add("-e", "--maxbytes", metavar="SIZE", help="largest size; default 64M")
-    add(
-        "-f", "--stepfactor", type=float, default=2.0, metavar="X", help="from one size to the next, times X; default 2"
-    )
-    add("-n", "--iters", type=int, default=20, metavar="N", help="samples; default 20")
-    add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="samples before; default 5")
+    add("-f", "--stepfactor", type=float, default=2.0, metavar="X", help="each size is X times the last; default 2")
+    add("-n", "--iters", type=as_argument(count), default=20, metavar="N", help="samples; default 20")
+    add("-w", "--warmup_iters", type=as_argument(index), default=5, metavar="N", help="samples before; default 5")
     add("-d", "--datatype", default="float32", metavar="TYPE", help="such as float32 (or float), int8, bfloat16")
     add("-o", "--op", default="sum", metavar="OP", help=f"{', '.join(OPS)}; default sum")
     add("-r", "--root", type=int, default=0, metavar="RANK", help=shared_option("root").help)
-    add("-c", "--verify", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop")
     add_options(parser, OPTIONS)
 
 
@@ -82,8 +72,6 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If an option cannot be meant; nothing has been measured then.
     """
-    if args.operation is None:
-        raise UsageError("OP: name the operation to measure (`overlap bench --help` explains)")
-    from .report import measure
+    from .measuring import measure_and_print
 
-    return measure(args)
+    return measure_and_print(args)

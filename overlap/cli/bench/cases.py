@@ -1,20 +1,70 @@
-"""Cases of a benchmark: operation, size, buffers and expected results; and their JSON form for other processes."""
+"""Cases of a benchmark: the operation, the size, buffers and expected results; and those that options ask for. Pure."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import argparse
+import os
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from ... import OPS, Rank
+from ... import Rank, UsageError
 from ...collectives.kinds import Collective
-from ...collectives.reduce import Array
+from ...collectives.reduce import OPS, Array, check_dtype, reducer
+from ...runtime.forms import dtype_of
 from ...runtime.future import Future
-from .operations import BenchOperation, dtype_named, find
-from .sampling import Sampling
+from ...units import format_bytes, parse_bytes
+
+MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of the machine
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOperation:
+    """An operation with a row in the table."""
+
+    kind: Collective  # The operation, with its shapes and its bus factor
+    name: str  # Long name, as in the table and of the method of a rank: all_reduce
+    short: str  # Short name; the long one again where there is none
+    in_place: bool = False  # Whether input and result may share memory
+
+    def blocks(self, ranks: int) -> int:
+        """Return the number of blocks in the input or the result of a rank, whichever has more."""
+        return ranks if self.kind.traits.scatters or self.kind.traits.gathers else 1
+
+
+OPERATIONS = (
+    BenchOperation(Collective.ALL_REDUCE, "all_reduce", "allr", in_place=True),
+    BenchOperation(Collective.REDUCE_SCATTER, "reduce_scatter", "redsct"),
+    BenchOperation(Collective.ALL_GATHER, "all_gather", "allg", in_place=True),
+    BenchOperation(Collective.ALL_TO_ALL, "all_to_all", "alltoall"),
+    BenchOperation(Collective.BROADCAST, "broadcast", "bcast", in_place=True),
+    BenchOperation(Collective.REDUCE, "reduce", "red", in_place=True),
+    BenchOperation(Collective.GATHER, "gather", "gather", in_place=True),
+    BenchOperation(Collective.SCATTER, "scatter", "scatter"),
+    BenchOperation(Collective.P2P, "send_recv", "sendrecv"),
+)
+
+NAMES = {name: operation for operation in OPERATIONS for name in (operation.name, operation.short)}
+
+_NCCL_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "fp8e4m3": "float8_e4m3fn"}
+
+
+def dtype_named(name: str) -> np.dtype[np.generic]:
+    """Return the dtype of a name of numpy, ml_dtypes or nccl-tests, such as float32, bfloat16, half.
+
+    Raises:
+        UsageError: If there is none, or no collective carries it.
+    """
+    try:
+        dtype = dtype_of(_NCCL_DTYPES.get(name, name))
+        check_dtype(dtype)
+    except (TypeError, UsageError):
+        raise UsageError(f"--datatype: {name!r} is no number type of numpy or ml_dtypes") from None
+    return dtype
+
+
+# -- cases and their buffers ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +84,13 @@ class Case:
         """Bytes of the input or of the result of one rank, whichever has more: the size in the table."""
         return self.count * self.operation.blocks(self.ranks) * self.dtype.itemsize
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the inputs and results of all ranks."""
-        return self.dtype.itemsize * sum(map(self._elements, range(self.ranks)))
-
-    @property
-    def _result_elements(self) -> int:
-        """Return the number of elements in the result of one rank."""
-        return self.count * (self.ranks if self.operation.kind.traits.gathers else 1)
-
-    def _elements(self, rank: int) -> int:
-        """Return the number of elements in the input and the result of a rank; in place they share one buffer."""
-        source = self.count * (self.ranks if self.operation.kind.traits.scatters else 1)
-        result = self._result_elements if self.receives(rank) else 0
-        return max(source, result) if self.in_place else source + result
-
     def issue(self, rank: Rank, x: Array, out: Array | None) -> tuple[Future[object], ...]:
         """Issue the operation on one rank, with the arrays of `buffers`; return the futures to await."""
-        return self.operation.issue(rank, x, out, self.op, self.root)
+        if out is not None and self.operation.kind is Collective.P2P:
+            return rank.send(x, (rank.rank + 1) % self.ranks), rank.recv(out, (rank.rank - 1) % self.ranks)
+        options: dict[str, object] = {"op": self.op} if self.operation.kind.traits.reduces else {}
+        options |= {"root": self.root} if self.operation.kind.traits.rooted else {}
+        return (getattr(rank, self.operation.name)(x, out=out, **options),)
 
     def buffers(self, rank: int) -> tuple[Array, Array | None]:
         """Return the filled input of `rank`, and the array for its result if it gets one of its own."""
@@ -62,7 +100,7 @@ class Case:
             return source, None
         if self.in_place and not kind.traits.gathers:
             return source, source
-        result: Array = np.zeros(self._result_elements, self.dtype)
+        result: Array = np.zeros(self.count * (self.ranks if kind.traits.gathers else 1), self.dtype)
         if not self.in_place:
             return source, result
         own = result[rank * self.count : (rank + 1) * self.count]
@@ -71,10 +109,7 @@ class Case:
 
     def receives(self, rank: int) -> bool:
         """Return whether `rank` gets a result."""
-        kind = self.operation.kind
-        return kind is not Collective.BARRIER and (
-            rank == self.root or kind not in (Collective.REDUCE, Collective.GATHER)
-        )
+        return rank == self.root or self.operation.kind not in (Collective.REDUCE, Collective.GATHER)
 
     def expected(self, rank: int) -> Array:
         """Return the expected result of a `rank` that gets one."""
@@ -90,30 +125,6 @@ class Case:
 
     def _input_slice(self, src: int, first: int) -> Array:
         return repeat_pattern(pattern(src, self.dtype), first, self.count)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """Cases that the ranks of other processes measure, in one world."""
-
-    cases: Sequence[Case]  # One for each row; they differ only in their counts
-    sampling: Sampling  # Number of samples
-    check: bool = True  # Whether to check the results, outside the timed loop
-
-    def to_json(self) -> str:
-        """Return the assignment as one argument of a command."""
-        rows = [asdict(case) | {"operation": case.operation.name, "dtype": case.dtype.name} for case in self.cases]
-        return json.dumps({"cases": rows, "sampling": asdict(self.sampling), "check": self.check})
-
-    @classmethod
-    def from_json(cls, text: str) -> Assignment:
-        """Read the text that `to_json` has written."""
-        document = json.loads(text)
-        cases = [
-            Case(**row | {"operation": find(row["operation"]), "dtype": dtype_named(row["dtype"])})
-            for row in document["cases"]
-        ]
-        return cls(cases=cases, sampling=Sampling(**document["sampling"]), check=document["check"])
 
 
 # -- test data: small integers, so that every dtype holds them and every sum is exact --------------------------------
@@ -153,3 +164,48 @@ def repeat_pattern(repeated: Array, first: int, count: int) -> Array:
 def wrong_elements(result: Array, expected: Array) -> int:
     """Return how many elements of `result` differ from `expected`, an array of the same length."""
     return int(np.count_nonzero(result.reshape(-1) != expected))
+
+
+# -- cases that options ask for ---------------------------------------------------------------------------------------
+
+
+def cases(args: argparse.Namespace) -> list[list[Case]]:
+    """Return the cases that the options ask for, for each size of the world.
+
+    Raises:
+        UsageError: If an option cannot be meant.
+    """
+    operation, dtype, processes = NAMES[args.operation], dtype_named(args.datatype), args.processes or 1
+    if operation.kind.traits.reduces:
+        reducer(args.op, dtype)
+    if args.in_place and not operation.in_place:
+        raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads; leave it out")
+    worlds, sizes = [], _sizes_bytes(args)
+    for ranks in args.ranks or [max(2, processes)]:
+        if ranks % processes or (ranks == 1 and operation.kind is Collective.P2P):
+            least = 2 if operation.kind is Collective.P2P else 1
+            raise UsageError(f"--ranks: expected {least} or more, in multiples of --processes {processes}, got {ranks}")
+        if not 0 <= args.root < ranks:
+            raise UsageError(f"--root: expected a rank from 0 to {ranks - 1}, got {args.root}")
+        place = {"root": args.root, "in_place": bool(args.in_place)}
+        one = Case(operation=operation, ranks=ranks, count=1, dtype=dtype, op=args.op, **place)
+        worlds.append([replace(one, count=max(1, size // one.size_bytes)) for size in sizes])
+        if (needed := 2 * ranks * worlds[-1][-1].size_bytes) > MEMORY_BYTES:
+            sizes_text = f"need {format_bytes(needed)}, this machine has {format_bytes(MEMORY_BYTES)}"
+            raise UsageError(f"--maxbytes: inputs and results on {ranks} ranks {sizes_text}; lower --maxbytes")
+    return worlds
+
+
+def _sizes_bytes(args: argparse.Namespace) -> list[int]:
+    """Return the sizes of `--minbytes` to `--maxbytes`; the smallest one alone is the only size."""
+    size = parse_bytes(args.minbytes or "8", argument="--minbytes")
+    high = parse_bytes(args.maxbytes or args.minbytes or "64M", argument="--maxbytes")
+    if not 1 <= size <= high:
+        raise UsageError(f"--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got {size} and {high}")
+    if not 1.01 <= args.stepfactor <= 1e9:
+        raise UsageError(f"--stepfactor: expected 1.01 or more, so that sizes grow, got {args.stepfactor:g}")
+    sizes = []
+    while size <= high:
+        sizes.append(size)
+        size = max(size + 1, int(size * args.stepfactor))
+    return sizes

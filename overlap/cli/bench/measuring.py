@@ -1,95 +1,34 @@
-"""Timed runs of cases on our ranks, in this process or in several, and the check of results.
+"""Timed runs of cases on our ranks, in this process or in several, the check of results, the table and the JSON.
 
-`overlap run -m overlap.cli.bench.measuring ASSIGNMENT` is one process of several. The process of rank 0 prints a line
-of JSON for each row. All rows are measured in one world, as the steps of a training program are: new connections for
-each row would be measured while they still adapt to what they can carry.
+`overlap run -m overlap.cli.bench.measuring OPTIONS` is one process of several. The process of rank 0 prints a line of
+JSON for each row. All rows are measured in one world, as the steps of a training program are: new connections for each
+row would be measured while they still adapt to what they can carry.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from time import perf_counter_ns
-from typing import TypeAlias
 
 import numpy as np
 
 from ... import Rank, run
 from ...config import RunConfig, setting_environment
+from ...units import format_bytes
 from ..children import read_json_lines, start
-from .cases import Assignment, Case, wrong_elements
-from .sampling import Sampling, Times, slowest
+from ..output import output_path, print_result
+from .cases import Case, cases, wrong_elements
+from .sampling import BATCH, BATCHED_BYTES, Sampling, Times, slowest
 
 MEMBER = f"{__package__}.measuring"
-"""The module that each process of several runs."""
+"""Module that each process of several runs."""
 
 _LIMIT_S = 600
 """Absolute limit for each row: it ends a world, and the bench, in which a rank waits for ever."""
-
-RankSamples: TypeAlias = "list[list[int]]"
-"""For each rank: the number of its wrong elements, then its samples in nanoseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessLayout:
-    """Processes of a measured world, all of them on this host, and the transport that joins them."""
-
-    processes: int = 1  # Number of processes, over which ranks are spread evenly; 1 is this process itself
-    tcp: bool = False  # Whether sockets use TCP instead of Unix sockets, which are faster on one machine
-    rails: str | None = (
-        None  # Number of connections between two processes, or interfaces; None: the transport's default
-    )
-    peer_direct: bool = True  # Whether sockets read and write the arrays themselves
-    checksums: bool | None = None  # Whether received payloads are checked; None: the transport's default
-    transport: str = "auto"  # "auto", "shared_memory", "sockets", or the name of another package's transport
-
-    def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
-        """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
-        options = ["--processes", str(self.processes), "--ranks-per-process", str(ranks // self.processes)]
-        options += [
-            "--cluster",
-            f"local x{self.processes}",
-            "--timeout",
-            str(rows * _LIMIT_S),
-            "--transport",
-            self.transport,
-        ]
-        options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
-        options += [] if self.rails is None else ["--rails", self.rails]
-        options += [] if self.checksums is None else ["--checksums" if self.checksums else "--no-checksums"]
-        return options if algorithm is None else [*options, "--algorithm", algorithm]
-
-    def describe(self) -> str:
-        """Return the layout in words."""
-        if self.processes == 1:
-            return "ranks in one process"
-        return f"ranks in {self.processes} processes of this host ({self._cluster}) joined by {self._describe_wires()}"
-
-    @property
-    def _cluster(self) -> str:
-        """Cluster with a host for each process: on one host only algorithms of its memory would be chosen."""
-        return f"local x{self.processes}"
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether processes share memory, because no option concerns sockets only."""
-        plain = not self.tcp and self.rails in (None, "1") and self.peer_direct and self.checksums is None
-        return self.transport == "shared_memory" or (self.transport == "auto" and plain)
-
-    def _describe_wires(self) -> str:
-        """Return the transport between processes in words, with its options: `TCP over 4 connections`."""
-        if self.shares_memory:
-            return "shared memory"
-        if self.transport not in ("auto", "efa", "sockets"):
-            return self.transport  # of another package: which of the options it takes is its own affair
-        wires = "TCP" if self.tcp else "Unix sockets"
-        if self.rails is not None:
-            wires += f" over {self.rails}" + (" connections" if self.rails.isdecimal() else "")
-        if self.checksums is not None:
-            wires += f", {'with' if self.checksums else 'without'} checksums of payloads"
-        return wires if self.peer_direct else f"{wires}, through a bounce buffer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +37,7 @@ class Result:
 
     case: Case  # The measured case
     times: Times  # For one operation
-    wrong: int | None  # Wrong elements on all ranks; None if results were not checked
+    wrong: int  # Wrong elements on all ranks
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -111,67 +50,77 @@ class Result:
         return self.algbw_bytes_per_s * self.case.operation.kind.bus_factor(self.case.ranks)
 
 
-def measure_cases(
-    cases: Sequence[Case],
-    sampling: Sampling,
-    layout: ProcessLayout,
-    *,
-    check: bool = True,
-    algorithm: str | None = None,
-) -> Iterator[Result]:
-    """Measure cases that differ only in their counts; yield each row when it is known.
+def measure_and_print(args: argparse.Namespace) -> int:
+    """Measure an operation over its sizes, print each row when it is known, and return the exit code."""
+    args.json_file = output_path(args.json_file, option="--json-file")
+    sampling, rows = Sampling(iters=args.iters, warmup=args.warmup_iters), list[Result]()
+    for result in measure_cases(args, sampling):
+        text = row(result) if rows else f"{heading(result.case, sampling, args.processes or 1)}\n{row(result)}"
+        rows.append(result)
+        if not args.json:
+            print(text, flush=True)
+    wrong = sum(result.wrong for result in rows)
+    verdict = f"# {wrong} wrong elements: FAILED" if wrong else "# every result checked: none wrong"
+    document = {"sampling": asdict(sampling), "processes": args.processes or 1, "rows": describe_rows(rows)}
+    is_written = print_result(args, lambda: document, lambda: [verdict], version=2)
+    return 1 if wrong or not is_written else 0
+
+
+def measure_cases(args: argparse.Namespace, sampling: Sampling) -> Iterator[Result]:
+    """Measure the cases that options ask for; yield each row when it is known.
 
     Raises:
-        OverlapError: If a process of the world fails.
+        UsageError: If an option cannot be meant.
+        OverlapError: If a process of a world fails.
     """
-    if layout.processes == 1:
-        for case in cases:
-            yield measure(case, sampling, check=check, algorithm=algorithm)
-        return
-    options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
-    assignment = Assignment(cases=cases, sampling=sampling, check=check)
-    for case, row in zip(cases, read_json_lines([start(options, [MEMBER, assignment.to_json()])]), strict=True):
-        yield summarize(case, sampling, row["told"], check=check)
+    for world in cases(args):
+        if args.processes in (None, 1):
+            yield from (measure(case, sampling, algorithm=args.algorithm) for case in world)
+            continue
+        given = {name: value for name, value in vars(args).items() if not callable(value)} | {"ranks": [world[0].ranks]}
+        options = run_options(args.processes, world[0].ranks, rows=len(world), algorithm=args.algorithm)
+        lines = read_json_lines([start(options, [MEMBER, json.dumps(given)])])
+        yield from (summarize(case, sampling, line["told"]) for case, line in zip(world, lines, strict=True))
 
 
-def measure(
-    case: Case,
-    sampling: Sampling,
-    *,
-    check: bool = True,
-    algorithm: str | None = None,
-    clock_ns: Callable[[], int] = perf_counter_ns,
-) -> Result:
+def run_options(processes: int, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
+    """Return the options of `overlap run` for a world that measures `rows` rows.
+
+    Its cluster has a host for each process: on one host only algorithms of its memory would be chosen.
+    """
+    options = ["--processes", str(processes), "--ranks-per-process", str(ranks // processes)]
+    options += ["--cluster", f"local x{processes}", "--timeout", str(rows * _LIMIT_S)]
+    return options if algorithm is None else [*options, "--algorithm", algorithm]
+
+
+def measure(case: Case, sampling: Sampling, *, algorithm: str | None = None) -> Result:
     """Measure one case in a world of its own, in this process."""
     with setting_environment(RunConfig()):  # the settings of a launcher would change the result
-        samples = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
-    assert samples is not None, "rank 0 gathers the samples"
-    return summarize(case, sampling, samples, check=check)
+        samples = run(on_rank, case, sampling, ranks=case.ranks, algorithm=algorithm)
+    return summarize(case, sampling, samples[0] or [])
 
 
-def summarize(case: Case, sampling: Sampling, by_rank: RankSamples, *, check: bool) -> Result:
-    """Summarise the samples of all ranks into a row; without `check`, the number of wrong elements is None."""
+def summarize(case: Case, sampling: Sampling, by_rank: Sequence[Sequence[int]]) -> Result:
+    """Summarise into a row, for each rank, the number of its wrong elements and then its samples in nanoseconds."""
     times = slowest([samples for _, *samples in by_rank], batch=sampling.batch(case.size_bytes))
-    return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in by_rank) if check else None)
+    return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in by_rank))
 
 
-async def on_rank(
-    rank: Rank, case: Case, sampling: Sampling, check: bool = True, clock_ns: Callable[[], int] = perf_counter_ns
-) -> RankSamples | None:
+async def on_rank(rank: Rank, case: Case, sampling: Sampling) -> list[list[int]] | None:
     """Measure a case on one rank of a world, which may span processes; return the samples of all ranks on rank 0."""
     batch = sampling.batch(case.size_bytes)
     x, out = case.buffers(rank.rank)
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
         await rank.barrier()
-        begun_ns = clock_ns()
+        begun_ns = perf_counter_ns()
         for _ in range(batch):
             for future in case.issue(rank, x, out):
                 await future
-        samples.append(clock_ns() - begun_ns)
-    wrong = await _count_wrong(rank, case) if check else 0
+        samples.append(perf_counter_ns() - begun_ns)
+    wrong = await _count_wrong(rank, case)
     by_rank = await rank.gather(np.array([wrong, *samples[sampling.warmup :]], np.int64))
-    return None if by_rank is None else [[int(number) for number in one] for one in by_rank.reshape(case.ranks, -1)]
+    return None if by_rank is None else by_rank.reshape(case.ranks, -1).tolist()
 
 
 async def _count_wrong(rank: Rank, case: Case) -> int:
@@ -179,23 +128,71 @@ async def _count_wrong(rank: Rank, case: Case) -> int:
     x, out = case.buffers(rank.rank)
     for future in case.issue(rank, x, out):
         await future
-    if out is None:
-        return 0
     with np.errstate(invalid="ignore"):
-        return wrong_elements(out, case.expected(rank.rank))
+        return 0 if out is None else wrong_elements(out, case.expected(rank.rank))
+
+
+# -- the table and the JSON -------------------------------------------------------------------------------------------
+
+
+COLUMNS = """\
+#      size      count ranks     time      p10      p90    algbw    busbw wrong
+#       (B)                      (us)     (us)     (us)   (GB/s)   (GB/s)"""
+
+
+def heading(case: Case, sampling: Sampling, processes: int) -> str:
+    """Return the operation, the way it is measured, and the names and units of columns, as lines that begin with #."""
+    traits = case.operation.kind.traits
+    op, root = f", {case.op}" if traits.reduces else "", f", root {case.root}" if traits.rooted else ""
+    place = "in place" if case.in_place else "out of place"
+    return f"""\
+# {case.operation.name} of {case.dtype.name}{op}{root}, {place}, processes: {processes}
+# time: median, 10th and 90th percentile of {sampling.iters} samples after {sampling.warmup} of warm-up;
+# a sample is the slowest rank's time from a common barrier to its result; up to
+# {format_bytes(BATCHED_BYTES)} it is {BATCH} operations back to back, divided by {BATCH}
+# GB is 10^9 bytes; busbw = algbw * {traits.busbw_factor} with n ranks
+{COLUMNS}"""
+
+
+def row(measured: Result) -> str:
+    """Return the line of the table for a measured case."""
+    case, times = measured.case, measured.times
+    spans = [number(value_ns / 1e3) for value_ns in (times.median_ns, times.p10_ns, times.p90_ns)]
+    rates = [f"{rate / 1e9:.3f}" for rate in (measured.algbw_bytes_per_s, measured.busbw_bytes_per_s)]
+    middle = " ".join(f"{value:>8}" for value in (*spans, *rates))
+    return f" {case.size_bytes:>10} {case.count:>10} {case.ranks:>5} {middle} {measured.wrong:>5}"
+
+
+def number(value: float) -> str:
+    """Return a figure with two decimals if it is small, and none if it is large."""
+    return f"{value:.2f}" if value < 99.995 else f"{value:.1f}" if value < 9999.95 else f"{value:.0f}"
+
+
+def describe_rows(rows: Sequence[Result]) -> list[dict[str, object]]:
+    """Return rows for JSON: times in nanoseconds for one operation, bandwidths in bytes per second."""
+    return [
+        {name: getattr(row.case, name) for name in ("size_bytes", "count", "ranks", "in_place", "op", "root")}
+        | {name: getattr(row, name) for name in ("algbw_bytes_per_s", "busbw_bytes_per_s", "wrong")}
+        | {"operation": row.case.operation.name, "dtype": row.case.dtype.name, **asdict(row.times)}
+        for row in rows
+    ]
+
+
+# -- one process of several -------------------------------------------------------------------------------------------
+
+
+async def measure_on_rank(rank: Rank, world: Sequence[Case], sampling: Sampling) -> None:
+    """Measure every case in turn; rank 0 prints one line of JSON with the samples of all ranks for each."""
+    for case in world:
+        by_rank = await on_rank(rank, case, sampling)
+        if by_rank is not None:
+            print(json.dumps({"told": by_rank}), flush=True)
 
 
 def main(text: str) -> None:
-    """Measure every row of an assignment in one world, as one process of several."""
-    run(_measure_all, Assignment.from_json(text))
-
-
-async def _measure_all(rank: Rank, assignment: Assignment) -> None:
-    """Measure every case in turn; rank 0 prints one line of JSON with the samples of all ranks for each."""
-    for case in assignment.cases:
-        by_rank = await on_rank(rank, case, assignment.sampling, assignment.check)
-        if by_rank is not None:
-            print(json.dumps({"told": by_rank}), flush=True)
+    """Measure the cases of options in one world, as one process of several."""
+    args = argparse.Namespace(**json.loads(text))
+    run(measure_on_rank, cases(args)[0], Sampling(iters=args.iters, warmup=args.warmup_iters))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...units import format_bytes
-
 BATCHED_BYTES = 32 << 10
 """Largest size whose samples are batches: ranks of gloo leave a barrier 60 us apart (median of 200, on two cores)."""
 
@@ -28,22 +26,9 @@ class Sampling:
     iters: int = 20  # Counted samples
     warmup: int = 5  # Samples before them, which are discarded
 
-    @property
-    def few(self) -> int:
-        """Reduced number of samples, for operations that take a good part of a second."""
-        return min(self.iters, 5)
-
     def batch(self, size_bytes: int) -> int:
         """Return the number of operations in one sample of messages of `size_bytes`."""
         return BATCH if size_bytes <= BATCHED_BYTES else 1
-
-    def describe(self) -> str:
-        """Return in words how the times of the table were measured."""
-        return (
-            f"time: median, 10th and 90th percentile of {self.iters} samples after {self.warmup} of warm-up;\n"
-            "a sample is the slowest rank's time from a common barrier to its result; up to\n"
-            f"{format_bytes(BATCHED_BYTES)} it is {BATCH} operations back to back, divided by {BATCH}"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +48,6 @@ class Times:
     def bytes_per_s(self, nbytes: int) -> float:
         """Return `nbytes` divided by the median: algbw."""
         return nbytes / (self.median_ns / 1e9) if self.median_ns else 0.0
-
-    def over(self, other: Times) -> float:
-        """Return the ratio of this median to the median of `other`."""
-        return self.median_ns / other.median_ns if other.median_ns else 0.0
 
 
 def slowest(by_rank_ns: Sequence[Sequence[int]], *, batch: int) -> Times:

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from overlap.cli.bench.cases import Case
+from overlap.cli.bench.cases import NAMES, Case
 from overlap.cli.bench.measuring import Result
-from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling, Times, slowest
 from overlap.units import format_bytes, format_ns
 
@@ -129,7 +128,7 @@ def _rails(hosts: Sequence[Host], nbytes: int, sampling: Sampling) -> Iterator[F
 
 def _all_reduce(hosts: Sequence[Host], nbytes: int, sampling: Sampling, rails: int = 1) -> Result:
     dtype = np.dtype(np.float32)
-    case = Case(operation=find("all_reduce"), ranks=len(hosts), count=nbytes // 4, dtype=dtype, in_place=True)
+    case = Case(operation=NAMES["all_reduce"], ranks=len(hosts), count=nbytes // 4, dtype=dtype, in_place=True)
     [row] = all_reduces(hosts, [case], sampling, rails=rails)
     return row
 

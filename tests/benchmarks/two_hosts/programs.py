@@ -10,11 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.measuring import MEMBER, Result, summarize
+from overlap.cli.bench.cases import Case
+from overlap.cli.bench.measuring import Result, summarize
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.children import Child, environment, read_json_lines, start
 from overlap.processes.place import without_membership
+from tests.benchmarks.versus.assignment import AssignmentInTurn
+from tests.benchmarks.versus.layout import MEMBER
 
 from .network import Host
 
@@ -62,8 +64,8 @@ def all_reduces(
     hosts: Sequence[Host], cases: Sequence[Case], sampling: Sampling, *, rails: int, options: Sequence[str] = ()
 ) -> list[Result]:
     """Measure rows with one rank on each host, over one rail for each of the first links."""
-    rows = _run(hosts, [*_rails(rails), *options], [MEMBER, Assignment(cases=cases, sampling=sampling).to_json()])
-    return [summarize(case, sampling, row["told"], check=True) for case, row in zip(cases, rows, strict=True)]
+    rows = _run(hosts, [*_rails(rails), *options], [MEMBER, AssignmentInTurn(cases=cases, sampling=sampling).to_json()])
+    return [summarize(case, sampling, row["told"]) for case, row in zip(cases, rows, strict=True)]
 
 
 def _rails(count: int) -> list[str]:

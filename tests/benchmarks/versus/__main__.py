@@ -10,27 +10,18 @@ from functools import partial
 
 from overlap import OverlapError, UsageError
 from overlap.cli import bench
-from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import ProcessLayout, Result, measure_cases
-from overlap.cli.bench.options import cases, check_memory, layout, sampling
-from overlap.cli.bench.report import (
-    MEMORY_BYTES,
-    describe_rows,
-    finish,
-    header,
-    number,
-    printer,
-    remark,
-    row,
-    summary,
-    title,
-)
+from overlap.cli.bench.cases import Case, cases
+from overlap.cli.bench.measuring import COLUMNS, Result, describe_rows, number, row
 from overlap.cli.bench.sampling import Sampling
+from overlap.cli.options import add_options
 from overlap.cli.output import output_path
+from tests.benchmarks.figures import over
 
 from . import comparison
 from .assignment import AssignmentInTurn
 from .contenders import Contender, ContenderResult, ContenderUnavailableError, contenders_named, measure_contender
+from .layout import OPTIONS, ProcessLayout, layout, measure_cases
+from .report import finish, place_of, printer, remark, summary, title
 from .turns import measure_in_turn
 
 __all__ = ["main"]
@@ -59,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     bench.fill(parser)
+    operation = next(action for action in parser._actions if action.dest == "operation")
+    operation.nargs, operation.required = "?", False
+    add_options(parser, OPTIONS)
     parser.description, parser.epilog = _DESCRIPTION, None
     parser.add_argument("--vs", metavar="PEERS", help="libraries to measure too: gloo, mpi")
     settings = [one.option for one in comparison.COMPARISONS]
@@ -79,11 +73,16 @@ def _measure(args: argparse.Namespace) -> int:
 def _measure_beside(args: argparse.Namespace) -> int:
     """Measure a collective over its sizes on our ranks, and over the same sizes on those of other libraries."""
     worlds = [[_in_place(case) for case in world] for world in cases(args)]
-    how, where, contenders = sampling(args), layout(args), contenders_named(args.vs)
-    check_memory(worlds, MEMORY_BYTES)
+    how, where, contenders = (
+        Sampling(iters=args.iters, warmup=args.warmup_iters),
+        layout(args),
+        contenders_named(args.vs),
+    )
     say = printer(args)
-    say(title(worlds[0][0], how, where))
-    say(header())
+    first = worlds[0][0]
+    text = f"{first.operation.name} of {first.dtype.name}, {place_of(first)}, {where.describe()}"
+    say(title(text, how, f"GB is 10^9 bytes; busbw = algbw * {first.operation.kind.traits.busbw_factor} with n ranks"))
+    say(COLUMNS)
     rows: list[Result] = []
     others: list[dict[str, object]] = []
     for world in worlds:
@@ -116,13 +115,12 @@ def _measured(
     say: Say,
 ) -> Iterator[Result | list[ContenderResult]]:
     """Measure the rows of one world, and last those of other libraries; processes take turns with each row."""
-    check = bool(args.verify)
     if contenders and layout.processes > 1:
         remarks = partial(_remark, say)
-        yield from measure_in_turn(world, how, layout, contenders, check=check, algorithm=args.algorithm, say=remarks)
+        yield from measure_in_turn(world, how, layout, contenders, algorithm=args.algorithm, say=remarks)
         return
-    yield from measure_cases(world, how, layout, check=check, algorithm=args.algorithm)
-    yield list(_measure_contenders(contenders, AssignmentInTurn(cases=world, sampling=how, check=check), say))
+    yield from measure_cases(world, how, layout, algorithm=args.algorithm)
+    yield list(_measure_contenders(contenders, AssignmentInTurn(cases=world, sampling=how), say))
 
 
 def _remark(say: Say, reason: str) -> None:
@@ -141,15 +139,14 @@ def _measure_contenders(
 
 def _compare(args: argparse.Namespace, compared: comparison.Comparison) -> int:
     """Measure each operation with the setting off, then on."""
-    worlds, how = comparison.worlds(args), sampling(args)
+    worlds, how = comparison.worlds(args), Sampling(iters=args.iters, warmup=args.warmup_iters)
     without, with_it = comparison.layouts(args, compared)
-    check_memory(worlds, MEMORY_BYTES)
     say = printer(args)
     say(comparison.title(worlds[0][0], how, replace(with_it, checksums=None)))
     say(compared.heading)
     pairs = []
     for world in worlds:
-        for pair in comparison.measure(world, how, without, with_it, check=bool(args.verify)):
+        for pair in comparison.measure(world, how, without, with_it):
             pairs.append(pair)
             say(compared.line(pair))
     rows = [each for pair in pairs for each in pair]
@@ -175,7 +172,7 @@ def beside(ours: Sequence[Result], others: Sequence[ContenderResult]) -> str:
         values = [str(one.case.size_bytes), str(one.case.ranks), number(one.times.median_ns / 1e3)]
         for other in others:
             times = other.times[index]
-            values += [number(times.median_ns / 1e3), f"{times.over(one.times):.2f}x"]
+            values += [number(times.median_ns / 1e3), f"{over(times, one.times):.2f}x"]
         lines.append("".join(f"{value:>{_width(name)}}" for name, value in zip(names, values, strict=True)))
     return "\n".join(lines)
 

@@ -1,20 +1,23 @@
-"""Cases that several processes measure in turn."""
+"""Cases that processes measure, at once or in turn, and their JSON form for those processes."""
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Self
 
-from overlap.cli.bench.cases import Assignment, Case
+from overlap.cli.bench.cases import NAMES, Case, dtype_named
+from overlap.cli.bench.sampling import Sampling
 
 
-@dataclass(frozen=True, kw_only=True)
-class AssignmentInTurn(Assignment):
-    """Cases that processes measure when it is their turn."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignmentInTurn:
+    """Cases that processes measure in one world when it is their turn."""
 
+    cases: Sequence[Case]  # One for each row; they differ only in their counts
+    sampling: Sampling  # Number of samples
     turns: str = ""  # The socket at which they wait for each row; empty: they do not wait
     name: str = ""  # Whose turns these are
 
@@ -34,12 +37,20 @@ class AssignmentInTurn(Assignment):
 
     def to_json(self) -> str:
         """Return the assignment as one argument of a command."""
-        return json.dumps(json.loads(super().to_json()) | {"turns": self.turns, "name": self.name})
+        rows = [asdict(case) | {"operation": case.operation.name, "dtype": case.dtype.name} for case in self.cases]
+        return json.dumps({"cases": rows, "sampling": asdict(self.sampling), "turns": self.turns, "name": self.name})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read the text that `to_json` has written."""
-        told, plain = json.loads(text), Assignment.from_json(text)
+        document = json.loads(text)
+        cases = [
+            Case(**row | {"operation": NAMES[row["operation"]], "dtype": dtype_named(row["dtype"])})
+            for row in document["cases"]
+        ]
         return cls(
-            cases=plain.cases, sampling=plain.sampling, check=plain.check, turns=told["turns"], name=told["name"]
+            cases=cases,
+            sampling=Sampling(**document["sampling"]),
+            turns=document["turns"],
+            name=document["name"],
         )

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import ProcessLayout, Result, measure_cases
-from overlap.cli.bench.options import cases, layout
-from overlap.cli.bench.report import remark
+from overlap.cli.bench.cases import Case, cases
+from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling
+
+from . import report
+from .layout import ProcessLayout, layout, measure_cases
 
 Pair: TypeAlias = "tuple[Result, Result]"
 """Without what is compared, and with it."""
@@ -97,20 +98,17 @@ def layouts(args: argparse.Namespace, compared: Comparison) -> tuple[ProcessLayo
 
 
 def measure(
-    world: Sequence[Case], sampling: Sampling, without: ProcessLayout, with_it: ProcessLayout, *, check: bool
+    world: Sequence[Case], sampling: Sampling, without: ProcessLayout, with_it: ProcessLayout
 ) -> Iterator[Pair]:
     """Measure rows both ways, one right after the other."""
     yield from zip(
-        list(measure_cases(world, sampling, without, check=check)),
-        list(measure_cases(world, sampling, with_it, check=check)),
+        list(measure_cases(world, sampling, without)),
+        list(measure_cases(world, sampling, with_it)),
         strict=True,
     )
 
 
 def title(case: Case, sampling: Sampling, layout: ProcessLayout) -> str:
     """Say what is measured and how, in lines that begin with #."""
-    text = (
-        f"{'in place' if case.in_place else 'out of place'}, {layout.describe()}\n{sampling.describe()}\n"
-        "MB is 10^6 bytes; bandwidth is that of the network (busbw)"
-    )
-    return remark(text)
+    text = f"{report.place_of(case)}, {layout.describe()}"
+    return report.title(text, sampling, "MB is 10^6 bytes; bandwidth is that of the network (busbw)")

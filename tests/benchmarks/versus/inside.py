@@ -51,10 +51,10 @@ class LibraryRank(ABC):
 
 def measure_rows(library: LibraryRank, assignment: AssignmentInTurn) -> list[dict[str, object]]:
     """Measure every row; a row has `samples_ns` for each rank, and the count of wrong elements."""
-    return [_measure(library, case, assignment.sampling, check=assignment.check) for case in assignment.in_turn()]
+    return [_measure(library, case, assignment.sampling) for case in assignment.in_turn()]
 
 
-def _measure(library: LibraryRank, case: Case, sampling: Sampling, *, check: bool) -> dict[str, object]:
+def _measure(library: LibraryRank, case: Case, sampling: Sampling) -> dict[str, object]:
     act = library.action(case, *case.buffers(library.rank))
     batch = sampling.batch(case.size_bytes)
     samples = []
@@ -64,7 +64,7 @@ def _measure(library: LibraryRank, case: Case, sampling: Sampling, *, check: boo
         for _ in range(batch):
             act()
         samples.append(perf_counter_ns() - begun_ns)
-    wrong = _count_wrong(library, case) if check else 0
+    wrong = _count_wrong(library, case)
     told = library.gather(np.array([wrong, *samples[sampling.warmup :]], np.int64))
     return {"wrong": sum(numbers[0] for numbers in told), "samples_ns": [numbers[1:] for numbers in told]}
 

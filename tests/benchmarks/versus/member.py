@@ -27,7 +27,7 @@ async def measure(rank: Rank, assignment: AssignmentInTurn) -> None:
     for case in assignment.cases:
         if not await _begins(rank, turns):
             return
-        told = await on_rank(rank, case, assignment.sampling, assignment.check)
+        told = await on_rank(rank, case, assignment.sampling)
         if told is not None:
             print(json.dumps({"told": told}), flush=True)
     if turns is not None:

@@ -15,14 +15,14 @@ from tempfile import TemporaryDirectory
 from typing import Self
 
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import ProcessLayout, Result, summarize
+from overlap.cli.bench.measuring import Result, summarize
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.children import read_json_lines, start
 from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
 
 from .assignment import AssignmentInTurn
+from .layout import MEMBER, ProcessLayout
 
-_MEMBER = f"{__package__}.member"
 _OURS = "overlap"
 _LOOK_S = 0.5  # how often to ask, while processes start, whether all of them still live
 _LIMIT_S = 600.0  # for a row, absolute
@@ -84,7 +84,6 @@ def measure_in_turn(
     layout: ProcessLayout,
     contenders: Sequence[Contender],
     *,
-    check: bool = True,
     algorithm: str | None = None,
     say: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Result | list[ContenderResult]]:
@@ -97,7 +96,6 @@ def measure_in_turn(
         sampling: How often.
         layout: Where our ranks are: on several nodes.
         contenders: The libraries.
-        check: Whether to look at the results.
         algorithm: Of ours; None: the cheapest.
         say: Takes why a library could not be measured.
 
@@ -105,23 +103,23 @@ def measure_in_turn(
         OverlapError: If a process of ours fails.
     """
     with Turns() as turns, ExitStack() as stack:
-        ours = AssignmentInTurn(cases=cases, sampling=sampling, check=check, turns=turns.path, name=_OURS)
+        ours = AssignmentInTurn(cases=cases, sampling=sampling, turns=turns.path, name=_OURS)
         others: dict[str, Running] = {}
         for contender in contenders:
-            asked = AssignmentInTurn(cases=cases, sampling=sampling, check=check, turns=turns.path, name=contender.name)
+            asked = AssignmentInTurn(cases=cases, sampling=sampling, turns=turns.path, name=contender.name)
             try:
                 others[contender.name] = stack.enter_context(running(contender, asked))
             except ContenderUnavailableError as reason:
                 say(str(reason))
         options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
-        process = start(options, [_MEMBER, ours.to_json()])
+        process = start(options, [MEMBER, ours.to_json()])
         told = read_json_lines([process])
         turns.admit(_OURS, layout.processes, lambda: process.poll() is None)
         for name, other in others.items():
             turns.admit(name, cases[0].ranks, partial(getattr, other, "live"))
         for case in cases:
             turns.let(_OURS)
-            yield summarize(case, sampling, next(told)["told"], check=check)
+            yield summarize(case, sampling, next(told)["told"])
             for name in others:
                 turns.let(name)
         yield list(_finished(others.values(), say))
