@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transports.failures import ArgumentError
 from transports.identity import Identity
@@ -65,6 +65,12 @@ class Bootstrap(Identity):
     def ranks(self) -> tuple[int, ...]:
         """The ranks of this process."""
         return tuple(self.placement[self.member])
+
+    @property
+    def between_processes(self) -> dict[str, Any]:
+        """The arguments that transports between processes share, by name."""
+        names = ("member", "placement", "secret", "exchange", "job", "epoch", "report")
+        return {name: getattr(self, name) for name in names}
 
 
 #: Makes one process's end of a fabric, not open yet, without waiting: addresses are exchanged when it is opened. Raises

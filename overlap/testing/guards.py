@@ -150,7 +150,6 @@ def _open_and_note(
     """Open a file; note it if it is written, for a rank that leaves it open."""
     writes, rank = any(letter in mode for letter in "wax+"), thread.rank.rank
     if writes:
-        _check_disk(program, rank, file)
         _note_writer(program, thread, file)
     stream = original(file, mode, *args, **keywords)
     if writes:
@@ -168,22 +167,17 @@ def _save_unless_full(
     **keywords: Any,
 ) -> Any:
     """Save a value by `torch.save`, unless the disk of the rank is full."""
-    _check_disk(program, thread.rank.rank, file)
     _note_writer(program, thread, file)
     return original(value, file, *args, **keywords)
 
 
 def _note_writer(program: GuardedProgram, thread: RankThread[Any], file: Any) -> None:
-    """Note which rank writes a file, and where, for a rank that misses it."""
+    """Note which rank writes a file, and where, for a rank that misses it; fail if a fault has filled its disk."""
+    if program.is_full(thread.rank.rank):
+        raise OSError(errno.ENOSPC, "No space left on device (a fault of this test)", str(file))
     if isinstance(file, (str, os.PathLike)):
         late = f"; rank {thread.rank.rank} writes it later, at {thread.line_now()}"
         program.written[os.path.abspath(file)] = f"{late}: wait for that, by a barrier for example"
-
-
-def _check_disk(program: GuardedProgram, rank: int, file: Any) -> None:
-    """Raise the error of a full disk if a fault of the test fills that of a rank."""
-    if program.is_full(rank):
-        raise OSError(errno.ENOSPC, "No space left on device (a fault of this test)", str(file))
 
 
 def _set_signal(

@@ -56,25 +56,10 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
             return _call_recorded(f"c10d::{record}", f"overlap:{name}", self, lambda: method(self, *args, **more), args)
 
         decorated: Any = exclude_from_compiler(call_by_our_names, plain=method)
-        if name not in ("send", "recv"):
-            decorated.collective = name
+        decorated.collective = name not in ("send", "recv")
         return cast(_Method, decorated)
 
     return decorate
-
-
-def waited_at_call(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that ends with its operation, whose error it raises."""
-
-    @exclude_from_compiler
-    @wraps(method)
-    def call(*args: Any, **keywords: Any) -> Any:
-        """Call the method, and wait for its operation."""
-        work = method(*args, **keywords)
-        work.wait()
-        return work
-
-    return call
 
 
 def exclude_from_compiler(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Method:
@@ -98,6 +83,14 @@ def exclude_from_compiler(method: _Method, *, plain: Callable[..., Any] | None =
         return untraced_method[0](*args, **keywords)
 
     return cast(_Method, call)
+
+
+@exclude_from_compiler
+def call_and_wait(method: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Call a method of a collective, and wait for its operation, whose error this raises."""
+    work = method(*args, **keywords)
+    work.wait()
+    return work
 
 
 _skipped: list[bool] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from inspect import getmembers
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from ..runtime.group import Group
 from ..runtime.interrupts import interruptible
 from . import private
-from .operations import operation, waited_at_call
+from .operations import call_and_wait, operation
 from .reductions import Reductions
 from .transfers import Transfers
 from .work import Work
@@ -51,8 +52,8 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         self._prepared = {}
         self._barriers = 0
         if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # gloo then checks at the call
-            for name, _ in getmembers(type(self), lambda member: hasattr(member, "collective")):
-                setattr(self, name, waited_at_call(getattr(self, name)))
+            for name, _ in getmembers(type(self), lambda member: getattr(member, "collective", False)):
+                setattr(self, name, partial(call_and_wait, getattr(self, name)))
 
     # -- identity -----------------------------------------------------------------------------------------------
 

@@ -233,19 +233,13 @@ def factory(bootstrap: Bootstrap) -> Efa:
     """
     options = bootstrap.options
     return Efa(
-        member=bootstrap.member,
-        placement=bootstrap.placement,
-        secret=bootstrap.secret,
-        exchange=bootstrap.exchange,
-        job=bootstrap.job,
-        epoch=bootstrap.epoch,
+        **bootstrap.between_processes,
         rails=cast("int | Sequence[str]", options.get("rails", 1)),
         host=bootstrap.host,
         unix=options.get("unix") is not False,
         peer_direct=options.get("peer_direct") is not False,
         checksums=cast("bool | None", options.get("checksums")),
         tls=bootstrap.tls,
-        report=bootstrap.report,
         note=bootstrap.note,
         watched=bootstrap.watched,
         lasting=cast("float", options.get("outage_s", 0)) > LOST_S,

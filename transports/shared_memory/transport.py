@@ -226,16 +226,10 @@ def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
         ArgumentError: An option has an impossible value.
     """
     return SharedMemory(
-        member=bootstrap.member,
-        placement=bootstrap.placement,
-        secret=bootstrap.secret,
-        exchange=bootstrap.exchange,
-        job=bootstrap.job,
-        epoch=bootstrap.epoch,
+        **bootstrap.between_processes,
         limit_bytes=cast("int | None", bootstrap.options.get("shared_memory")),
         mails=bool(bootstrap.options.get("mailbox", True)),
         everybody=everybody,
-        report=bootstrap.report,
     )
 
 

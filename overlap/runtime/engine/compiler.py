@@ -49,9 +49,7 @@ def joined_by(cluster: Cluster, processes: Sequence[Sequence[int]]) -> Cluster:
     even = all(tuple(ranks) == tuple(range(i * each, (i + 1) * each)) for i, ranks in enumerate(processes))
     if cluster.machine.devices is not None or nodes <= cluster.nodes or not even:
         return cluster
-    return type(cluster).of(
-        cluster.machine, nodes=nodes, lnc=cluster.lnc, ranks=cluster.world_size, strict=cluster.strict
-    )
+    return cluster.of(cluster.machine, nodes=nodes, lnc=cluster.lnc, ranks=cluster.world_size, strict=cluster.strict)
 
 
 class Compiler:
