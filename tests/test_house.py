@@ -449,7 +449,9 @@ WENT = (
     r"\b[Ww]hat-if\b|--(advise|html|svg|mcp|markdown|mtbf|sweep|slow-\w+|straggler-\w+|best|give-up|against)\b|--stall\b(?!-)",
     r"overlap run[^\n`]*--nproc-per-node",  # of torchrun it is an option
     r"\beach_call\b|\bgoodput\b|\breplicate=|\border=|bucket_bytes=.auto|Sharded\(replicate",
-    r"overlap[./]planning\b|\b[Pp]lanner\b",
+    r"overlap[./](planning|engines)\b|\b[Pp]lanner\b|\bdask\b",  # Dask itself has a capital
+    r"--spares\b|OVERLAP_SPARES|\bpresent_world\b|\bepoch\.joined\b|demo --survive|test\b[^\n`]*--operations\b",
+    r"runtime/forcing\b|`forcing`",
     r"--transport mpi\b|transports[./]mpi\b|\bMpi\b|\[mpi\]",
     r"parallel\.(Experts|LocalSGD|LocalSteps|DiLoCo)\b|(?<!Post)LocalSGD|\bLocalSteps\b",  # PyTorch has PostLocalSGD
     r"overlap\.torch(\.| import .*)(DataParallel|Sharded|Model)\b",

@@ -247,7 +247,7 @@ def _read_overlap_run(environ: Mapping[str, str]) -> Row | None:
     nodes = number(environ, "OVERLAP_NNODES", at_least=1)
     if nodes is None:
         raise UsageError(f"OVERLAP_NODE_RANK={process} needs OVERLAP_NNODES, the number of nodes; set it too")
-    if process >= nodes + (number(environ, "OVERLAP_SPARES") or 0):
+    if process >= nodes:
         raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
     ranks = number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
     _check_torch_variables(environ, {"RANK": process * ranks, "WORLD_SIZE": nodes * ranks})
