@@ -20,7 +20,7 @@ from overlap.runtime.calls.copies import Copies  # noqa: E402
 from overlap.runtime.calls.exchanges import Exchanges  # noqa: E402
 from overlap.runtime.calls.objects import Objects  # noqa: E402
 from overlap.runtime.calls.reductions import ReductionCalls  # noqa: E402
-from overlap.torch import DataParallel, ProcessGroup, Sharded  # noqa: E402
+from overlap.torch import ProcessGroup  # noqa: E402
 from overlap.torch.reductions import Reductions as TorchReductions  # noqa: E402
 from overlap.torch.tensors import as_array  # noqa: E402
 from overlap.torch.transfers import Transfers  # noqa: E402
@@ -190,23 +190,6 @@ def test_every_operation_of_ranks_is_here() -> None:
 @pytest.mark.parametrize("name", RANK)
 def test_operations_of_ranks(worlds: list[overlap.Connection], name: str, kind: str) -> None:
     both(worlds, lambda world: check(RANK[name], world.rank, TENSORS[kind]))
-
-
-@pytest.mark.parametrize("kind", [DataParallel, partial(Sharded, stage=1), partial(Sharded, stage=3)])
-def test_strategies(worlds: list[overlap.Connection], kind: Callable[..., Any]) -> None:
-    """Weights stay the program's, and their storages resizable; so do gradients between backward and step."""
-
-    def train(world: overlap.Connection) -> None:
-        net = torch.nn.Linear(3, 2)
-        model = kind(net, lambda weights: torch.optim.SGD(weights, 0.1), rank=world.rank)
-        for _ in range(2):
-            model(torch.ones(1, 3)).sum().backward()
-            model.step()
-        for weight in model.finish().parameters():
-            weight.untyped_storage().resize_(weight.untyped_storage().nbytes())
-            assert weight.requires_grad
-
-    both(worlds, train)
 
 
 def test_the_array_is_the_memory_of_the_storage_that_the_tensor_had() -> None:
