@@ -52,9 +52,8 @@ class Issue:
             return f"{self.name or self.op} #{self.seq} on group '{self.group}'"
         towards = "to" if self.op == "send" else "from"
         peer = "any rank" if self.peer is None else f"rank {self.peer}"
-        if self.name:
-            return f"{self.name} {towards} {peer}"
-        return f"{self.op} {towards} {peer}" + (f" with tag {self.tag}" if self.tag else "")
+        tag = f" with tag {self.tag}" if self.tag and not self.name else ""
+        return f"{self.name or self.op} {towards} {peer}{tag}"
 
     @property
     def title(self) -> str:

@@ -159,11 +159,8 @@ def _cycle_verdict(cycle: list[int], blocked: dict[int, Issue], meetings: Meetin
     start = cycle.index(min(cycle))
     ranks = cycle[start:] + cycle[:start]
     issues = [blocked[rank] for rank in ranks]
-    steps = []
-    for position, (rank, issue) in enumerate(zip(ranks, issues, strict=True)):
-        following = ranks[(position + 1) % len(ranks)]
-        steps.append(f"rank {rank} waits in {issue.title} for rank {following}")
-    text = ", and ".join(steps)
+    pairs = zip(issues, [*ranks[1:], ranks[0]], strict=True)
+    text = ", and ".join(f"rank {issue.rank} waits in {issue.title} for rank {following}" for issue, following in pairs)
     lines = tuple(dict.fromkeys(issue.line for issue in issues))
     messages_only = all(issue.is_message for issue in issues)
     if messages_only and len(issues) == 2 and issues[0].op != issues[1].op and issues[0].tag != issues[1].tag:
@@ -240,15 +237,13 @@ def _first_skip(issue: Issue, rank: int, meetings: Meetings) -> tuple[Issue, Iss
     """
     of_group = meetings.of_key[issue.key]
     full, short = of_group.get(issue.rank, []), of_group.get(rank, [])
-    for position, issue_of_other in enumerate(full):
-        issue_here = short[position] if position < len(short) else None
-        if issue_here is None or issue_here.line == issue_of_other.line:
-            if issue_here is None:
-                return issue_of_other, None
-            continue
-        later = [later_issue.line for later_issue in full[position + 1 :]]
-        if issue_here.line in later:  # what it has issued instead comes later on the other rank: this one is skipped
-            return issue_of_other, issue_here
+    for position, skipped in enumerate(full):
+        if position >= len(short):
+            return skipped, None
+        instead = short[position]
+        # what it has issued instead comes later on the other rank: this one is skipped
+        if instead.line != skipped.line and instead.line in [later.line for later in full[position + 1 :]]:
+            return skipped, instead
     return None
 
 
@@ -310,13 +305,10 @@ def _unmatched_message(issue: Issue, rank: int, meetings: Meetings) -> Verdict:
     last = meetings.last_issue(rank)
     ended = meetings.record.left.get(rank)
     after = f" after {last.title}" if last is not None else ""
-    text += (
-        f": it {ended or 'ended its program'}{after}"
-        if ended is not None
-        else f": its last operation is {last.title}"
-        if last
-        else ""
-    )
+    if ended is not None:
+        text += f": it {ended or 'ended its program'}{after}"
+    elif last:
+        text += f": its last operation is {last.title}"
     lines = (issue.line, *([last.line] if last is not None else []))
     ranks = (rank, issue.rank) if stopped else (issue.rank, rank)  # else either may be at fault
     return Verdict(kind=_ONE_END[issue.op][0], text=text, ranks=ranks, lines=lines)
