@@ -94,7 +94,7 @@ print(json.dumps({
 
 
 def test_each_node_finds_its_place(job):
-    code, out, err = job(SHOW, "--processes", "2", "--ranks_per_process", "4", "--no_prefix", "--rails", "3").end()
+    code, out, err = job(SHOW, "--processes", "2", "--ranks-per-process", "4", "--no-prefix", "--rails", "3").end()
     assert (code, err) == (0, "")
     first, second = sorted(map(json.loads, out.splitlines()), key=lambda shown: shown["torch"])
     assert (first.pop("torch"), second.pop("torch")) == ([0, 8, 0, 4, 0], [4, 8, 0, 4, 1])
