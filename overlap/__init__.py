@@ -8,7 +8,7 @@
 #   launch/, processes/      starts processes, and detects their losses;  state/: saved for restarts
 #   survival/                worlds that go on after losses: agreement, witness, epochs
 #   timeline/, flight/       what runs record, and reports from it;  live/, explanation: other readers of both
-#   parallel/, torch/        training strategies; the backend of torch.distributed;  engines/, ray/, dask/: on clusters
+#   parallel/, torch/        training strategies; the backend of torch.distributed;  ray/: on clusters
 #   testing/                 tests with many ranks in one process
 #   cli/                     the command
 #
@@ -140,7 +140,7 @@ def __getattr__(name: str) -> object:
         from .version import version
 
         return version()
-    if name in ("dask", "ray") or (_only_reads and _find_spec(f".{name}", __name__)):  # extras; `from . import name`
+    if name == "ray" or (_only_reads and _find_spec(f".{name}", __name__)):  # an extra; `from . import name`
         return import_module(f".{name}", __name__)
     if name not in _LOADED_WHEN_USED:
         from .hints import missing

@@ -58,12 +58,6 @@ def mark_agreed(error: OverlapError) -> OverlapError:
     return error
 
 
-def picklable_copy(error: OverlapError) -> OverlapError:
-    """Return a copy of an error that every pickler can send, with causes that can be pickled."""
-    copy: OverlapError = _rebuild(*error.__reduce__()[1])  # type: ignore[misc]
-    return copy
-
-
 def _rebuild(
     kind: type[OverlapError],
     args: tuple[object, ...],

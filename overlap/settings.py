@@ -61,7 +61,6 @@ def option(**details: Any) -> Any:
 
 # -- values as text --------------------------------------------------------------------------------------------------
 
-ENGINES = ("ray", "dask")
 """Engines that place processes, by the names of the rooms that use them."""
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
@@ -120,8 +119,8 @@ def parse_transport(text: str) -> str:
 
 def parse_engine(text: str) -> str:
     """Read the name of an engine."""
-    if text not in ENGINES:
-        raise UsageError(f"expected one of {', '.join(ENGINES)}, got {text!r}")
+    if text != "ray":
+        raise UsageError(f"expected ray, got {text!r}")
     return text
 
 
@@ -366,7 +365,7 @@ class RunSettings:
     engine: str | None = option(
         default="this machine",
         read=parse_engine, metavar="NAME", nodes=True, variable=False,
-        help="place the processes on a cluster of ray or dask, the one to which this machine is connected",
+        help="place the processes on a cluster of ray, the one to which this machine is connected",
     )  # fmt: skip
     tls_cert: str | None = option(
         rare=True, default="no encryption", read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True

@@ -88,8 +88,8 @@ HOUSE = (
     # what is built on it
     ("overlap.parallel.schedules",),
     ("overlap.parallel",),
-    ("overlap.engines",),  # on clusters of others
-    ("overlap.torch", "overlap.ray", "overlap.dask"),
+    ("overlap.launch.progress",),  # reads checkpoints
+    ("overlap.torch", "overlap.ray"),
     ("overlap.testing",),
     ("overlap.cli",),
     ("overlap.__main__",),
@@ -216,8 +216,13 @@ FRONTS = [*HOUSES, "overlap.collectives", "overlap.timeline", "overlap.parallel.
 EXTRAS = {
     "overlap.torch": ("torch", "torch is not installed"),
     "overlap.ray": ("ray", "not installed: ray"),
-    "overlap.dask": ("distributed", "not installed: dask"),
 }
+
+
+@pytest.mark.parametrize("name", ["overlap.dask", "overlap.engines"])
+def test_packages_that_went_are_not_found(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'"):
+        load(name)
 
 
 @pytest.mark.everyday(30)

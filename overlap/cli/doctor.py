@@ -49,7 +49,7 @@ _LABEL = 26
 _LEAST_FILES = 1024
 """Descriptors: a process needs about 8 for each process that it is joined to by sockets."""
 
-_EXTRAS = ("torch", "ray", "dask")
+_EXTRAS = ("torch", "ray")
 """Extras of the distribution that programs need; the others are for its developers."""
 
 _REQUIREMENT = re.compile(r"""([\w.-]+)(?:[^;>]*>=\s*([\d.]+))?[^;]*(?:;.*extra\s*==\s*['"]([^'"]+)['"])?""")

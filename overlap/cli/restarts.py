@@ -15,11 +15,11 @@ import trio
 from transports.tls import Tls
 
 from ..config import RunConfig
-from ..engines.progress import latest_step, reached_step, saved_step
 from ..flight.autopsy import last_signs_of_process
 from ..flight.folder import ENDING, default_folder
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
+from ..launch.progress import latest_step, reached_step, saved_step
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, spec_of_attempt
 from ..processes.identity import RendezvousConfig
 from ..processes.roll_call import call_roll

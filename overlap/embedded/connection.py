@@ -54,7 +54,7 @@ class Connection:
         self._failure: BaseException | None = None  # with which the world has ended
         self._forked = self._reported = False
         self._has_started = False  # whether the world has started, even if it has failed since
-        self._interrupts = ExitStack()  # ends with the connection
+        self._interrupts = ExitStack()  # handles Ctrl-C until the end
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
         self._thread = threading.Thread(target=self._thread_main, name=f"overlap rank {index}", daemon=True)

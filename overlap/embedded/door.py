@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
 from ..hints import suggesting
-from ..kernel_facts import process_identity
 from ..processes.connect import JOIN_TIMEOUT_S
-from ..processes.life import Keeper, multi_process_setup, run_ranks, single_process_setup
-from ..processes.place import LONGEST_JOB, Place
+from ..processes.life import Keeper, place_and_setup, run_ranks
+from ..processes.place import LONGEST_JOB
 from ..processes.secret import strong_secret
 from ..runtime.interrupts import deferring_interrupts, interruption_point
 from ..runtime.rank import Rank
@@ -124,15 +122,9 @@ def _open_connection(
 
     async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
         """Set up the world, alone or with the other processes, and run its rank until the connection closes."""
-        process_place, setup = None, single_process_setup(run_config)
-        if meeting is not None:
-            machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
-            detail = f"overlap.connect, {machine}, ranks on {meeting[1]} node{'s' * (meeting[1] != 1)}"
-            config = replace(meeting[0], detail=detail, process=process_identity(), timeout_s=timeout_s, ranks_each=1)
-            process_place = Place.from_config(config, source="overlap.connect", nodes=meeting[1])
-            setup = multi_process_setup(process_place, run_config, meeting=config)
+        place, setup = place_and_setup(meeting, run_config, source="overlap.connect", timeout_s=timeout_s)
         with keeper.noting():
-            await run_ranks(setup, process_place, main, (), run_config, keeper, on_start)
+            await run_ranks(setup, place, main, (), run_config, keeper, on_start)
         keeper.warn()
 
     connection = Connection(rank, size, run_world)

@@ -91,15 +91,15 @@ def rendezvous_through_store(
     try:
         if rank:
             ask = f"{secrets.token_hex(8)} {network_namespace()}"
-            store.set(ask_key(job, rank, turn), ask.encode())
-            key = answer_key(job, rank, ask, turn)
+            store.set(_ask_key(job, rank, turn), ask.encode())
+            key = _answer_key(job, rank, ask, turn)
             with _warn_if_late(rank, 0):
                 answer = _get(store, key)
         else:
             asks: dict[int, str] = {}
             for other in range(1, size):
                 with _warn_if_late(rank, other):
-                    asks[other] = _get(store, ask_key(job, other, turn)).decode()
+                    asks[other] = _get(store, _ask_key(job, other, turn)).decode()
     except BaseException:
         _turns["store", job, rank, size] -= 1  # nobody was met: the next attempt asks where the others wait
         raise
@@ -146,12 +146,12 @@ def _warn_if_late(rank: int, other: int) -> Iterator[None]:
         timer.cancel()
 
 
-def ask_key(job: str, rank: int, turn: int = 0) -> str:
+def _ask_key(job: str, rank: int, turn: int = 0) -> str:
     """Return the key under which a rank requests the rendezvous; `turn` counts the connections of one job."""
     return f"overlap/{job}/{turn}/asks/{rank}"
 
 
-def answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
+def _answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
     """Return the key of rank 0's answer to a request of a rank."""
     return f"overlap/{job}/{turn}/answer/{rank}/{ask.partition(' ')[0]}"
 
@@ -163,12 +163,12 @@ def _answer_requests(store: Store, job: str, turn: int, asks: dict[int, str], an
 
     def reply(rank: int, ask: str) -> None:
         """Write the answer for one rank into the store."""
-        store.set(answer_key(job, rank, ask, turn), answer)
+        store.set(_answer_key(job, rank, ask, turn), answer)
 
     def answer_new() -> None:
         """Answer each request that has changed since the last look."""
         for rank, last_ask in asks.items():
-            ask = _get(store, ask_key(job, rank, turn)).decode()
+            ask = _get(store, _ask_key(job, rank, turn)).decode()
             if ask != last_ask:
                 asks[rank] = ask
                 reply(rank, ask)

@@ -13,7 +13,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +26,7 @@ from ..config import RunConfig
 from ..diagnostics import calling, is_interrupt
 from ..errors import StallError, TraceWarning, UsageError, in_one_line
 from ..flight.folder import FlightFile, describe_start, open_flight, restart_count
+from ..kernel_facts import process_identity
 from ..notice import notify
 from ..runtime.blame.stall import STALL_S, StallLimits
 from ..runtime.epoch import Epoch
@@ -249,6 +250,46 @@ async def multi_process_setup(
         yield WorldSetup(
             size=own_place.world_size, cluster=cluster, transport=connection.transport, connection=connection
         )
+
+
+def place_and_setup(
+    meeting: tuple[RendezvousConfig, int] | None,
+    run_config: RunConfig,
+    *,
+    source: str,
+    timeout_s: float | None = None,
+    ranks_each: int = 1,
+    job: str | None = None,
+    restart: int = 0,
+) -> tuple[Place | None, AbstractAsyncContextManager[WorldSetup]]:
+    """Return the place of a process that no launcher of ours has started, and the setup of its world.
+
+    Args:
+        meeting: Where the processes meet, and how many machines they are on; None: this one is alone.
+        run_config: Settings of the run.
+        source: What has started the processes, for messages.
+        timeout_s: How long to wait for all processes; by default that of the settings.
+        ranks_each: Ranks of each process.
+        job: Name of the job in flight records; by default that of the meeting.
+        restart: How often the job has been started before.
+    """
+    if meeting is None:
+        return None, single_process_setup(run_config)
+    from .connect import JOIN_TIMEOUT_S
+    from .identity import WORLDS
+    from .place import Place
+
+    machine, nodes = getattr(run_config.cluster, "name", run_config.cluster or "local"), meeting[1]
+    config = replace(
+        meeting[0],
+        epoch=meeting[0].epoch + restart * WORLDS,
+        detail=f"{source}, {machine}, {ranks_each} a process, on {nodes} node{'s' * (nodes != 1)}",
+        process=process_identity(),
+        timeout_s=timeout_s or run_config.join_timeout_s or JOIN_TIMEOUT_S,
+        ranks_each=ranks_each,
+    )
+    place = Place.from_config(config, source=source, nodes=nodes)
+    return replace(place, job=job or place.job), multi_process_setup(place, run_config, meeting=config)
 
 
 def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, source: str = "") -> topology.Cluster:

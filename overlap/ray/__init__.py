@@ -10,12 +10,14 @@
 Ray 2.60 or later: `pip install ".[ray]"`. Tested with 2.60.
 """
 
-# The map of this folder:
+# The map of this folder, in the order data flows:
 #
-#   door       run(): one world on actors, from the driver;  store(): where actors of others meet
-#   gang       one attempt: actors in a placement group, watched and ended whole
-#   placement  the placement group, and its wait for resources
-#   actors     the actors: a member of a gang each, and the store
+#   door       run(): one world on actors, from the driver; each attempt: actors that are watched and ended whole
+#   restarts   attempts until one ends well: the first failure, and the files that the driver brings home
+#   placement  the placement group, and the wait for its resources
+#   member     MemberActor: a process of a job, which meets the others through a store, lives, and reports its end
+#   store      RayStore, where the members of a job meet;  store(): where actors of others meet
+#   job        JobSpec: a program and its settings, as every actor gets them; its folder on each machine
 
 try:
     import ray as _ray  # noqa: F401
@@ -24,23 +26,8 @@ except ImportError as error:
 
     raise ImportError(f"overlap.ray needs Ray 2.60 or later: {install_command('ray')}") from error
 
-from typing import TYPE_CHECKING
+from .door import run
+from .placement import ResourcesError
+from .store import RayStore, store
 
-from .actors import RayStore, store
-
-if TYPE_CHECKING:
-    from .door import run
-
-__all__ = ["RayStore", "run", "store"]
-
-
-def __getattr__(name: str) -> object:
-    if name != "run":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .door import run  # not at the top: only drivers need it, and every actor imports this module
-
-    return run
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = ["RayStore", "ResourcesError", "run", "store"]

@@ -1,26 +1,56 @@
-"""Front door on Ray: `run` starts a world on the actors of a gang, and returns its results on the driver."""
+"""Front door on Ray: `run` starts a world on actors, which are placed together, watched, and ended together."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from os import PathLike
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ray
-from ray import cloudpickle
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..config import RunConfig
-from ..engines.gang import GangOutcome, GangSpec
-from ..engines.job import WAIT_S, config_of_arguments, name_error, run_gang
-from .actors import make_store
-from .gang import RayGang
-from .placement import check_resources, check_strategy
+from ..config import RunConfig, resolve_config
+from ..errors import UsageError
+from ..flight.folder import ENDING
+from ..notice import notify
+from ..settings import check_seconds
+from .job import JobSpec, MemberEnd, Outcome, describe_job, take_files
+from .member import MET, MemberActor
+from .placement import actor_places, check_placement, describe_lack, free_resources, lost_nodes, wait_for_resources
+from .restarts import blamed_members, run_attempts
+from .store import CALLS, RayStore, make_store
 
 if TYPE_CHECKING:
     import topology
 
 T = TypeVar("T")
+
+WAIT_S = 300.0
+"""For resources: an autoscaler brings a machine in that time."""
+
+# From the first failure to the hard end of the actors that have not ended by themselves.
+GRACE_S = 10.0
+# Limit of calls that an actor answers at once, unless its machine is lost.
+_ANSWER_S = 5.0
+# Limit of a task that needs a new process; Ray starts it in up to 15 s on a crowded machine.
+_LEFT_BEHIND_S = 30.0
+_POLL_S = 0.5
+_NODE_LOST = "is gone, and its node with it"
+_LOSSES = {
+    "node has died": _NODE_LOST,
+    "node was terminated": _NODE_LOST,
+    "actor is temporarily unavailable": "does not answer any more: it is gone, or its node is",
+    "running low on memory": "was killed by Ray, because its node ran low on memory",
+    "worker process has died": "has died: it was killed, or has crashed",
+}
+"""Reasons for losses by words in Ray's errors, which have no types for them."""
+_MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 
 
 def run(
@@ -35,7 +65,7 @@ def run(
     name: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
     cluster: str | topology.Cluster = "local",
-    trace: str | PathLike[str] | None = None,
+    trace: str | os.PathLike[str] | None = None,
     trace_steps: str | None = None,
     timeout_s: float | None = None,
     transport: str | None = None,
@@ -78,60 +108,148 @@ def run(
         RankFailedError: When a rank raises, or its process is lost; its error is the `__cause__`.
         StallError: As `overlap.run`.
     """
-    config = config_of_arguments(
-        main, args, ranks=ranks, cluster=cluster, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s,
-        transport=transport, algorithm=algorithm, check=check, state_dir=state_dir, flight_dir=flight_dir,
+    config = RunConfig.given(
+        ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
+        timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check,
+        state_dir=None if state_dir is None else os.path.abspath(state_dir),
+        flight_dir=None if flight_dir is None else os.path.abspath(flight_dir),
     )  # fmt: skip
-    results = run_configured(
-        main, args, config, ranks_per_actor=ranks_per_actor, resources=resources, strategy=strategy,
+    options = RayRun(
+        ranks_per_actor=ranks_per_actor, resources={"CPU": 1.0} if resources is None else resources, strategy=strategy,
         max_restarts=max_restarts, wait_s=wait_s, name=name, runtime_env=runtime_env,
     )  # fmt: skip
-    return cast("list[T]", results)
+    return cast("list[T]", options.run(main, args, resolve_config(main, args, config)))
 
 
-def run_configured(
-    main: Callable[..., Awaitable[object]],
-    args: tuple[object, ...],
-    config: RunConfig,
-    *,
-    ranks_per_actor: int = 1,
-    resources: Mapping[str, float] | None = None,
-    strategy: str = "PACK",
-    max_restarts: int = 0,
-    wait_s: float = WAIT_S,
-    name: str | None = None,
-    runtime_env: Mapping[str, Any] | None = None,
-) -> list[object]:
-    """Run `main` as `run` does, with settings that are checked already."""
-    check_strategy(strategy)
-    resources_of_actor = check_resources(resources)
+@dataclass(kw_only=True)
+class RayRun:
+    """One call of `run`: its options, and the nodes that it has lost. See `run` for the options."""
 
-    @contextmanager
-    def reserve(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
-        """Connect to Ray, reserve the name of the job for the block, and yield a function that runs an attempt."""
+    ranks_per_actor: int = 1
+    resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    strategy: str = "PACK"
+    max_restarts: int = 0
+    wait_s: float = WAIT_S
+    name: str | None = None
+    runtime_env: Mapping[str, Any] | None = None
+    excluded_nodes: set[str] = field(default_factory=set)
+
+    def run(self, main: Callable[..., Awaitable[object]], args: tuple[object, ...], config: RunConfig) -> list[object]:
+        """Run `main(rank, *args)` with settings that are checked already, and return the results by rank."""
+        check_placement(self.resources, self.strategy)
+        check_seconds("wait_s", self.wait_s)
+        job = describe_job(main, args, config, ranks_each=self.ranks_per_actor, name=self.name)
         if not ray.is_initialized():
             ray.init(log_to_driver=True, logging_level="warning")
-        with _reserved_name(spec) if name else nullcontext():
-            yield RayGang(
-                resources=resources_of_actor, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env
-            ).run_attempt
+        try:
+            holder = make_store(f"job/{job.name}") if self.name else None  # other names are new
+        except ValueError as error:
+            raise UsageError(
+                f"name: a job named {job.name!r} runs on this cluster already; wait for its end, or choose another name"
+            ) from error
+        try:
+            return run_attempts(job, self.run_attempt, max_restarts=self.max_restarts)
+        finally:
+            if holder is not None and ray.is_initialized():
+                ray.kill(holder.actor)
 
-    return run_gang(
-        main, args, config, reserve,
-        engine="Ray", cloudpickle=cloudpickle, ranks_each=ranks_per_actor, argument="ranks_per_actor", name=name,
-        wait_s=wait_s, max_restarts=max_restarts,
-    )  # fmt: skip
+    def run_attempt(self, job: JobSpec) -> Outcome:
+        """Run one attempt, and return its outcome; no actor is left then."""
+        excluded = self.excluded_nodes
+        amounts = {name: amount for name, amount in self.resources.items() if amount}
+        selectors = [{"ray.io/node-id": f"!in({','.join(excluded)})"}] * job.members if excluded else None
+        group = placement_group([amounts] * job.members, strategy=self.strategy, bundle_label_selector=selectors)
+        actors: list[Any] = []
+        nodes: list[str] = []
+        try:
+            demand = ", ".join(f"{name}: {amount:g}" for name, amount in amounts.items())
+            wait_for_resources(
+                f"job {job.name!r}, {job.members} x {{{demand}}}, {self.strategy}",
+                self.wait_s,
+                lambda seconds: bool(group.wait(seconds)),
+                lambda: describe_lack(amounts, job.members, free_resources(excluded)),
+            )
+            nodes, options = actor_places(group, amounts)
+            actor_class = ray.remote(max_concurrency=CALLS, runtime_env=self.runtime_env)(MemberActor)
+            actors = [actor_class.options(**each).remote(job, index) for index, each in enumerate(options)]
+            outcome = wait_for_ends(job, actors, nodes)
+            lost = [nodes[member] for member in outcome.lost]
+            return replace(outcome, files=self._take_left_files(job, lost) if lost else {})
+        finally:
+            for actor in actors:
+                ray.kill(actor, no_restart=True)
+            ended = [actor.stop.remote() for actor, node in zip(actors, nodes, strict=True) if node not in excluded]
+            ray.wait(ended, num_returns=len(ended), timeout=_ANSWER_S)  # until Ray knows that they have ended
+            with suppress(Exception):  # the cluster is gone, and the group with it
+                remove_placement_group(group)
+
+    def _take_left_files(self, job: JobSpec, nodes: Sequence[str]) -> dict[str, bytes]:
+        """Return the files of lost members, given the node of each, and exclude nodes that are lost themselves."""
+        self.excluded_nodes.update(lost_nodes(nodes))
+        files = take_files(job.token)  # of this machine
+        if sum(name.endswith(ENDING) for name in files) >= len(nodes):
+            return files
+        for node in sorted({*nodes} - self.excluded_nodes):
+            notify(f"job {job.name!r}: looking for flight records of lost processes on node {node[:6]}")
+            on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+            reader = ray.remote(take_files).options(num_cpus=0, scheduling_strategy=on_node, max_retries=0)
+            with suppress(ray.exceptions.RayError, TimeoutError):
+                files.update(ray.get(reader.remote(job.token), timeout=_LEFT_BEHIND_S))
+        return files
 
 
-@contextmanager
-def _reserved_name(spec: GangSpec) -> Iterator[None]:
-    """Reserve the name of a job for the block, by an actor of that name."""
+def wait_for_ends(job: JobSpec, actors: Sequence[Any], nodes: Sequence[str]) -> Outcome:
+    """Run the program on all members; once one has failed, wait for the others only as long as they may need.
+
+    Args:
+        job: The job.
+        actors: The actor of each member.
+        nodes: The node of each member.
+    """
+    met = actors[0].get.remote(MET)  # from then on members notify each other of failures
+    pending = {actor.run.remote(RayStore(actors[0])): member for member, actor in enumerate(actors)}
+    ends: dict[int, MemberEnd] = {}
+    lost: dict[int, str] = {}
+    blamed: set[int] = set()
+    on_lost_nodes: set[int] = set()
+    until_s, has_met = inf, True
     try:
-        holder = make_store(f"job/{spec.job}")
-    except ValueError as error:
-        raise name_error(spec) from error
-    try:
-        yield
-    finally:
-        if ray.is_initialized():
-            ray.kill(holder.actor)
+        while time.monotonic() < until_s and not (blamed | on_lost_nodes).issuperset(pending.values()):
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=None if until_s == inf else _POLL_S)
+            for answer in done:
+                member = pending.pop(answer)
+                try:
+                    ends[member] = ray.get(answer)
+                except ray.exceptions.RayError as error:
+                    lost[member] = loss_reason(error)
+            if lost or any(end.results is None for end in ends.values()):
+                if until_s == inf:
+                    has_met = bool(ray.wait([met], timeout=0)[0])
+                    until_s = time.monotonic() + (GRACE_S if has_met else _POLL_S)
+                away = lost_nodes({nodes[member] for member in pending.values()})
+                on_lost_nodes = {member for member in pending.values() if nodes[member] in away}
+                blamed = blamed_members(job, ends)
+    except BaseException:  # Ctrl-C
+        for actor in actors:
+            actor.stop.remote()
+        ray.wait(list(pending), num_returns=len(pending), timeout=_ANSWER_S)
+        raise
+    late = f"did not end within {GRACE_S:g} s, and is killed" if has_met else "had met no other, and was ended"
+    for member in pending.values():
+        lost[member] = _NODE_LOST if member in on_lost_nodes else "is gone" if member in blamed else late
+    return Outcome(ends=ends, lost=lost)
+
+
+def loss_reason(error: Exception) -> str:
+    """Return why an actor has sent no report, as the end of a sentence."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    first_lines = " ".join(lines)[:300]  # without the traceback
+    if missing := _MISSING_MODULE.search(text):
+        return (
+            f"has no module {missing[1]!r}: its Python environment differs from the driver's; install it on every "
+            f"node, or name it in runtime_env={{'pip': [...]}}"
+        )
+    if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
+        return f"has no Python environment: {first_lines}"
+    return next((reason for words, reason in _LOSSES.items() if words in text), f"has ended: {first_lines}")

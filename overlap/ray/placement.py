@@ -1,123 +1,114 @@
-"""Placement group of a gang: one bundle for each actor, in the order of nodes."""
+"""Placement group of a job: one bundle for each actor, in the order of nodes; the wait for its resources."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ..engines.demand import lacking, wait_for_resources
-from ..errors import UsageError
+from ..errors import OverlapError, UsageError
+from ..notice import notify
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_NODE_LABEL = "ray.io/node-id"
 _PROBE_S = 1.0  # for the connection to a node's raylet: those of a cluster are near
+# Moments of the first report of a wait for resources, and of later ones.
+FIRST_S, EVERY_S = 1.0, 30.0
+_ROUNDING = 1e-6  # of sums of resources
 
 
-def check_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the resources of one actor, one CPU by default; refuse anything but names and amounts."""
-    amounts = {"CPU": 1.0} if resources is None else dict(resources)
-    for name, amount in amounts.items():
-        if not isinstance(name, str) or isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
-            raise UsageError(f"resources: expected names and amounts such as {{'CPU': 4}}, got {name!r}: {amount!r}")
-    amounts = {name: amount for name, amount in amounts.items() if amount}
-    if not amounts:
-        raise UsageError("resources: an actor without any has no place; give it at least {'CPU': 0.001}")
-    return amounts
+class ResourcesError(OverlapError):
+    """Ray has not had the resources for all processes of a job in time; nothing has run.
+
+    Attributes:
+        missing: What is missing, in words.
+        waited_s: How long it was waited for.
+    """
+
+    def __init__(self, message: str, *, missing: str, waited_s: float) -> None:
+        self.missing, self.waited_s = missing, waited_s
+        super().__init__(message)
 
 
-def check_strategy(strategy: str) -> None:
-    """Refuse unknown strategies."""
+def check_placement(resources: Mapping[str, float], strategy: str) -> None:
+    """Refuse resources that are not names and amounts, or none at all, and unknown strategies."""
+    if not any(resources.values()) or not all(isinstance(x, (int, float)) and x >= 0 for x in resources.values()):
+        raise UsageError(f"resources: expected names and amounts such as {{'CPU': 4}}, got {dict(resources)!r}")
     if strategy not in STRATEGIES:
         raise UsageError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
 
 
-class GangPlacement:
-    """The placement group of one attempt; `nodes` has the node of each member."""
-
-    def __init__(self, group: PlacementGroup, resources: Mapping[str, float]) -> None:
-        self._group, self._resources = group, resources
-        at = placement_group_table(group)["bundles_to_node_id"]
-        order = sorted(at, key=lambda bundle: (str(at[bundle]), int(bundle)))
-        self._bundles = [int(bundle) for bundle in order]
-        self.nodes: list[str] = [str(at[bundle]) for bundle in order]
-
-    def options(self, member: int) -> dict[str, Any]:
-        """Return the options of a member's actor."""
-        strategy = PlacementGroupSchedulingStrategy(self._group, self._bundles[member])
-        rest = {name: amount for name, amount in self._resources.items() if name not in ("CPU", "GPU", "memory")}
-        return {
-            "scheduling_strategy": strategy,
-            "num_cpus": self._resources.get("CPU", 0),
-            "num_gpus": self._resources.get("GPU", 0),
-            "memory": self._resources.get("memory"),
-            "resources": rest,
-        }
+def actor_places(group: PlacementGroup, resources: Mapping[str, float]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the node of each member, in the order of nodes, and the options of its actor."""
+    amounts = dict(resources)
+    options = {
+        "num_cpus": amounts.pop("CPU", 0),
+        "num_gpus": amounts.pop("GPU", 0),
+        "memory": amounts.pop("memory", None),
+        "resources": amounts,
+    }
+    at = placement_group_table(group)["bundles_to_node_id"]
+    bundles = sorted(at, key=lambda bundle: (str(at[bundle]), int(bundle)))
+    placed = [PlacementGroupSchedulingStrategy(group, int(bundle)) for bundle in bundles]
+    return [str(at[bundle]) for bundle in bundles], [{"scheduling_strategy": each, **options} for each in placed]
 
 
-@contextmanager
-def reserve_placement(
-    gang: str,
-    members: int,
-    resources: Mapping[str, float],
-    *,
-    strategy: str,
-    limit_s: float,
-    without: Collection[str] = (),
-) -> Iterator[GangPlacement]:
-    """Reserve a placement group for the block, all bundles or none; report missing resources, up to `limit_s` seconds.
+def wait_for_resources(demand: str, limit_s: float, ready: Callable[[float], bool], missing: Callable[[], str]) -> None:
+    """Wait until the resources of a job are available, and report the missing ones to the user.
 
-    Nodes in `without` are lost, though Ray may not know it yet.
+    `ready` waits up to a number of seconds, and returns whether all resources are available; `missing` returns the
+    missing ones as text.
+
+    Raises:
+        ResourcesError: If it takes longer than `limit_s`.
     """
-    selectors = [{_NODE_LABEL: f"!in({','.join(without)})"}] * members if without else None
-    bundles = [dict(resources)] * members
-    group = placement_group(bundles, strategy=strategy, **({"bundle_label_selector": selectors} if selectors else {}))
-    try:
-        demand = ", ".join(f"{name}: {amount:g}" for name, amount in resources.items())
-        wait_for_resources(
-            f"{gang}, {members} x {{{demand}}}, {strategy}",
-            limit_s,
-            lambda seconds: bool(group.wait(seconds)),
-            lambda: lacking(bundles, _free_resources(without)),
-        )
-        yield GangPlacement(group, resources)
-    finally:
-        with suppress(Exception):  # the cluster is gone, and the group with it
-            remove_placement_group(group)
+    begun_s, next_report_s = time.monotonic(), FIRST_S
+    while not ready(max(0.0, min(next_report_s, limit_s) - (time.monotonic() - begun_s))):
+        waited_s = time.monotonic() - begun_s
+        if waited_s >= next_report_s:
+            notify(f"{demand}: waiting for resources, up to {limit_s:.3g} s: {missing()}")
+            next_report_s += EVERY_S
+        if waited_s >= limit_s:
+            text = f"{demand}: not there within {limit_s:.3g} s: {missing()}; free some, or pass a longer wait_s"
+            raise ResourcesError(text, missing=missing(), waited_s=limit_s)
 
 
-def _free_resources(without: Collection[str]) -> dict[str, dict[str, float]]:
+def describe_lack(demand: Mapping[str, float], count: int, nodes: Mapping[str, Mapping[str, float]]) -> str:
+    """Return how many of `count` places do not fit on nodes with these free resources, as text.
+
+    >>> describe_lack({"CPU": 2}, 3, {"a": {"CPU": 3}, "b": {"CPU": 1}})
+    '2 places with CPU: 2; free: CPU 3 on a, CPU 1 on b'
+    """
+    places = [min(int(free.get(name, 0) / demand[name] + _ROUNDING) for name in demand) for free in nodes.values()]
+    lacking = count - sum(places)
+    place = f"{lacking} place{'s' * (lacking > 1)} with {', '.join(f'{name}: {demand[name]:g}' for name in demand)}"
+    having = {
+        node: ", ".join(f"{name} {free[name]:g}" for name in demand if free.get(name)) for node, free in nodes.items()
+    }
+    free_text = ", ".join(f"{amounts} on {node}" for node, amounts in having.items() if amounts)
+    return f"{place if lacking > 0 else 'a place that fits the strategy'}; free: {free_text or 'nothing of that'}"
+
+
+def free_resources(without: Collection[str]) -> dict[str, Mapping[str, float]]:
     """Return the free resources of each node, by its address and the beginning of its id."""
-    names = {node["NodeID"]: f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})" for node in ray.nodes()}
-    # no public function has it for each node
-    available: Mapping[str, Mapping[str, float]] = ray._private.state.available_resources_per_node()
-    return {names.get(node, node[:6]): dict(free) for node, free in available.items() if node not in without}
+    available = ray._private.state.available_resources_per_node()  # no public function has it for each node
+    nodes = [node for node in ray.nodes() if node["NodeID"] not in without]
+    return {f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})": available.get(node["NodeID"], {}) for node in nodes}
 
 
-def local_nodes() -> set[str]:
-    """Return the nodes on the machine of this process."""
-    own = ray.get_runtime_context().get_node_id()
-    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    return {node for node, address in addresses.items() if address == addresses.get(own)}
-
-
-def lost_nodes(nodes: Collection[str]) -> list[str]:
+def lost_nodes(nodes: Collection[str]) -> set[str]:
     """Return the nodes that do not run any more; Ray itself notices some of them only seconds later."""
-    nodes_by_id = {node["NodeID"]: node for node in ray.nodes()}
-    return [node for node in sorted(set(nodes)) if node not in nodes_by_id or not _is_running(nodes_by_id[node])]
+    return {node["NodeID"] for node in ray.nodes() if node["NodeID"] in nodes and not _is_running(node)}
 
 
 def _is_running(node: Mapping[str, Any]) -> bool:
     """Whether a node is alive for Ray, and its port answers."""
-    if not node["Alive"]:
-        return False
-    try:
-        with socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_PROBE_S):
-            return True
-    except OSError:
-        return False
+    with suppress(OSError):
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_PROBE_S).close()
+        return bool(node["Alive"])
+    return False

@@ -21,6 +21,7 @@ import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 from ..errors import OverlapError, UsageError
+from ..runtime.interrupts import deferring_interrupts
 from .clock import VirtualClock
 
 if TYPE_CHECKING:
@@ -168,7 +169,12 @@ class Kernel:
         import trio.testing  # loads pytest where that is installed, for longer than all of Trio takes
 
         with _rare_garbage_collection():
-            return trio.run(self._run_with_driver, main, args, clock=self.clock)
+            return trio.run(self._run_in_loop, main, args, clock=self.clock)
+
+    async def _run_in_loop(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
+        """Run the program in virtual time, on this event loop."""
+        with deferring_interrupts():
+            return await self._run_with_driver(main, args)
 
     async def _run_with_driver(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
         """Run the program in parallel with the task that moves the clock; return its result, or raise its error."""

@@ -31,6 +31,8 @@ $ overlap xyz
 'xyz' is not a command; KNOWN
 $ overlap run --nnodes 0 x.py
 run: argument --nnodes: expected a positive integer, got '0'
+$ overlap run --engine dask x.py
+run: argument --engine: expected ray, got 'dask'
 $ overlap run --node-rank 0 x.py
 --node-rank needs --nnodes and --rdzv-endpoint, the same for all hosts
 $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 2 x.py

@@ -1,1 +1,1 @@
-"""Worlds on engines that place processes: Ray and Dask, for real."""
+"""Worlds on Ray, for real, and the manifests and lines of the page on engines."""

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,61 +129,15 @@ def tell(value):
 """
 
 
-class Engine:
-    """Cluster of tests, and what differs between Ray and Dask.
-
-    Attributes:
-        name: Of the engine, as `overlap run --engine` takes it.
-        begin: The first lines of drivers: `run(main, *args, each=1, **options)` runs `each` ranks in a process, and
-            `logs()` returns texts that the engine keeps.
-        variables: Environment of drivers.
-        nothing: What `left` returns where gangs have left nothing.
-        dead: How the error of a process begins of which nobody is left to report.
-        per_process: The option that `each` is.
-        prints: Whether drivers print the output of ranks.
-        too_much: Options of a job that does not fit, its name in messages, and what it lacks, as patterns.
-        fault_period: In a soak, one cycle of so many raises and one loses a process.
-    """
-
-    name: str
-    begin: str
-    variables: dict[str, str]
-    nothing: object
-    dead: str
-    per_process: str
-    prints: bool
-    too_much: tuple[str, str, str]
-    fault_period: int
-
-    def ran(self, folder: Path, text: str, *args: str) -> Driver:
-        """Run a driver to its end."""
-        return ran(folder, IMPORTS + self.begin + text, *args, **self.variables)
-
-    def driving(self, folder: Path, text: str, *args: str) -> AbstractContextManager[Driver]:
-        return driving(folder, IMPORTS + self.begin + text, *args, **self.variables)
-
-    def left(self) -> Any:
-        """Return what gangs have left on the cluster."""
-        raise NotImplementedError
-
-    def is_clean(self) -> bool:
-        """Wait until gangs have left nothing."""
-        return bool(until(lambda: self.left() == self.nothing))
-
-    def logs(self) -> list[str]:
-        """Return the texts of the engine's files of logs."""
-        return []
-
-
 def line_of(begin: str) -> str:
     """Return the line of the page that starts an example so."""
     page = (ROOT / "docs" / "engines.md").read_text()
     return next(line[2:] for line in page.splitlines() if line.startswith(f"$ {begin} "))
 
 
-def example_on(engine: str, folder: Path, **variables: str) -> str:
-    """Run the example on an engine as the page says, with a trace and 10 steps, and return what it prints."""
-    words = shlex.split(line_of(f"overlap run --engine {engine}"), comments=True)
+def example_on_ray(folder: Path, **variables: str) -> str:
+    """Run the example on Ray as the page says, with a trace and 10 steps, and return what it prints."""
+    words = shlex.split(line_of("overlap run --engine ray"), comments=True)
     trace = str(folder / "run.json")
     command = [sys.executable, "-m", *words[:2], "--trace", trace, *words[2:], "10"]
     environ = os.environ | {"PYTHONPATH": str(ROOT)} | variables

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from .dasks import DaskCluster
 from .rays import RayCluster
 
 
@@ -12,13 +11,5 @@ from .rays import RayCluster
 def ray_cluster() -> Iterator[RayCluster]:
     """Two nodes of three processors each; tests that lose one add one."""
     cluster = RayCluster(head_cpus=3, cpus=3)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture(scope="session")
-def dask_cluster() -> Iterator[DaskCluster]:
-    """Four workers; tests that lose one get another from its nanny."""
-    cluster = DaskCluster()
     yield cluster
     cluster.close()

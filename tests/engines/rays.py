@@ -3,39 +3,32 @@
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from .clusters import Engine, Witness
+from .clusters import IMPORTS, Driver, Witness, driving, ran, until
 
 _NODE = {"object_store_memory": 80 << 20}
 _TRIES = 4
 _OF_RAY_TRAIN = "_AutoscalingCoordinatorActor"  # one for all later jobs of a cluster
 
 
-class RayCluster(Engine):
-    """Node processes, the first of which cannot be lost."""
-
-    name = "ray"
-    begin = """
+_BEGIN = """
 import overlap.ray
 
 def run(main, *args, each=1, **options):
     return overlap.ray.run(main, *args, ranks_per_actor=each, **options)
-
-def logs():
-    return []
 """
-    nothing: ClassVar[dict[str, list[object]]] = {"groups": [], "actors": [], "members": []}
-    dead = "its process on Ray has died"
-    per_process = "ranks_per_actor"
-    prints = True
-    too_much = (
-        "ranks=4, resources={'CPU': 2}",
-        "4 x {CPU: 2}, PACK",
-        "2 places with CPU: 2",
-    )
-    fault_period = 3
+
+
+class RayCluster:
+    """Node processes, the first of which cannot be lost.
+
+    Attributes:
+        variables: Environment of drivers. Their programs call `run(main, *args, each=1, **options)`, with `each` ranks
+            in a process.
+    """
 
     def __init__(self, *, head_cpus: int, cpus: int) -> None:
         from ray.cluster_utils import Cluster
@@ -47,6 +40,17 @@ def logs():
         self.nodes = [self.add()]
         self._cluster.wait_for_nodes()
         self._witness = Witness("tests.engines.rays", self._cluster.address)
+
+    def ran(self, folder: Path, text: str, *args: str) -> Driver:
+        """Run a driver to its end."""
+        return ran(folder, IMPORTS + _BEGIN + text, *args, **self.variables)
+
+    def driving(self, folder: Path, text: str, *args: str) -> AbstractContextManager[Driver]:
+        return driving(folder, IMPORTS + _BEGIN + text, *args, **self.variables)
+
+    def is_clean(self) -> bool:
+        """Wait until gangs have left nothing."""
+        return bool(until(lambda: not any(self.left().values())))
 
     def left(self) -> dict[str, list[object]]:
         """Return the actors and placement groups of Ray that are not over, and processes of members."""

@@ -1,8 +1,10 @@
-"""Worlds on Ray, beyond the contract: actors, nodes that are lost, environments, stores."""
+"""Worlds on Ray: actors, nodes that are lost, environments, stores."""
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +32,7 @@ tell([len(set(pids)), actors])
 @pytest.mark.parametrize("member", [0, 1])
 def test_an_actor_that_dies_before_all_have_met_is_named(ray_cluster: RayCluster, tmp_path: Path, member: int) -> None:
     driver = ray_cluster.ran(tmp_path, """
-from overlap.engines.member import GangMember
+from overlap.ray.member import MemberActor
 
 class Deadly:
     def __reduce__(self):
@@ -38,9 +40,9 @@ class Deadly:
 
 def die_in(victim):
     frame = sys._getframe()
-    while not isinstance(member := frame.f_locals.get("self"), GangMember):
+    while not isinstance(member := frame.f_locals.get("self"), MemberActor):
         frame = frame.f_back
-    if member._member == victim:
+    if member._index == victim:
         os.kill(os.getpid(), signal.SIGKILL)
 
 async def main(rank, deadly):
@@ -185,7 +187,7 @@ except overlap.UsageError as error:
 def test_what_ray_says_of_a_process_becomes_a_sentence(text: str, sentence: str) -> None:
     import ray
 
-    from overlap.ray.gang import loss_reason
+    from overlap.ray.door import loss_reason
 
     assert loss_reason(ray.exceptions.RayError(text)).startswith(sentence)
 
@@ -193,22 +195,30 @@ def test_what_ray_says_of_a_process_becomes_a_sentence(text: str, sentence: str)
 def test_members_of_a_lost_node_are_waited_for_no_longer_once_one_of_them_is_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from overlap.engines.gang import MemberEnd
-    from overlap.ray import gang
+    from overlap.ray import door
+    from overlap.ray.job import MemberEnd
 
-    from .test_gangs import lost, spec
+    from .test_jobs import lost, spec
 
     whole = replace(spec(), members=4, ranks_each=1)
-    told = {member: MemberEnd(member=member, error=lost(2), begun_s=1.0) for member in (0, 1)}
-    waiting = iter([["run 0"], ["run 1"], []])
+    told = {member: MemberEnd(error=lost(2)) for member in (0, 1)}
+    waiting = iter([["run 0"], ["met"], ["run 1"]])
+
+    def actor(member: int) -> SimpleNamespace:
+        answers = {"run": f"run {member}", "get": "met", "stop": ""}
+        return SimpleNamespace(
+            **{
+                name: SimpleNamespace(remote=partial(lambda answer, *_: answer, answer))
+                for name, answer in answers.items()
+            }
+        )
 
     def wait(answers: object, **_: object) -> tuple[list[str], list[str]]:
         return next(waiting), []
 
-    monkeypatch.setattr("overlap.ray.gang.ray.wait", wait)
-    monkeypatch.setattr("overlap.ray.gang.ray.get", lambda answer: told[int(answer[-1])])
-    monkeypatch.setattr("overlap.ray.gang.gone", lambda nodes: sorted({"b"} & set(nodes)))
-    running = [f"run {member}" for member in range(4)]
-    outcome = gang._ActorWatch(whole, [None] * 4, ["a", "a", "b", "b"], running).outcome()
+    monkeypatch.setattr("overlap.ray.door.ray.wait", wait)
+    monkeypatch.setattr("overlap.ray.door.ray.get", lambda answer: told[int(answer[-1])])
+    monkeypatch.setattr("overlap.ray.door.lost_nodes", lambda nodes: {"b"} & set(nodes))
+    outcome = door.wait_for_ends(whole, [actor(member) for member in range(4)], ["a", "a", "b", "b"])
     assert outcome.ends == told
     assert outcome.lost == dict.fromkeys((2, 3), "is gone, and its node with it")

@@ -80,12 +80,14 @@ class Terminal(StringIO):
 def test_a_terminal_of_ipython_draws_a_timeline_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     timeline, printed = recorded(), list[str]()
     printer = SimpleNamespace(text=printed.append)  # as IPython's
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
     view = TimelineView(timeline, step=0)
     for shown in (timeline, view):
         shown._repr_pretty_(printer, cycle=False)
     assert printed == [repr(timeline), repr(view)]
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", "61")
+    for name, value in {"TERM": "dumb", "COLUMNS": "80", "LINES": "25"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", Terminal())
     for shown in (timeline, view, empty := Timeline(spans=[], world_size=2)):
         shown._repr_pretty_(printer, cycle=False)

@@ -17,8 +17,11 @@ pytest.importorskip("transports.shared_memory._native", reason="it was not compi
 import torch.distributed as dist  # noqa: E402
 
 from overlap import Connection, RankFailedError, RemoteError  # noqa: E402
+from overlap.runtime.interrupts import deferring_interrupts  # noqa: E402
 from overlap.runtime.mail import NUMBERS  # noqa: E402
+from overlap.runtime.settling import wait_until_settled  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
+from tests.interrupting import interrupt_wait  # noqa: E402
 from transports.shared_memory.engine import Engine  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
@@ -192,9 +195,24 @@ def test_asking_for_the_end_of_a_message_finds_that_the_world_has_failed() -> No
         work = on(asks).recv([torch.zeros(1)], 0, 0)
         assert not work.is_completed()
         culprit.fail(RemoteError("ValueError", "no such file"))
-        assert asks.error is not None or asks._ended.wait(30)
+        assert wait_until_settled(asks._ended, 30)
         assert (work.is_completed(), work.is_success()) == (True, False)
         assert "rank 0 failed: ValueError: no such file" in str(work.exception())
+
+
+def test_an_interrupt_ends_a_wait_at_once_and_the_message_still_arrives(groups: list[ProcessGroup]) -> None:
+    x, caught = torch.zeros(1), threading.Event()
+    work = groups[1].recv([x], 0, 0)
+    interrupting = threading.Thread(target=interrupt_wait, args=[threading.get_ident(), caught])
+    with deferring_interrupts():
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+        caught.set()
+        interrupting.join()
+        groups[0].send([torch.ones(1)], 1, 0).wait()
+        assert work.wait()
+    assert x.tolist() == [1]
 
 
 def test_asking_for_the_end_of_a_message_finds_that_its_time_is_over(worlds: list[Connection]) -> None:

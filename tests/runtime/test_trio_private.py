@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from pathlib import Path
 from random import Random
 
@@ -96,6 +97,23 @@ def test_without_frames_of_trio_an_error_that_a_nursery_cannot_show_names_no_ran
     (tmp_path / "mute.py").write_text(UNSHOWABLE)
     run = interpreters.run("mute.py", frames, cwd=tmp_path, timeout=TIMEOUT_S)
     assert run.stdout == told, run.stderr
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------
+
+
+def test_no_frame_is_the_loop_and_no_interrupt_is_delivered_if_they_are_not_known(monkeypatch: Monkeypatch) -> None:
+    async def main() -> tuple[bool, bool, bool]:
+        frame = sys._getframe()
+        while frame.f_back is not None and not trio_private.is_loop(frame.f_code):
+            frame = frame.f_back
+        found = frame.f_code.co_name == "unrolled_run"
+        hide(monkeypatch, "unrolled_run")
+        found_without = trio_private.is_loop(frame.f_code)
+        hide(monkeypatch, "deliver_ki")
+        return found, found_without, trio_private.deliver_interrupt()
+
+    assert trio.run(main) == (True, False, False)
 
 
 # -- nurseries that wait -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The page's seven ways to start one program, each run as the page has it where this machine has the launcher."""
+"""The page's six ways to start one program, each run as the page has it where this machine has the launcher."""
 
 import os
 import re
@@ -24,10 +24,10 @@ wait
 LAUNCHERS = ("python", "overlap", "torchrun", "mpiexec", "srun")
 
 
-def test_the_page_has_seven_lines() -> None:
-    begins = [*LAUNCHERS, "overlap run --engine ray", "overlap run --engine dask"]
+def test_the_page_has_six_lines() -> None:
+    begins = [*LAUNCHERS, "overlap run --engine ray"]
     lines = [line_of(begin) for begin in begins]
-    assert len(set(lines)) == 7
+    assert len(set(lines)) == 6
     assert all(line.split("#")[0].rstrip().endswith("examples/11_data_parallel.py") for line in lines)
 
 

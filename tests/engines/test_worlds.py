@@ -1,4 +1,4 @@
-"""Contract of worlds on clusters of Ray and Dask: results, failures, losses, restarts, ends."""
+"""Worlds on a cluster of Ray: results, failures, losses, restarts, ends."""
 
 import re
 import signal
@@ -6,26 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from .clusters import Engine, example_on, top_of, until
+from .clusters import example_on_ray, top_of, until
+from .rays import RayCluster
 
-pytestmark = pytest.mark.engines
-
-
-@pytest.fixture(
-    scope="session",  # as clusters, whose sockets tests do not leave behind
-    params=[
-        pytest.param("ray", marks=pytest.mark.xdist_group("ray")),
-        pytest.param("dask", marks=pytest.mark.xdist_group("dask")),
-    ],
-)
-def engine(request: pytest.FixtureRequest) -> Engine:
-    pytest.importorskip({"ray": "ray", "dask": "distributed"}[request.param], reason=f"not installed: {request.param}")
-    cluster: Engine = request.getfixturevalue(f"{request.param}_cluster")
-    return cluster
+pytest.importorskip("ray", reason="not installed: ray")
+pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("ray")]
 
 
-def test_results_come_in_the_order_of_ranks_and_one_trace_of_all(engine: Engine, tmp_path: Path) -> None:
-    driver = engine.ran(tmp_path, """
+def test_results_come_in_the_order_of_ranks_and_one_trace_of_all(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    driver = ray_cluster.ran(tmp_path, """
 async def main(rank, x):
     got = await rank.all_reduce(np.full(4, rank.rank + x))
     return rank.rank, float(got[0]), os.getpid(), np.arange(rank.rank)
@@ -42,7 +31,7 @@ tell([[rank, total, pid, len(array)] for rank, total, pid, array in results])
     timeline = read_trace(tmp_path / "run.json")
     assert timeline.ranks() == [0, 1, 2, 3]
     assert sum(span.name == "all_reduce" for span in timeline.spans) == 4
-    assert engine.is_clean()
+    assert ray_cluster.is_clean()
 
 
 FAILS = """
@@ -60,8 +49,8 @@ except overlap.RankFailedError as error:
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def test_an_error_of_a_rank_is_raised_on_the_driver(engine: Engine, tmp_path: Path) -> None:
-    driver = engine.ran(tmp_path, FAILS.format(fault="raise ValueError('on purpose')", each=2))
+def test_an_error_of_a_rank_is_raised_on_the_driver(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    driver = ray_cluster.ran(tmp_path, FAILS.format(fault="raise ValueError('on purpose')", each=2))
     message, rank, cause, notes = driver.told
     line = driver.line_of("raise ValueError")
     assert message.startswith(f"rank 2 failed at driver.py:{line}: ValueError: on purpose")
@@ -69,25 +58,25 @@ def test_an_error_of_a_rank_is_raised_on_the_driver(engine: Engine, tmp_path: Pa
     assert "where rank 2 ran:" in notes[0]
     assert f'driver.py", line {line}, in main' in notes[0]
     assert len(list((tmp_path / "flight").glob("*.flight"))) == 2
-    assert engine.is_clean()
+    assert ray_cluster.is_clean()
 
 
 @pytest.mark.parametrize("each", [1, 4])
-def test_a_killed_process_is_named_with_operation_and_line(engine: Engine, tmp_path: Path, each: int) -> None:
-    driver = engine.ran(tmp_path, FAILS.format(fault=KILL, each=each))
+def test_a_killed_process_is_named_with_operation_and_line(ray_cluster: RayCluster, tmp_path: Path, each: int) -> None:
+    driver = ray_cluster.ran(tmp_path, FAILS.format(fault=KILL, each=each))
     message, rank, cause, _ = driver.told
     if each == 1:
         assert message.startswith("rank 2 failed: PeerLostError: process 2 (rank 2)")
         assert f"in all_reduce #1 on group 'world' (driver.py:{driver.line_of('await rank.all_reduce')})" in message
         assert (rank, cause.partition("(")[0]) == (2, "PeerLostError")
     else:  # nobody is left to tell
-        assert message.startswith(f"rank 0 failed: PeerLostError: {engine.dead}"), message
+        assert message.startswith("rank 0 failed: PeerLostError: its process on Ray has died"), message
     assert len(list((tmp_path / "flight").glob("*.flight"))) == 4 // each  # also the record of the killed process
-    assert engine.is_clean()
+    assert ray_cluster.is_clean()
 
 
-def test_a_lost_process_is_replaced_and_training_goes_on(engine: Engine, tmp_path: Path) -> None:
-    driver = engine.ran(tmp_path, """
+def test_a_lost_process_is_replaced_and_training_goes_on(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    driver = ray_cluster.ran(tmp_path, """
 async def train(rank, steps):
     found = await rank.state.latest()
     first = 0 if found is None else found.step + 1
@@ -104,7 +93,7 @@ tell(run(train, 8, ranks=3, max_restarts=2, state_dir="state"))
 """)  # fmt: skip
     assert driver.told == [[4, 1]] * 3
     assert "overlap: restart 1 of 2, from step 3" in driver.err
-    assert engine.is_clean()
+    assert ray_cluster.is_clean()
 
 
 SLEEPS = """
@@ -124,39 +113,41 @@ def runs(folder: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_driver_that_goes_away_takes_the_gang_along(engine: Engine, tmp_path: Path, how: int) -> None:
-    with engine.driving(tmp_path, SLEEPS, "1000") as driver:
+def test_a_driver_that_goes_away_takes_the_gang_along(ray_cluster: RayCluster, tmp_path: Path, how: int) -> None:
+    with ray_cluster.driving(tmp_path, SLEEPS, "1000") as driver:
         until(lambda: runs(tmp_path), driver)
         driver.process.send_signal(how)
         driver.wait()
-    assert engine.is_clean()
+    assert ray_cluster.is_clean()
 
 
 @pytest.mark.slow
-def test_a_running_job_is_shown_by_top_and_a_second_one_of_its_name_is_refused(engine: Engine, tmp_path: Path) -> None:
-    with engine.driving(tmp_path / "first", SLEEPS, "1000") as first:
+def test_a_running_job_is_shown_by_top_and_a_second_one_of_its_name_is_refused(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    with ray_cluster.driving(tmp_path / "first", SLEEPS, "1000") as first:
         until(lambda: runs(tmp_path / "first"), first)
         entry, shown = top_of("train")
         assert (entry["ranks"], entry["processes"], entry["step"]) == (2, 2, 7)
         assert "2 ranks in 2 processes" in shown
-        second = engine.ran(tmp_path / "second", SLEEPS, "0")
+        second = ray_cluster.ran(tmp_path / "second", SLEEPS, "0")
         assert "UsageError: name: a job named 'train' runs on this cluster already" in second.err
-    assert engine.is_clean()
-    third = engine.ran(tmp_path / "third", SLEEPS, "0")
+    assert ray_cluster.is_clean()
+    third = ray_cluster.ran(tmp_path / "third", SLEEPS, "0")
     assert third.process.returncode == 0, third.err
 
 
-def test_too_few_resources_are_told_and_waited_for_up_to_a_limit(engine: Engine, tmp_path: Path) -> None:
-    options, job, lacking = engine.too_much
-    text = f"async def main(rank):\n    pass\n\nrun(main, {options}, wait_s=2, name='big')\n"
-    err = engine.ran(tmp_path, text).err
+def test_too_few_resources_are_told_and_waited_for_up_to_a_limit(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    job, lacking = "4 x {CPU: 2}, PACK", "2 places with CPU: 2"
+    text = "async def main(rank):\n    pass\n\nrun(main, ranks=4, resources={'CPU': 2}, wait_s=2, name='big')\n"
+    err = ray_cluster.ran(tmp_path, text).err
     assert re.search(rf"overlap: job 'big', {job}: waiting .*: {lacking}", err)
     assert re.search(rf"ResourcesError: job 'big', {job}: not there within .*: {lacking}", err)
-    assert engine.is_clean()
+    assert ray_cluster.is_clean()
 
 
-def test_bad_input_is_told_in_a_sentence(engine: Engine, tmp_path: Path) -> None:
-    driver = engine.ran(tmp_path, """
+def test_bad_input_is_told_in_a_sentence(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    driver = ray_cluster.ran(tmp_path, """
 class Held(Exception):
     def __init__(self, a, b):
         super().__init__(a)
@@ -189,16 +180,16 @@ tell([
     assert re.match(r"UsageError: rank [01] returned <unlocked _thread.lock .*>, which cannot be sent", result)
     assert error == f"RankFailedError: rank 1 failed at driver.py:{driver.line_of('raise Held')}: Held: a"
     assert others == [
-        f"UsageError: ranks: 3 cannot be divided into {engine.per_process}=2; choose a multiple",
+        "UsageError: ranks: 3 cannot be divided into ranks_per_actor=2; choose a multiple",
         "UsageError: wait_s: expected a positive number of seconds, got 0",
         "UsageError: max_restarts: expected 0 or more, got -1",
         "UsageError: name: expected 1 to 27 printable characters, got ''",
     ]
-    assert engine.is_clean()
+    assert ray_cluster.is_clean()
 
 
-def test_no_log_has_the_secret(engine: Engine, tmp_path: Path) -> None:
-    driver = engine.ran(tmp_path, """
+def test_no_log_has_the_secret(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    driver = ray_cluster.ran(tmp_path, """
 async def main(rank):
     await rank.barrier()
     import gc
@@ -206,14 +197,13 @@ async def main(rank):
     gc.collect()  # workers have had other gangs
     return [each.secret.hex() for each in gc.get_objects() if isinstance(each, RendezvousConfig)]
 
-tell([run(main, ranks=2, trace="run.json"), logs()])
+tell(run(main, ranks=2, trace="run.json"))
 """)  # fmt: skip
-    found, logs = driver.told
-    secrets = {secret for of_rank in found for secret in of_rank}
+    secrets = {secret for of_rank in driver.told for secret in of_rank}
     assert len(secrets) == 1
     secret = secrets.pop()
     assert len(secret) >= 32
-    logs += engine.logs()
+    logs = ray_cluster.logs()
     assert sum(map(len, logs)) > 100
     for text in (driver.err, (tmp_path / "run.json").read_text(), *logs):
         assert secret not in text
@@ -222,9 +212,10 @@ tell([run(main, ranks=2, trace="run.json"), logs()])
 
 @pytest.mark.soak
 @pytest.mark.parametrize("cycles", [100])
-def test_gangs_leave_nothing(engine: Engine, tmp_path: Path, cycles: int) -> None:
+def test_jobs_leave_nothing(ray_cluster: RayCluster, tmp_path: Path, cycles: int) -> None:
+    period = 3
     before = set(Path("/tmp").glob("overlap-gang-*"))  # of drivers that were killed
-    driver = engine.ran(tmp_path, """
+    driver = ray_cluster.ran(tmp_path, """
 async def main(rank, fault):
     await rank.barrier()
     if rank.rank == 1 and fault == 1:
@@ -242,14 +233,14 @@ for cycle in range(cycles):
         assert error.rank == 1, error
         failed += 1
 tell(failed)
-""", str(cycles), str(engine.fault_period))  # fmt: skip
-    assert driver.told == sum(cycle % engine.fault_period in (1, 2) for cycle in range(cycles))
-    assert engine.is_clean()
+""", str(cycles), str(period))  # fmt: skip
+    assert driver.told == sum(cycle % period in (1, 2) for cycle in range(cycles))
+    assert ray_cluster.is_clean()
     assert set(Path("/tmp").glob("overlap-gang-*")) <= before
 
 
-def test_an_example_runs_unchanged(engine: Engine, tmp_path: Path) -> None:
-    printed = example_on(engine.name, tmp_path, **engine.variables)
-    assert bool(re.search(r"step 10: loss \d", printed)) is engine.prints
+def test_an_example_runs_unchanged(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    printed = example_on_ray(tmp_path, **ray_cluster.variables)
+    assert re.search(r"step 10: loss \d", printed)
     assert re.search(r"^overlap: \d+% of \d+ ms of communication was hidden", printed, re.M)
-    assert engine.is_clean()
+    assert ray_cluster.is_clean()

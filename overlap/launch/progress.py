@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import UsageError
-from ..flight.reading import Flight, read_flight
+from ..flight.reading import RankRecord, read_flight
 from ..state.parts import Parts
 
 
@@ -22,30 +23,23 @@ def latest_step(folder: str | None) -> int | None:
 
 def reached_step(records: Iterable[Path]) -> int | None:
     """Return the last step that any rank began, from flight records."""
-    return max((step for file in records for step in _steps(file)), default=None)
+    return max((step for rank in _ranks(records) for step in _steps(rank)), default=None)
 
 
 def saved_step(records: Iterable[Path]) -> int | None:
     """Return the newest step with state or a checkpoint of all ranks on the disk, from flight records."""
-    return max((step for file in records for step in _saved_steps(file)), default=None)
+    return max((rank.kept for rank in _ranks(records) if rank.kept is not None), default=None)
 
 
-def _saved_steps(file: Path) -> Iterator[int]:
-    """Yield the newest saved step of each rank in a flight record; nothing if it cannot be read."""
-    try:
-        flight: Flight = read_flight(file)
-    except UsageError:
-        return
-    yield from (record.kept for record in flight.ranks if record.kept is not None)
+def _ranks(records: Iterable[Path]) -> Iterator[RankRecord]:
+    """Yield the ranks of flight records; those of files that cannot be read are left out."""
+    for file in records:
+        with suppress(UsageError):
+            yield from read_flight(file).ranks
 
 
-def _steps(file: Path) -> Iterator[int]:
-    """Yield the steps that the ranks of a flight record began; nothing if it cannot be read."""
-    try:
-        flight: Flight = read_flight(file)
-    except UsageError:
-        return
-    for record in flight.ranks:
-        yield from (op.step for op in record.operations if op.step is not None)
-        if record.step is not None:
-            yield record.step
+def _steps(rank: RankRecord) -> Iterator[int]:
+    """Yield the steps that a rank began."""
+    yield from (op.step for op in rank.operations if op.step is not None)
+    if rank.step is not None:
+        yield rank.step

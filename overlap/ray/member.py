@@ -1,0 +1,130 @@
+"""Member: one process of a job, from the store where it meets the others to the report of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+import trio
+from ray import cloudpickle
+
+from ..embedded.rendezvous import Store, rendezvous_through_store
+from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, in_one_line, shown, text_of, type_name
+from ..processes.life import Keeper, place_and_setup, run_ranks
+from ..processes.traces import packed_part
+from ..runtime.world import World
+from ..timeline.spans import Timeline
+from .job import VERSION, JobSpec, MemberEnd, make_job_folder, pack, take_files
+from .store import store_class
+
+if TYPE_CHECKING:
+    from ..processes.member import Membership
+
+MET = "overlap/met"
+"""Key of the store under which the first member writes once all have met."""
+
+
+class MemberActor(store_class()):  # type: ignore[misc]
+    """One process of a job as an async actor: its loop goes on serving calls while the ranks work in a thread.
+
+    The first one is the store of the job too: a process for a store alone would take a second to start.
+    """
+
+    def __init__(self, job: JobSpec, index: int) -> None:
+        super().__init__()
+        self._job, self._index, self._own = job, index, job.ranks(index)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope = trio.CancelScope()
+        self._keeper = _SpanKeeper(job.config)
+
+    async def run(self, store: Store) -> MemberEnd:
+        """Join the other members through a store, run the program on the ranks here, and report the end."""
+        return await asyncio.to_thread(self._run, store)
+
+    async def stop(self) -> None:
+        """End the ranks of this process without an error; the other processes of the world lose them."""
+        with suppress(trio.RunFinishedError):
+            if self._token is not None:
+                self._token.run_sync_soon(self._scope.cancel)
+
+    def _run(self, store: Store) -> MemberEnd:
+        """Run the program, and return the end of this process."""
+        try:
+            return self._make_end(results=self._run_program(store))
+        except OverlapError as error:
+            return self._make_end(error=error)
+        except BaseException as error:
+            return self._make_end(error=RemoteError(type_name(error), text_of(error), trace=_trace(error)))
+
+    def _run_program(self, store: Store) -> list[bytes] | None:
+        """Load the program, join the other members, and return the pickled results of the ranks here; None: stopped."""
+        job = self._job
+        if job.version != VERSION:
+            raise UsageError(
+                f"process {self._index} has {VERSION}, and the driver has {job.version}: install one version everywhere"
+            )
+        try:
+            main, args = cloudpickle.loads(job.program)
+        except Exception as error:
+            raise UsageError(
+                f"main: member {self._index} cannot load it: {in_one_line(error)}; the modules that it needs must be "
+                "importable on every machine"
+            ) from error
+        folder = make_job_folder(job.token)
+        trace = folder / "trace.json" if job.config.trace else None  # beside it, spans until this process has ended
+        config = job.config.changed(flight_dir=str(folder), trace=trace)
+        with ExitStack() as meeting:
+            label = f"{job.name}-{job.token}.{job.attempt}"  # no other attempt, or job of that name, has it
+            rendezvous = rendezvous_through_store(
+                store, self._index, job.members, secret=None, job=label, nodes=None, host=None
+            )
+            met = meeting.enter_context(rendezvous) if job.members > 1 else None
+            place, setup = place_and_setup(
+                met, config, source="Ray", ranks_each=job.ranks_each, job=job.name, restart=job.attempt
+            )
+
+            def on_start(world: World) -> None:
+                meeting.close()  # all have met
+                if self._index == 0:
+                    store.set(MET, b"")
+
+            async def run_world() -> list[object] | None:
+                self._token = trio.lowlevel.current_trio_token()
+                with self._scope:
+                    return await run_ranks(setup, place, main, args, config, self._keeper, on_start)
+                return None
+
+            results = trio.run(run_world)
+        own = zip(self._own, results or (), strict=False)
+        packed = [pack(x, f"rank {rank} returned {shown(x)}, which cannot be sent to the driver") for rank, x in own]
+        return packed or None
+
+    def _make_end(self, *, results: list[bytes] | None = None, error: OverlapError | None = None) -> MemberEnd:
+        """Return the end of this process, with its timeline and its flight records."""
+        if isinstance(error, RankFailedError) and error.rank in self._own and not isinstance(error.cause, RemoteError):
+            error.add_note(f"where rank {error.rank} ran:\n{_trace(error.cause)}")
+        files = take_files(self._job.token, pid=os.getpid())
+        return MemberEnd(results=results, error=error, spans=self._keeper.part, files=files)
+
+
+class _SpanKeeper(Keeper):
+    """Packs the timeline of this process as bytes for the driver, which merges those of all members."""
+
+    part = b""
+
+    async def keep(
+        self, timeline: Callable[[], Timeline], membership: Membership | None, failure: Exception | None = None
+    ) -> None:
+        """Pack the recorded spans, on the clock of process 0."""
+        if self._run_config.trace is not None:
+            with trio.CancelScope(shield=True):
+                self.part = await trio.to_thread.run_sync(packed_part, timeline, membership)
+
+
+def _trace(error: BaseException) -> str:
+    """Return the traceback of an error as text; "" if it has none."""
+    return "".join(traceback.format_exception(error)).rstrip() if error.__traceback__ else ""

@@ -1,0 +1,135 @@
+"""Attempts of a job until one ends well: the first failure of each, its timeline and its flight records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+from ray import cloudpickle
+
+from transports import TransportError
+
+from .. import trace_files
+from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, UsageError
+from ..flight.folder import ENDING, default_folder
+from ..launch.progress import latest_step, reached_step, saved_step
+from ..launch.restarts import Advance
+from ..notice import notify
+from ..processes.status import Guilt, status_from_error
+from ..timeline.files.parts import Part, pack_part, read_stream
+from ..timeline.files.tracefile import write_merged
+from .job import SPANS, JobSpec, MemberEnd, Outcome
+
+
+def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max_restarts: int) -> list[object]:
+    """Run a job, and again after failures, and return the results by rank.
+
+    `run_attempt` runs one attempt to the end of all its members.
+
+    Raises:
+        RankFailedError: If the last attempt has failed; the first failure is its `__cause__`.
+        UsageError: If nothing could run; it is not tried again.
+    """
+    if not isinstance(max_restarts, int) or isinstance(max_restarts, bool) or max_restarts < 0:
+        raise UsageError(f"max_restarts: expected 0 or more, got {max_restarts!r}")
+    config, folder = job.config, Path(job.config.flight_dir or default_folder())
+    advance = Advance(latest_step(config.state_dir))
+    for attempt in range(max_restarts + 1):
+        outcome = run_attempt(replace(job, attempt=attempt))
+        records = _write_records(outcome, folder)
+        if config.trace is not None:
+            _write_trace(outcome, str(config.trace))
+        error = first_failure(job, outcome)
+        if error is None:
+            ends = [outcome.ends[member] for member in range(job.members)]
+            return [cloudpickle.loads(result) for end in ends for result in end.results or ()]
+        if isinstance(error, UsageError):
+            raise error
+        latest = latest_step(config.state_dir)
+        latest = saved_step(records) if latest is None else latest
+        advance.note(latest if config.state_dir else reached_step(records))
+        if attempt == max_restarts or advance.hopeless:
+            if attempt:
+                notify(advance.describe_giving_up(attempt))
+            if records:
+                error.add_note(f"flight records of {len(records)} processes are in {folder}: `overlap why` reads them")
+            raise error
+        why = str(error).splitlines()[0]
+        notify(advance.describe_restart(attempt + 1, max_restarts, latest, config.state_dir, why))
+        time.sleep(advance.pause_s)
+    raise AssertionError("the last attempt has returned or raised")
+
+
+def _write_records(outcome: Outcome, folder: Path) -> list[Path]:
+    """Write the flight records of an attempt into a folder of this machine, and return their paths."""
+    paths = []
+    for files in (*(end.files for end in outcome.ends.values()), outcome.files):
+        for name in filter(lambda name: name.endswith(ENDING), files):
+            path = folder / Path(name).name  # a name from another machine stays in the folder
+            with suppress(OSError):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)  # the link of a killed process to its record
+                path.write_bytes(files[name])
+                path.chmod(0o600)
+                paths.append(path)
+    return paths
+
+
+def _write_trace(outcome: Outcome, path: str) -> None:
+    """Merge the timelines of the members, killed ones included, in the trace of the run."""
+    packed = [end.spans for end in outcome.ends.values() if end.spans]
+    try:
+        packed += [pack_part(read_stream(data)) for name, data in outcome.files.items() if name.endswith(SPANS)]
+        if packed:
+            write_merged([Part(BytesIO(spans)) for spans in packed], path)
+            trace_files.note_written(path)
+    except (OSError, UsageError) as error:
+        notify(f"no trace in {path}: {error}; pass trace= a path that can be written")
+
+
+# -- the first failure -------------------------------------------------------------------------------------------------
+
+
+def first_failure(job: JobSpec, outcome: Outcome) -> OverlapError | None:
+    """Return the error with which a job has ended, or None if all members have given results.
+
+    Errors are ordered by cause, not by time: a member whose own rank failed first, then members that ended because of
+    another one, then Ray's reports of lost processes. Those become notes on the error; they are the error itself
+    where members only know that the process of their rendezvous is lost.
+    """
+    failed = {member: end.error for member, end in outcome.ends.items() if end.error is not None}
+    guiltiest = min(failed, key=lambda member: _guilt(failed[member], job.ranks(member)), default=None)
+    if guiltiest is None or (outcome.lost and isinstance(failed[guiltiest], PeerError)):
+        return _lost_error(job, *next(iter(outcome.lost.items()))) if outcome.lost else None
+    error = failed[guiltiest]
+    for member, why in outcome.lost.items():
+        ranks = job.ranks(member)
+        label = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        error.add_note(f"the process of {label} {why}")
+    return error
+
+
+def _guilt(error: OverlapError, local: range) -> tuple[bool, Guilt, bool]:
+    """Return the rank of a member's error in the order of guilt, the guiltiest first."""
+    wire = isinstance(error, RankFailedError) and isinstance(error.cause, TransportError)  # before the process is lost
+    return not isinstance(error, UsageError), status_from_error(error, local=local).guilt, wire
+
+
+def _lost_error(job: JobSpec, member: int, why: str) -> OverlapError:
+    """Return the error of a job in which no member could report the failed one."""
+    rank, world_size = job.ranks(member)[0], job.members * job.ranks_each
+    cause = PeerLostError(f"its process on Ray {why}", culprit=rank)
+    error = RankFailedError(rank=rank, cause=cause, where="", doing=(), others={}, world_size=world_size)
+    error.__cause__ = cause
+    return error
+
+
+def blamed_members(job: JobSpec, ends: Mapping[int, MemberEnd]) -> set[int]:
+    """Return the members without a report that other members have lost."""
+    errors = [end.error for end in ends.values() if isinstance(end.error, RankFailedError)]
+    blamed = {error.rank // job.ranks_each for error in errors if isinstance(error.cause, PeerLostError)}
+    return {member for member in blamed if member >= 0 and member not in ends}

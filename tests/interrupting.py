@@ -1,0 +1,70 @@
+"""Interrupts at chosen lines of our own packages, as if Ctrl-C came there."""
+
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from types import FrameType
+from typing import Any, TypeAlias
+
+from overlap.diagnostics import is_ours
+from overlap.threads import read_frames
+
+Line: TypeAlias = tuple[str, int]
+
+
+class Tracer:
+    """Counts the lines of our packages that the main thread passes, and interrupts it at one of them.
+
+    Args:
+        line: The line; with None, none.
+        turn: How often the line has been passed then, counted from 1.
+    """
+
+    def __init__(self, line: Line | None = None, turn: int = 0) -> None:
+        self.passed, self._line, self._turn = Counter[Line](), line, turn
+        self.interrupted = False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        return self._on_line if is_ours(frame.f_code) else None
+
+    def _on_line(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if event == "line":
+            line = frame.f_code.co_filename, frame.f_lineno
+            self.passed[line] += 1
+            if line == self._line and self.passed[line] == self._turn:
+                self.interrupted = True
+                sys.settrace(None)
+                handler: Any = signal.getsignal(signal.SIGINT)
+                handler(signal.SIGINT, frame)
+                return None
+        return self._on_line
+
+    def run(self, program: Callable[[], object]) -> type[BaseException] | None:
+        """Run a program; return the type of the error that ends it."""
+        before = sys.gettrace()
+        try:
+            sys.settrace(self)
+            program()
+        except BaseException as error:
+            return type(error)
+        finally:
+            sys.settrace(before)
+        return None
+
+
+def sample(passed: Counter[Line], count: int, seed: int) -> list[tuple[Line, int]]:
+    """Return some of the lines that a program has passed, and for each the turn at which to interrupt it."""
+    chance = Random(seed)
+    return [(line, chance.randint(1, turns)) for line, turns in chance.sample(sorted(passed.items()), count)]
+
+
+def interrupt_wait(thread: int, ended: threading.Event) -> None:
+    """Send one interrupt to a thread once it waits in a function of ours."""
+    while not ended.wait(0.001):
+        frames = read_frames(thread)
+        if frames and frames[0].f_code.co_name in ("wait", "look_here", "wait_for_lock", "_wait"):
+            signal.pthread_kill(thread, signal.SIGINT)
+            return

@@ -1,0 +1,311 @@
+"""Ctrl-C: raised in the program, and never between two instructions of our own packages."""
+
+import asyncio
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+import overlap
+from overlap.runtime.interrupts import calls_program, deferring_interrupts, finalizer, interruptible
+from overlap.signals import Terminated, handling_signals
+from tests.interrupting import Tracer, sample
+
+INT = signal.SIGINT
+
+# Functions in a file of ours. A signal is handled as soon as the function that raises it has returned.
+OURS = """
+import signal
+
+def work(log):
+    log.append("begins")
+    signal.raise_signal(signal.SIGINT)
+    log.append("ends")
+
+def work_and_wait(log):
+    work(log)
+    wait(log)
+
+def wait(log):
+    log.append("waits")
+
+def work_and_fail(log):
+    work(log)
+    raise ValueError
+
+def work_and_terminate(log):
+    log.append("begins")
+    signal.raise_signal(signal.SIGTERM)
+    log.append("ends")
+
+def call(function, *args):
+    function(*args)
+
+def start(function, *args):
+    function(*args)
+
+def drop(reference):
+    work(reference.log)
+
+class Dropped:
+    def __init__(self, log):
+        self.log = log
+    def __del__(self):
+        work(self.log)
+
+class Awaited:
+    def __init__(self, log, awaitable):
+        self.log, self.awaitable = log, awaitable
+    def __await__(self):
+        work(self.log)
+        yield from self.awaitable.__await__()
+        self.log.append("resumed")
+"""
+
+
+@pytest.fixture
+def ours() -> Iterator[dict[str, Any]]:
+    """Functions of ours, while the handler is installed."""
+    found: dict[str, Any] = {}
+    exec(compile(OURS, str(Path(overlap.__file__).with_name("made_up.py")), "exec"), found)
+    interruptible(found["wait"])
+    calls_program(found["start"])
+    finalizer(found["drop"])
+    with deferring_interrupts():
+        yield found
+    assert signal.getsignal(INT) is signal.default_int_handler
+
+
+class Block:
+    """A block that notes its end."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.log.append(f"block ends by {kind.__name__ if kind else 'itself'}")
+
+
+def test_our_function_ends_first_and_then_the_block_that_has_called_it(ours: dict[str, Any]) -> None:
+    log: list[str] = []
+
+    def program() -> None:
+        with Block(log):
+            return ours["work"](log)
+
+    with pytest.raises(KeyboardInterrupt):
+        program()
+    assert log == ["begins", "ends", "block ends by KeyboardInterrupt"]
+
+
+def test_an_error_of_ours_gives_way(ours: dict[str, Any]) -> None:
+    log: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        ours["work_and_fail"](log)
+    assert log == ["begins", "ends"]
+
+
+def test_a_wait_ends_at_once(ours: dict[str, Any]) -> None:
+    log: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        ours["work_and_wait"](log)
+    assert log == ["begins", "ends"]
+
+
+def test_the_program_is_interrupted_at_once_though_we_have_called_it(ours: dict[str, Any]) -> None:
+    log: list[str] = []
+
+    def callback() -> None:
+        signal.raise_signal(INT)
+        log.append("goes on")
+
+    with pytest.raises(KeyboardInterrupt):
+        ours["call"](callback)
+    assert log == []
+
+
+@pytest.mark.parametrize(("caller", "expected"), [("call", ["begins", "ends"]), ("start", ["begins"])])
+def test_an_installed_package_is_our_library_or_the_program(
+    ours: dict[str, Any], caller: str, expected: list[str]
+) -> None:
+    """It depends on the function that calls it."""
+    log: list[str] = []
+    installed: dict[str, Any] = {}
+    exec(compile(OURS, "/usr/lib/python3/site-packages/made_up.py", "exec"), installed)
+    with pytest.raises(KeyboardInterrupt):
+        ours[caller](installed["work"], log)
+    assert log == expected
+
+
+class Referred:
+    """An object for weak references."""
+
+
+class Reference(weakref.ref[Any]):
+    """A weak reference with a log."""
+
+    log: list[str]
+
+
+@pytest.mark.parametrize("kind", ["__del__", "weak reference"])
+def test_an_interrupt_in_a_finalizer_is_not_lost(ours: dict[str, Any], kind: str) -> None:
+    log: list[str] = []
+
+    def program() -> None:
+        target = ours["Dropped"](log) if kind == "__del__" else Referred()
+        reference = Reference(target, ours["drop"] if kind != "__del__" else None)
+        reference.log = log
+        del target
+        log.append("after it")
+
+    with pytest.raises(KeyboardInterrupt):
+        program()
+    assert log == ["begins", "ends"]
+
+
+def test_a_second_interrupt_comes_at_once_if_the_first_one_has_not_come(
+    ours: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlap.runtime.interrupts._PATIENCE_S", -1.0)
+    log: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        ours["call"](ours["call"], lambda: (ours["work"](log), log.append("between"), ours["work"](log)))
+    assert log == ["begins", "ends"]
+
+
+def test_a_trio_program_gets_it_in_its_main_task(ours: dict[str, Any]) -> None:
+    log: list[str] = []
+
+    async def child() -> None:
+        await ours["Awaited"](log, trio.Event().wait())
+
+    async def main() -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(child)
+                await trio.sleep_forever()
+        finally:
+            log.append("main task ends")
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        trio.run(main)
+    assert caught.group_contains(KeyboardInterrupt)
+    assert log == ["begins", "ends", "main task ends"]
+
+
+def test_a_program_on_asyncio_gets_it(ours: dict[str, Any]) -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        try:
+            await ours["Awaited"](log, asyncio.Event().wait())
+        finally:
+            log.append("main task ends")
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert log == ["begins", "ends", "main task ends"]
+
+
+def test_a_signal_that_ends_the_process_waits_for_our_function_too(
+    ours: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log: list[str] = []
+    with pytest.raises(Terminated), handling_signals():
+        ours["work_and_terminate"](log)
+    assert log == ["begins", "ends"]
+    assert "ended by SIGTERM" in capsys.readouterr().err
+
+
+def test_handlers_of_the_program_are_left_alone() -> None:
+    def handler(number: int, frame: object) -> None:
+        raise AssertionError
+
+    signal.signal(INT, handler)
+    try:
+        with deferring_interrupts():
+            assert signal.getsignal(INT) is handler
+        assert signal.getsignal(INT) is handler
+    finally:
+        signal.signal(INT, signal.default_int_handler)
+
+
+# -- worlds --------------------------------------------------------------------------------------------------------
+
+
+async def main(rank: overlap.Rank) -> float:
+    """Use collectives, messages, computes, tasks, a narrow stream and a step."""
+    numbers = np.arange(8.0) + rank.rank
+    narrow = rank.stream("narrow", window=1)
+    with rank.step(0):
+        total = rank.all_reduce(numbers)
+        others = [rank.all_gather(numbers, stream=narrow), rank.all_reduce(numbers, stream=narrow)]
+        doubled = rank.compute(np.multiply, total, 2.0, seconds=1e-3)
+        sent, received = rank.send(numbers, 1 - rank.rank), rank.recv(np.empty(8), 1 - rank.rank)
+        task = rank.spawn(trio.sleep, 0)
+        await total
+        for other in [*others, sent, received]:
+            await other
+    await task
+    await rank.reduce_scatter(np.arange(8.0))
+    await rank.barrier()
+    return float((await rank.broadcast(await doubled, root=0)).sum())
+
+
+def check_lines(clock: str, count: int, seed: int) -> None:
+    """Interrupt the program at some lines; after each it must run well again."""
+
+    def program() -> list[float]:
+        return overlap.run(main, ranks=2, clock=clock)
+
+    threads, first = threading.active_count(), Tracer()
+    assert first.run(program) is None
+    for line, turn in sample(first.passed, count, seed):
+        tracer = Tracer(line, turn)
+        assert tracer.run(program) is (KeyboardInterrupt if tracer.interrupted else None), line
+        assert program() == [128.0, 128.0], line
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_at_some_lines(clock: str) -> None:
+    check_lines(clock, 6, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_at_many_lines(clock: str) -> None:
+    check_lines(clock, 300, 2)
+
+
+# Trio opens sockets of a loop before it protects them against interrupts.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
+def test_at_600_random_times() -> None:
+    """Each run ends by the interrupt, unless it ends before."""
+    chance, ident, ended = Random(3), threading.get_ident(), 0
+    for _ in range(600):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {INT})
+        timer = threading.Timer(chance.uniform(0, 0.03), signal.pthread_kill, (ident, INT))
+        timer.start()
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {INT})
+            while True:
+                began_s = time.monotonic()
+                assert overlap.run(main, ranks=2) == [128.0, 128.0]
+        except KeyboardInterrupt:
+            assert time.monotonic() - began_s < 5
+            ended += 1
+        timer.join()
+    assert ended == 600
