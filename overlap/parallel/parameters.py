@@ -140,11 +140,6 @@ class Parameters:
         """Whether another set of weights has the same names, shapes, dtypes and places."""
         return {t: w.plan.slots for t, w in self.weights.items()} == {t: w.plan.slots for t, w in other.weights.items()}
 
-    def arrays(self) -> list[Array]:
-        """Return all weights, and then all state of the optimizer."""
-        sets = [weights.arrays() for weights in self.weights.values()]
-        return [flat for flat, *_ in sets] + [array for _, *state in sets for array in state]
-
     def runs(self, plan: BucketPlan) -> list[Run]:
         """Return the places of a bucket's weights in flat memory and in the bucket; neighbours in both are one run."""
         runs: list[Run] = []
