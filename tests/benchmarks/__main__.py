@@ -7,11 +7,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from overlap import OverlapError
+from overlap import OverlapError, UsageError
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.options import as_argument
 from overlap.cli.output import as_json, output_path, write_file
-from overlap.units import count, index
 from tests.benchmarks.versus.contenders import CONTENDERS, Contender, contenders_named
 from tests.benchmarks.versus.report import document
 
@@ -112,6 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.iters is None:
             args.iters = survive.KILLS if args.what == "survive" else 20
+        if args.iters < 1:
+            raise UsageError(f"--iters: expected at least 1, got {args.iters}")
         how, contenders = Sampling(iters=args.iters, warmup=args.warmup_iters), contenders_named(args.vs)
         args.json_file = output_path(args.json_file, option="--json-file")
         told = list(_told(MEASURED[args.what](how, contenders)))
@@ -135,8 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("what", nargs="?", choices=MEASURED, default="all", metavar="WHAT", help="what to measure; default all")
     add("--vs", default=",".join(CONTENDERS), metavar="PEERS", help="beside which libraries; default gloo,mpi")
-    add("-n", "--iters", type=as_argument(count), metavar="N", help="samples; default 20, and 200 kills for survive")
-    add("-w", "--warmup_iters", type=as_argument(index), default=5, metavar="N", help="samples before; default 5")
+    add("-n", "--iters", type=int, metavar="N", help="samples; default 20, and 200 kills for survive")
+    add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="samples before; default 5")
     add("--json-file", metavar="FILE", help="write the result as JSON there, too")
     return parser
 

@@ -12,11 +12,11 @@ import pytest
 import overlap
 from overlap import StallError, UsageError
 from overlap.cli import children
-from overlap.cli.bench import report
 from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, dtype_named
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import Child, environment
+from tests.benchmarks.figures import over
 from tests.benchmarks.versus import __main__ as command
 from tests.benchmarks.versus import comparison, contenders, member
 from tests.benchmarks.versus.assignment import AssignmentInTurn
@@ -29,7 +29,7 @@ from tests.benchmarks.versus.contenders import (
     measure_contender,
 )
 from tests.benchmarks.versus.inside import LibraryRank, measure_and_tell, measure_rows
-from tests.benchmarks.versus.layout import ProcessLayout
+from tests.benchmarks.versus.layout import ProcessLayout, layout
 from tests.benchmarks.versus.turns import Turns
 
 
@@ -78,17 +78,15 @@ class Alone(LibraryRank):
         pass
 
 
-@pytest.mark.parametrize(
-    ("right", "check", "wrong"), [(True, True, [0, 0]), (False, True, [2, 1 << 14]), (False, False, [0, 0])]
-)
-def test_a_peer_samples_as_we_do_and_is_checked_too(right, check, wrong):
+@pytest.mark.parametrize(("right", "wrong"), [(True, [0, 0]), (False, [2, 1 << 14])])
+def test_a_peer_samples_as_we_do_and_is_checked_too(right, wrong):
     cases = [Case(operation=NAMES["allr"], ranks=1, count=count, dtype=F32) for count in (2, 1 << 14)]
     library = Alone(right=right)
-    rows = measure_rows(library, AssignmentInTurn(cases=cases, sampling=Sampling(iters=3, warmup=1), check=check))
+    rows = measure_rows(library, AssignmentInTurn(cases=cases, sampling=Sampling(iters=3, warmup=1)))
     assert [row["wrong"] for row in rows] == wrong
     assert [[len(samples) for samples in row["samples_ns"]] for row in rows] == [[3], [3]]
-    assert library.barriers == 2 * (4 + check)
-    assert library.acts == (4 * 50 + check) + (4 * 1 + check)
+    assert library.barriers == 2 * (4 + 1)
+    assert library.acts == (4 * 50 + 1) + (4 * 1 + 1)
 
 
 def test_rank_0_tells_and_every_rank_leaves(capsys):
@@ -101,9 +99,7 @@ def test_rank_0_tells_and_every_rank_leaves(capsys):
     first, second = Leaving(), Leaving()
     second.rank = 1
     for rank in (second, first):
-        measure_and_tell(
-            rank, AssignmentInTurn(cases=CASES, sampling=Sampling(iters=2, warmup=0), check=False).to_json()
-        )
+        measure_and_tell(rank, AssignmentInTurn(cases=CASES, sampling=Sampling(iters=2, warmup=0)).to_json())
     assert (first.left, second.left) == (1, 1)
     [line] = capsys.readouterr().out.splitlines()
     told = json.loads(line)
@@ -229,7 +225,10 @@ def test_a_command_goes_on_without_a_missing_peer(fake, monkeypatch, capsys, tmp
     ("argv", "message"),
     [
         (("allr",), "name the operation and --vs, or --compare peer-direct, --compare checksums"),
-        (("--compare", "peer-direct", "--ranks", "3"), "--ranks: 3 ranks cannot be divided among --processes 2"),
+        (
+            ("--compare", "peer-direct", "--ranks", "3"),
+            "--ranks: expected 1 or more, in multiples of --processes 2, got 3",
+        ),
     ],
 )
 def test_options_that_cannot_be_meant(capsys, argv, message):
@@ -318,6 +317,76 @@ def test_real_peers_are_right(name, operation):
     ).wrong == (0,)
 
 
+# -- layouts of processes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected", "text"),
+    [
+        ((), ProcessLayout(), "ranks in one process"),
+        (("--processes", "1"), ProcessLayout(), "ranks in one process"),
+        (
+            ("--processes", "2"),
+            ProcessLayout(processes=2),
+            "ranks in 2 processes of this host (local x2) joined by shared memory",
+        ),
+        (
+            ("--processes", "2", "--transport", "efa"),
+            ProcessLayout(processes=2, transport="efa"),
+            "ranks in 2 processes of this host (local x2) joined by Unix sockets",
+        ),
+        (
+            ("--processes", "3", "--tcp", "--rails", "4", "--no-peer-direct"),
+            ProcessLayout(processes=3, tcp=True, rails="4", peer_direct=False),
+            "ranks in 3 processes of this host (local x3) joined by TCP over 4 connections, through a bounce buffer",
+        ),
+        (
+            ("--processes", "2", "--tcp", "--rails", "eth0,eth1", "--peer-direct"),
+            ProcessLayout(processes=2, tcp=True, rails="eth0,eth1"),
+            "ranks in 2 processes of this host (local x2) joined by TCP over eth0,eth1",
+        ),
+        (
+            ("--processes", "2", "--checksums"),
+            ProcessLayout(processes=2, checksums=True),
+            "ranks in 2 processes of this host (local x2) joined by Unix sockets, with checksums of payloads",
+        ),
+        (
+            ("--processes", "2", "--no-checksums", "--no-peer-direct"),
+            ProcessLayout(processes=2, checksums=False, peer_direct=False),
+            "ranks in 2 processes of this host (local x2) joined by Unix sockets, without checksums of payloads, "
+            "through a bounce buffer",
+        ),
+    ],
+)
+def test_layouts(argv, expected, text):
+    assert layout(parsed("allr", *argv)) == expected
+    assert expected.describe() == text
+
+
+def test_a_transport_of_another_package_is_named():
+    told = ProcessLayout(processes=2, transport="pigeon").describe()
+    assert told == "ranks in 2 processes of this host (local x2) joined by pigeon"
+
+
+def test_what_overlap_run_is_told():
+    layout = ProcessLayout(processes=2, tcp=True, rails="4", peer_direct=False, transport="efa")
+    assert layout.options(6, algorithm="ring") == [
+        *("--processes", "2", "--ranks-per-process", "3", "--cluster", "local x2", "--timeout", "600"),
+        *("--transport", "efa"),
+        *("--no-unix", "--no-peer-direct", "--rails", "4", "--algorithm", "ring"),
+    ]
+    for checksums, option in ((True, "--checksums"), (False, "--no-checksums")):
+        assert ProcessLayout(processes=2, checksums=checksums).options(2)[-1] == option
+    assert ProcessLayout(processes=2).options(2, rows=3)[6:8] == ["--timeout", "1800"]
+    assert ProcessLayout(processes=2).options(2)[8:] == ["--transport", "auto", "--unix", "--peer-direct"]
+
+
+def test_what_joins_processes_needs_several(capsys):
+    for argv in (("--tcp",), ("--rails", "2"), ("--no-peer-direct",), ("--checksums",), ("--transport", "efa")):
+        assert command.main(["allr", "--vs", "gloo", "-b", "8", *argv]) == 2
+        assert capsys.readouterr().err.endswith(": concerns what joins processes; give --processes 2 too\n")
+
+
 # -- Peer Direct -------------------------------------------------------------------------------------------------
 
 
@@ -342,14 +411,16 @@ def test_the_operations_of_the_document_at_32_mb_by_default():
     assert [[(case.operation.name, case.size_bytes) for case in world] for world in one] == [
         [("all_gather", 1024), ("all_gather", 2048)]
     ]
-    with pytest.raises(UsageError, match="3 ranks cannot be divided among --processes 2"):
+    with pytest.raises(UsageError, match="--ranks: expected 1 or more, in multiples of --processes 2, got 3"):
         comparison.worlds(parsed("--compare", "peer-direct", "--ranks", "3"))
 
 
-PEER_DIRECT = f"""\
+PEER_DIRECT = """\
 # out of place, ranks in 2 processes of this host (local x2) joined by Unix
 # sockets
-{report.title(CASES[0], Sampling(), ProcessLayout()).split(chr(10), 1)[1].rsplit(chr(10), 1)[0]}
+# time: median, 10th and 90th percentile of 20 samples after 5 of warm-up;
+# a sample is the slowest rank's time from a common barrier to its result; up to
+# 32 KiB it is 50 operations back to back, divided by 50
 # MB is 10^6 bytes; bandwidth is that of the network (busbw)
 # MB/s             size(B)  ranks   host copies   Peer Direct    ratio
 all_reduce        32000000      2         1,000         4,000    4.00x
@@ -365,7 +436,7 @@ reduce_scatter    32000000      2           500         2,000    4.00x
 def test_both_side_by_side(capsys, monkeypatch, tmp_path, wrong, code, verdict):
     """Each operation takes 32 ms through the host, and 8 ms with Peer Direct."""
 
-    def measure_cases(rows, sampling, layout, *, check):
+    def measure_cases(rows, sampling, layout):
         times = Times(median_ns=8e6 if layout.peer_direct else 32e6, p10_ns=0, p90_ns=0)
         return [Result(case=case, times=times, wrong=wrong if layout.peer_direct else 0) for case in rows]
 
@@ -383,7 +454,7 @@ def test_both_side_by_side(capsys, monkeypatch, tmp_path, wrong, code, verdict):
 def test_what_checksums_cost(capsys, monkeypatch, tmp_path):
     """An operation takes 4 ms without, and 5 ms with them."""
 
-    def measure_cases(rows, sampling, layout, *, check):
+    def measure_cases(rows, sampling, layout):
         times = Times(median_ns=5e6 if layout.checksums else 4e6, p10_ns=0, p90_ns=0)
         return [Result(case=case, times=times, wrong=0) for case in rows]
 
@@ -400,3 +471,7 @@ def test_what_checksums_cost(capsys, monkeypatch, tmp_path):
     told = json.loads((tmp_path / "p.json").read_text())
     assert [row["median_ns"] for row in told["no_checksums"]] == [4e6]
     assert [row["median_ns"] for row in told["checksums"]] == [5e6]
+
+
+def test_times_are_compared_by_their_medians():
+    assert over(Times.of([30]), Times.of([20])) == 1.5

@@ -23,27 +23,29 @@ _SPANS = 1_000_000 // _PART
 
 def figures(sampling: Sampling) -> Iterator[Figure]:
     """Measure, in time of this process."""
-    samples = min(few(sampling), 3)
+    repeats = min(few(sampling), 3)
     with TemporaryDirectory() as folder:
         file, many = Path(folder, "run.json"), _timeline(8, _SPANS // (8 * 25))
-        yield _line("pack", "pack a million spans", few, lambda: pack_part(many), None, _PART)
-        yield _line("write", "write a trace of a million spans", few, lambda: write_trace(many, file), None, _PART)
-        yield _line("load", "load a trace of a million spans", few, lambda: read_trace(file), 3e9, _PART)
+        yield _line("pack", "pack a million spans", repeats, lambda: pack_part(many), None, _PART)
+        yield _line("write", "write a trace of a million spans", repeats, lambda: write_trace(many, file), None, _PART)
+        yield _line("load", "load a trace of a million spans", repeats, lambda: read_trace(file), 3e9, _PART)
         draw = "draw a run of a million spans, whole, without steps"
-        yield _line("draw", draw, few, lambda: TimelineView(_again(many)).lines(height=24), 1e9, _PART)
+        yield _line("draw", draw, repeats, lambda: TimelineView(_again(many)).lines(height=24), 1e9, _PART)
     wide = _timeline(1024, 2)
     yield _line(
-        "fold", "fold and draw a step of 1024 ranks", few, lambda: TimelineView(wide, step=1).lines(height=24), 2e9
+        "fold", "fold and draw a step of 1024 ranks", repeats, lambda: TimelineView(wide, step=1).lines(height=24), 2e9
     )
 
 
-def _line(name: str, text: str, few: int, run: Callable[[], object], aim_ns: float | None, times: int = 1) -> Figure:
+def _line(
+    name: str, text: str, repeats: int, run: Callable[[], object], aim_ns: float | None, times: int = 1
+) -> Figure:
     def once() -> int:
         begun_ns = process_time_ns()
         run()
         return (process_time_ns() - begun_ns) * times
 
-    return time_of(f"timeline_{name}", text, Times.of([once() for _ in range(samples)]), aim_ns)
+    return time_of(f"timeline_{name}", text, Times.of([once() for _ in range(repeats)]), aim_ns)
 
 
 def _again(timeline: Timeline) -> Timeline:

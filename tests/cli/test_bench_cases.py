@@ -7,9 +7,7 @@ import pytest
 from overlap import OPS, UsageError
 from overlap.cli import bench
 from overlap.cli.bench import cases as data
-from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.operations import OPERATIONS, dtype_named, find
-from overlap.cli.bench.options import cases, sampling
+from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, cases, dtype_named
 from overlap.cli.bench.sampling import Sampling, Times, slowest
 
 
@@ -51,14 +49,12 @@ def test_sizes_by_default_go_from_8_bytes_to_64_mib():
         ("all_reduce", 25, 100),
         ("broadcast", 25, 100),
         ("reduce", 25, 100),
-        ("permute", 25, 100),
         ("sendrecv", 25, 100),
         ("allg", 8, 96),
         ("redsct", 8, 96),
         ("alltoall", 8, 96),
         ("gather", 8, 96),
         ("scatter", 8, 96),
-        ("barrier", 0, 0),
     ],
 )
 def test_counts_are_of_one_block_and_sizes_of_all_as_in_nccl_tests(name, count, size):
@@ -76,35 +72,26 @@ def test_every_size_of_the_world():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("alr",), "OP: 'alr' is unknown (did you mean allr?); known are all_reduce/allr, reduce_scatter/redsct"),
         (("allr", "-b", "4X"), "--minbytes: '4X' is not a size"),
         (("allr", "-e", "4X"), "--maxbytes: '4X' is not a size"),
         (("allr", "-b", "0"), "--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got 0 and 0"),
         (("allr", "-b", "9", "-e", "8"), "--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got 9 and 8"),
-        (("allr", "-f", "1"), "--stepfactor: sizes must grow"),
-        (("allr", "-b", "10000", "-e", "1M", "-f", "1.0001"), "--stepfactor: 1000 sizes or more; take a larger one"),
-        (("allr", "--ranks", "2,x"), "--ranks: expected integers of at least 1 such as 2,4, got '2,x'"),
-        (("sendrecv", "--ranks", "1"), "--ranks: expected integers of at least 2 such as 2,4, got '1'"),
+        (("allr", "-f", "1"), "--stepfactor: expected 1.01 or more, so that sizes grow, got 1"),
+        (("allr", "-f", "inf"), "--stepfactor: expected 1.01 or more, so that sizes grow, got inf"),
+        (("sendrecv", "--ranks", "1"), "--ranks: expected 2 or more, in multiples of --processes 1, got 1"),
         (("bcast", "-r", "2"), "--root: expected a rank from 0 to 1, got 2"),
-        (("allr", "-d", "float99"), "--datatype: 'float99' is unknown; known are bool, int8 to int64"),
-        (("allr", "-d", "object"), "--datatype: 'object' is unknown"),
-        (("allr", "-o", "avg"), f"--op: 'avg' is unknown; known are {', '.join(OPS)}"),
-        (("allr", "-o", "xor"), f"--op: 'xor' is unknown; known are {', '.join(OPS)}"),
+        (("allr", "-d", "float99"), "--datatype: 'float99' is no number type of numpy or ml_dtypes"),
+        (("allr", "-d", "object"), "--datatype: 'object' is no number type"),
+        (("allr", "-o", "avg"), f"op: 'avg' is unknown; known are {', '.join(OPS)}"),
+        (("allr", "-o", "xor"), f"op: 'xor' is unknown; known are {', '.join(OPS)}"),
         (("allr", "-d", "bool"), "op: 'sum' is not defined for bool"),
         (("redsct", "--in-place"), "--in-place: reduce_scatter cannot, because it writes where it still reads"),
-        (("allr", "--algorithm", "x"), "algorithm: 'x' is unknown; known are direct"),
     ],
 )
 def test_options_that_cannot_be_meant(argv, message):
     with pytest.raises(UsageError) as caught:
         cases(parsed(*argv))
     assert str(caught.value).startswith(message)
-
-
-@pytest.mark.parametrize(("option", "value"), [("--iters", "0"), ("--warmup_iters", "-1")])
-def test_samples_that_cannot_be_taken(option, value):
-    with pytest.raises(UsageError, match=f"{option}: expected at least"):
-        sampling(parsed("allr", option, value))
 
 
 @pytest.mark.parametrize(
@@ -123,10 +110,9 @@ def test_dtypes_by_the_names_of_numpy_and_of_nccl_tests(name, dtype):
 
 
 def test_names_are_unambiguous():
-    names = [name for operation in OPERATIONS for name in operation.names]
-    assert len(set(names)) == len(names)
-    assert [find(name) for name in ("allr", "redsct", "allg", "alltoall", "sendrecv", "permute")] == [
-        find(name) for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv", "permute")
+    assert len(NAMES) == sum(len({operation.name, operation.short}) for operation in OPERATIONS)
+    assert [NAMES[name] for name in ("allr", "redsct", "allg", "alltoall", "sendrecv")] == [
+        NAMES[name] for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv")
     ]
 
 
@@ -134,7 +120,7 @@ def test_names_are_unambiguous():
 
 
 def case(name, ranks, count, dtype="float32", **more):
-    return Case(operation=find(name), ranks=ranks, count=count, dtype=dtype_named(dtype), **more)
+    return Case(operation=NAMES[name], ranks=ranks, count=count, dtype=dtype_named(dtype), **more)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16", "complex64", "float8_e4m3fn"])
@@ -161,9 +147,7 @@ def test_expected_results_of_every_operation_for_two_ranks():
         "reduce": [total[:2].tolist()],
         "gather": [[*a[:2], *b[:2]]],
         "scatter": [a[:2].tolist(), a[2:].tolist()],
-        "permute": [b[:2].tolist(), a[:2].tolist()],
         "send_recv": [b[:2].tolist(), a[:2].tolist()],
-        "barrier": [],
     }
 
 
@@ -179,18 +163,6 @@ def test_reductions(monkeypatch, op, expected, dtype):
         data.reduction.cache_clear()
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_memory_is_what_the_buffers_take(operation, in_place):
-    in_place = in_place and operation.in_place
-    case = Case(operation=operation, ranks=3, count=5, dtype=np.dtype(np.float64), root=1, in_place=in_place)
-    taken_bytes = 0
-    for x, out in map(case.buffers, range(3)):
-        shared = out is not None and np.shares_memory(x, out)
-        taken_bytes += x.nbytes + (0 if out is None else out.nbytes) - (x.nbytes if shared else 0)
-    assert case.memory_bytes == taken_bytes
-
-
 def test_in_place_means_the_same_memory():
     x, out = case("allr", 2, 5, in_place=True).buffers(1)
     assert x is out
@@ -200,12 +172,6 @@ def test_in_place_means_the_same_memory():
     x, out = case("allr", 2, 5).buffers(1)
     assert not np.shares_memory(x, out)
     assert case("reduce", 2, 5, in_place=True, root=0).buffers(1)[1] is None
-
-
-def test_processes_are_told_the_same_lines():
-    rows = [case("reduce", 3, count, "bfloat16", op="max", root=2, in_place=True) for count in (2, 1 << 14)]
-    asked = Assignment(cases=rows, sampling=Sampling(iters=2, warmup=1), check=False)
-    assert Assignment.from_json(asked.to_json()) == asked
 
 
 # -- times -------------------------------------------------------------------------------------------------------
@@ -226,7 +192,3 @@ def test_small_messages_are_sampled_in_batches():
 
 def test_bandwidth_is_size_over_time():
     assert Times(median_ns=2e3, p10_ns=0, p90_ns=0).bytes_per_s(1000) == 0.5e9
-
-
-def test_times_are_compared_by_their_medians():
-    assert Times.of([30]).over(Times.of([20])) == 1.5

@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,8 @@ import pytest
 import overlap
 from overlap import OverlapError
 from overlap.cli import bench, children
-from overlap.cli.bench import measuring, operations
-from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.measuring import ProcessLayout, Result
-from overlap.cli.bench.operations import find
-from overlap.cli.bench.options import cases, layout
+from overlap.cli.bench import measuring
+from overlap.cli.bench.cases import NAMES, Case, cases
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import Child, environment, read_json_lines
 
@@ -38,54 +34,6 @@ def parsed(*argv):
 # -- where the ranks are -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected", "text"),
-    [
-        ((), ProcessLayout(), "ranks in one process"),
-        (("--processes", "1"), ProcessLayout(), "ranks in one process"),
-        (
-            ("--processes", "2"),
-            ProcessLayout(processes=2),
-            "ranks in 2 processes of this host (local x2) joined by shared memory",
-        ),
-        (
-            ("--processes", "2", "--transport", "efa"),
-            ProcessLayout(processes=2, transport="efa"),
-            "ranks in 2 processes of this host (local x2) joined by Unix sockets",
-        ),
-        (
-            ("--processes", "3", "--tcp", "--rails", "4", "--no-peer-direct"),
-            ProcessLayout(processes=3, tcp=True, rails="4", peer_direct=False),
-            "ranks in 3 processes of this host (local x3) joined by TCP over 4 connections, through a bounce buffer",
-        ),
-        (
-            ("--processes", "2", "--tcp", "--rails", "eth0,eth1", "--peer-direct"),
-            ProcessLayout(processes=2, tcp=True, rails="eth0,eth1"),
-            "ranks in 2 processes of this host (local x2) joined by TCP over eth0,eth1",
-        ),
-        (
-            ("--processes", "2", "--checksums"),
-            ProcessLayout(processes=2, checksums=True),
-            "ranks in 2 processes of this host (local x2) joined by Unix sockets, with checksums of payloads",
-        ),
-        (
-            ("--processes", "2", "--no-checksums", "--no-peer-direct"),
-            ProcessLayout(processes=2, checksums=False, peer_direct=False),
-            "ranks in 2 processes of this host (local x2) joined by Unix sockets, without checksums of payloads, "
-            "through a bounce buffer",
-        ),
-    ],
-)
-def test_layouts(argv, expected, text):
-    assert layout(parsed("allr", *argv)) == expected
-    assert expected.describe() == text
-
-
-def test_a_transport_of_another_package_is_named():
-    told = ProcessLayout(processes=2, transport="pigeon").describe()
-    assert told == "ranks in 2 processes of this host (local x2) joined by pigeon"
-
-
 def test_ranks_by_default_are_one_on_each_node():
     for argv, ranks in (
         ((), 2),
@@ -96,24 +44,12 @@ def test_ranks_by_default_are_one_on_each_node():
         assert [[case.ranks for case in world] for world in cases(parsed("allr", "-b", "8", *argv))] == [[ranks]]
 
 
-def test_something_has_to_be_measured(overlap):
-    assert overlap("bench")[::2] == (
-        2,
-        "overlap: OP: name the operation to measure (`overlap bench --help` explains)\n",
-    )
-
-
 def test_what_overlap_run_is_told():
-    layout = ProcessLayout(processes=2, tcp=True, rails="4", peer_direct=False, transport="efa")
-    assert layout.options(6, algorithm="ring") == [
+    assert measuring.run_options(2, 6, algorithm="ring") == [
         *("--processes", "2", "--ranks-per-process", "3", "--cluster", "local x2", "--timeout", "600"),
-        *("--transport", "efa"),
-        *("--no-unix", "--no-peer-direct", "--rails", "4", "--algorithm", "ring"),
+        *("--algorithm", "ring"),
     ]
-    for checksums, option in ((True, "--checksums"), (False, "--no-checksums")):
-        assert ProcessLayout(processes=2, checksums=checksums).options(2)[-1] == option
-    assert ProcessLayout(processes=2).options(2, rows=3)[6:8] == ["--timeout", "1800"]
-    assert ProcessLayout(processes=2).options(2)[8:] == ["--transport", "auto", "--unix", "--peer-direct"]
+    assert measuring.run_options(2, 2, rows=3)[6:] == ["--timeout", "1800"]
 
 
 # -- what they tell ----------------------------------------------------------------------------------------------
@@ -125,7 +61,8 @@ def child():
     return lambda program, *argv: Child([sys.executable, "-c", program, *argv], environment())
 
 
-CASES = [Case(operation=find("allr"), ranks=2, count=count, dtype=F32) for count in (2, 1 << 14)]
+ARGV = ("allr", "-b", "8", "-e", "64K", "-f", "8192", "-w", "1", "-n", "2")
+CASES = [Case(operation=NAMES["allr"], ranks=2, count=count, dtype=F32) for count in (2, 1 << 14)]
 
 
 def test_rows_are_those_of_the_slowest_rank_with_all_wrong_elements(child, monkeypatch):
@@ -137,45 +74,40 @@ def test_rows_are_those_of_the_slowest_rank_with_all_wrong_elements(child, monke
         return child(f"import json\nfor row in {rows}: print(json.dumps(row))")
 
     monkeypatch.setattr(measuring, "start", start)
-    how, layout = Sampling(iters=2, warmup=0), ProcessLayout(processes=2)
-    assert list(measuring.measure_cases(CASES, how, layout)) == [
-        Result(case=CASES[0], times=Times.of([20, 60]), wrong=1),
-        Result(case=CASES[1], times=Times.of([90, 80]), wrong=2),
-    ]
-    assert [row.wrong for row in measuring.measure_cases(CASES, how, layout, check=False, algorithm="ring")] == [
-        None,
-        None,
-    ]
-    first, second = (Assignment.from_json(program[1]).check for _, program in asked)
-    assert (first, second) == (True, False)
-    assert [options[-2:] for options, _ in asked] == [["--unix", "--peer-direct"], ["--algorithm", "ring"]]
+    args = parsed(*ARGV, "--processes", "2", "--ranks", "2,4", "--algorithm", "ring")
+    expected = [(Times.of([20, 60]), 1), (Times.of([90, 80]), 2)] * 2
+    measured = list(measuring.measure_cases(args, Sampling(iters=2, warmup=1)))
+    assert [(row.times, row.wrong) for row in measured] == expected
+    assert [row.case for row in measured[:2]] == CASES
+    assert [options[-2:] for options, _ in asked] == [["--algorithm", "ring"]] * 2
+    assert [json.loads(program[1])["ranks"] for _, program in asked] == [[2], [4]]
 
 
 def test_in_this_process_rows_are_measured_as_asked(monkeypatch):
-    asked = []
+    asked, how = [], Sampling(iters=3, warmup=0)
     monkeypatch.setattr(measuring, "measure", lambda *args, **options: asked.append((args, options)))
-    how = Sampling(iters=3, warmup=0)
-    assert len(list(measuring.measure_cases(CASES, how, ProcessLayout(), check=False, algorithm="ring"))) == 2
-    assert asked == [((case, how), {"check": False, "algorithm": "ring"}) for case in CASES]
+    assert len(list(measuring.measure_cases(parsed(*ARGV, "--algorithm", "ring"), how))) == 2
+    assert asked == [((case, how), {"algorithm": "ring"}) for case in CASES]
 
 
-@pytest.mark.parametrize(("check", "wrong"), [(True, [2, 1 << 14]), (False, [0, 0])])
-def test_a_process_looks_at_its_results_if_it_is_told_to(monkeypatch, capsys, check, wrong):
-    honest = find("all_reduce")
-    lying = replace(honest, issue=lambda rank, x, out, op, root: (rank.all_reduce(x, "max", out),))
-    monkeypatch.setitem(operations.NAMES, "all_reduce", lying)
-    measuring.main(Assignment(cases=CASES, sampling=Sampling(iters=2, warmup=1), check=check).to_json())
-    rows = [json.loads(line)["told"] for line in capsys.readouterr().out.splitlines()]
+def told_by_a_process(monkeypatch, capsys):
+    """Let one process of two ranks measure rows; return its number of worlds, and its rows."""
+    worlds = []
+    monkeypatch.setattr(measuring, "run", lambda main, *args: worlds.append(overlap.run(main, *args, ranks=2)))
+    measuring.main(json.dumps(vars(parsed(*ARGV))))
+    return len(worlds), [json.loads(line)["told"] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_process_looks_at_its_results(monkeypatch, capsys):
+    monkeypatch.setattr(Case, "issue", lambda case, rank, x, out: (rank.all_reduce(x, "max", out),))
+    _, rows = told_by_a_process(monkeypatch, capsys)
     assert [[len(samples) for _, *samples in told] for told in rows] == [[2, 2], [2, 2]]
-    assert [[wrong for wrong, *_ in told] for told in rows] == [[each, each] for each in wrong]
+    assert [[wrong for wrong, *_ in told] for told in rows] == [[2, 2], [1 << 14, 1 << 14]]
 
 
 def test_all_rows_are_of_one_world(monkeypatch, capsys):
-    worlds = []
-    monkeypatch.setattr(measuring, "run", lambda main, *args: worlds.append(overlap.run(main, *args, ranks=2)))
-    measuring.main(Assignment(cases=CASES, sampling=Sampling(iters=2, warmup=1)).to_json())
-    assert len(worlds) == 1
-    assert len(capsys.readouterr().out.splitlines()) == len(CASES)
+    worlds, rows = told_by_a_process(monkeypatch, capsys)
+    assert (worlds, len(rows)) == (1, len(CASES))
 
 
 def test_a_line_is_heard_before_the_next_is_said(child):
@@ -253,17 +185,10 @@ def test_settings_of_the_user_do_not_reach_what_is_measured(monkeypatch):
 def test_two_processes_with_two_ranks_each_are_measured_and_right(overlap):
     code, out, err = overlap(
         *("bench", "allr", "-b", "8", "-e", "64K", "-f", "8192", "-n", "2", "-w", "0", "--json"),
-        *("--processes", "2", "--ranks", "4", "--tcp", "--rails", "2"),
+        *("--processes", "2", "--ranks", "4"),
     )
     assert (code, err) == (0, "")
     told = json.loads(out)
-    assert told["layout"] == {
-        "processes": 2,
-        "tcp": True,
-        "rails": "2",
-        "peer_direct": True,
-        "checksums": None,
-        "transport": "auto",
-    }
+    assert told["processes"] == 2
     assert [(row["size_bytes"], row["ranks"], row["wrong"]) for row in told["rows"]] == [(8, 4, 0), (65536, 4, 0)]
     assert all(row["median_ns"] > 0 for row in told["rows"])

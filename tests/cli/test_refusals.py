@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from overlap.cli import COMMANDS
-from overlap.cli.bench import report
+from overlap.cli.bench import measuring
 
 BARRIER = """
 import overlap
@@ -144,27 +144,35 @@ $ overlap simulate --width 39 train.py
 $ overlap simulate run.json
 simulate: run.json: a recorded run is no program; name the program itself$
 $ overlap bench allr -b 8 --tcp
---tcp: concerns what joins processes; give --processes 2 too
-$ overlap bench allr -b 8 --rails 2
---rails: concerns
-$ overlap bench allr -b 8 --processes 1 --no-peer-direct
---peer-direct: concerns
+bench: unrecognized arguments: --tcp
+$ overlap bench allr -b 8 --processes 2 --rails 2
+bench: unrecognized arguments: --rails 2; did you mean --ranks?
+$ overlap bench allr -b 8 --no-peer-direct
+bench: unrecognized arguments: --no-peer-direct
 $ overlap bench allr -b 8 --checksums
---checksums: concerns
+bench: unrecognized arguments: --checksums
 $ overlap bench allr -b 8 --transport efa
---transport: concerns
+bench: unrecognized arguments: --transport efa
 $ overlap bench allr -b 8 --vs=gloo
-bench: unrecognized arguments: --vs=gloo; `python -m tests.benchmarks.versus` of a checkout compares with
-$ overlap bench allr -b 8 --processes 2 --rails 0
-bench: argument --rails: expected a positive number, or
+bench: unrecognized arguments: --vs=gloo
+$ overlap bench allr -b 8 -c 1
+bench: unrecognized arguments: -c 1
+$ overlap bench allr -b 8 --ranks 2,x
+bench: argument --ranks: expected a positive integer, got 'x'
+$ overlap bench allr -b 8 -n 0
+bench: argument -n/--iters: expected a positive integer, got '0'
+$ overlap bench allr -b 8 -w=-1
+bench: argument -w/--warmup_iters: expected 0 or more, got '-1'
 $ overlap bench allr -b 8 --processes 2 --ranks 4,3
---ranks: 3 ranks cannot be divided among --processes 2; choose multiples of that
+--ranks: expected 1 or more, in multiples of --processes 2, got 3
 $ overlap bench
-OP: name the operation to measure (`overlap bench --help` explains)
+bench: the following arguments are required: OP
 $ overlap bench two_hosts
-OP: 'two_hosts' is unknown; known are all_reduce/allr, reduce_scatter/redsct
+bench: argument OP: invalid choice: 'two_hosts' (choose from 'all_reduce', 'allr', 'reduce_scatter', 'redsct',
+$ overlap bench barrier
+bench: argument OP: invalid choice: 'barrier'
 $ overlap bench allr -b 4000000T
---maxbytes: all_reduce of 4e+06 TiB on 2 ranks needs 1.6e+07 TiB for inputs and results, this machine has
+--maxbytes: inputs and results on 2 ranks need 1.6e+07 TiB, this machine has
 $ overlap plan 1f1b --bytes 1M
 --bytes: only of a collective; 1f1b is a schedule$
 $ overlap plan all_reduce
@@ -215,7 +223,7 @@ ROWS = dict(zip(LINES[::2], LINES[1::2], strict=True))
 def test_a_command_line_is_refused(overlap, script, monkeypatch, line):
     for name, text in FILES.items():
         script(text, name)
-    monkeypatch.setattr(report, "measure_cases", None)
+    monkeypatch.setattr(measuring, "measure", None)
     _, _, *words = shlex.split(line.replace("LONG", "x" * 65))
     code, out, err = overlap(*words)
     assert (code, out) == (2, "")

@@ -39,10 +39,11 @@ class ProcessLayout:
 
     def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
         """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
-        options = [*run_options(self.processes, ranks, rows=rows, algorithm=algorithm), "--transport", self.transport]
+        options = [*run_options(self.processes, ranks, rows=rows), "--transport", self.transport]
         options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
         options += [] if self.rails is None else ["--rails", self.rails]
-        return options + ([] if self.checksums is None else ["--checksums" if self.checksums else "--no-checksums"])
+        options += [] if self.checksums is None else ["--checksums" if self.checksums else "--no-checksums"]
+        return options if algorithm is None else [*options, "--algorithm", algorithm]
 
     def describe(self) -> str:
         """Return the layout in words."""
