@@ -331,7 +331,7 @@ def test_a_barrier_that_names_who_is_missing(pair: Ranks) -> None:
     assert (type(told), str(told)) == (dist.DistBackendError, "Rank 1 failed to pass monitoredBarrier in 50 ms")
 
 
-def test_torchs_functions_for_gloo_alone_serve_our_groups_by_name(pair: Ranks) -> None:
+def test_torchs_functions_for_gloo_alone_serve_our_groups_by_name() -> None:
     def call(group: ProcessGroup) -> Any:
         before = group.options._timeout
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=23), group)
@@ -341,7 +341,8 @@ def test_torchs_functions_for_gloo_alone_serve_our_groups_by_name(pair: Ranks) -
         dist.monitored_barrier(group, timeout=20.0, wait_all_ranks=True)
         return [limit.total_seconds() for limit in limits]
 
-    assert pair.do(call) == [[30, 23, 23]] * 2
+    with ranks(2) as two:  # a test of late ranks leaves the counts of barriers of a shared group unequal
+        assert two.do(call) == [[30, 23, 23]] * 2
     for refuses in (dist.monitored_barrier, partial(dist.distributed_c10d._set_pg_timeout, timedelta(seconds=1))):
         with pytest.raises(ValueError, match=r"^Default process group has not been initialized"):
             refuses()
