@@ -107,7 +107,6 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
         async def main_and_note(rank: Rank) -> Any:
             """Run the program of a rank, and note its end and its unfinished operations."""
             result = await (main(rank) if setting.steps is None else main(rank, steps=setting.steps))
-            assert clock.shared is not None
             clock.record.left[rank.rank] = ""
             clock.shared.note_unfinished(rank.rank, sends=False)
             return result

@@ -236,6 +236,7 @@ class TestedBackend(SimulatedBackend):
 
     plan: FaultPlan
     injector: FaultInjector
+    shared: TestedCommunicators  # From the making of its world on
     faulty_world = TestedWorld
 
     def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: FaultPlan, record: Record) -> None:
@@ -247,12 +248,10 @@ class TestedBackend(SimulatedBackend):
         if plan.turns is not None:
             self.kernel.on_idle = plan.turns.release
         self._injector = self._starts.injector = self.injector
-        self.shared: TestedCommunicators | None = None
 
     def _stop(self, operation: Operation) -> None:
         """Stop a rank for ever, of which no other rank is notified."""
         operation.lock()
-        assert self.shared is not None
         rank, first = operation.context.rank, self.shared.unfinished[id(operation)][0]
         for issue, _ in self.shared.unfinished.values():
             issue.lost = issue.lost or (issue.rank == rank and issue.index >= first.index)  # also what it issued ahead
@@ -298,7 +297,6 @@ def simulate(
         """Run the world, and note at its end which operations no rank has awaited."""
         world = clock.world(size, placed, algorithm=None)
         shared = clock.shared
-        assert shared is not None
 
         def stall() -> None:
             shared.drop_withdrawn()  # before the end cancels the awaits of all others
