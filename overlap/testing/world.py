@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..processes.life import find_cluster
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.issue import Ends, Issuer
@@ -278,24 +277,18 @@ class WorldResult:
 
 
 def simulate(
-    *,
-    ranks: int | None,
-    cluster: str | topology.Cluster,
-    assumptions: Virtual,
-    plan: FaultPlan,
+    clock: TestedBackend,
+    cluster: topology.Cluster,
     timeout_s: float | None,
     wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
 ) -> WorldResult:
     """Run a world of ranks in virtual time; `wrap` makes the program of its ranks once the world exists."""
-    placed = find_cluster(cluster, ranks)
-    size = ranks or placed.world_size
-    record = Record(size=size)
-    clock = TestedBackend(assumptions, placed, plan, record)
+    record, plan, size = clock.record, clock.plan, clock.record.size
     result = WorldResult(record=record, faults=plan.happened)
 
     async def live() -> list[Any]:
         """Run the world, and note at its end which operations no rank has awaited."""
-        world = clock.world(size, placed, algorithm=None)
+        world = clock.world(size, cluster, algorithm=None)
         shared = clock.shared
 
         def stall() -> None:
