@@ -129,7 +129,6 @@ class TestedProgram:
     def _make_main(self, clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         """Connect this program to a world that is about to run; return the async function of its ranks."""
         record, plan = clock.record, clock.plan
-        assert clock.shared is not None
         clock.shared.released = self._released
         plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._handle_sigterm(rank))
         self._plan = plan
@@ -170,7 +169,6 @@ class TestedProgram:
     def _run_rank(self, thread: RankThread[Any], clock: TestedBackend) -> Any:
         """Run the program of one rank, in its thread, and return its result."""
         record, number = clock.record, thread.rank.rank
-        assert clock.shared is not None
         models = ModelWatch(number, record)
         watch = Watch(thread, record)
         torch_rank = pytorch.enter(thread, self._store, record, clock.shared, watch, models)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from transports.delays import Instant
 
 from ..errors import UsageError
+from ..processes.life import find_cluster
 from ..settings import check_ranks
 from ..simulation.simulated_backend import Virtual
 from .faults import Fault, FaultPlan, check_kind, draw, parse
 from .judging import NEVER_ENDS, UNUSED, judge
+from .record import Record
 from .run import RanksFailed, Run
 from .threads import RealTimeError
 from .world import TestedBackend, WorldResult, simulate
@@ -106,7 +108,6 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
         async def main_and_note(rank: Rank) -> Any:
             """Run the program of a rank, and note its end and its unfinished operations."""
             result = await (main(rank) if setting.steps is None else main(rank, steps=setting.steps))
-            assert clock.shared is not None
             clock.record.left[rank.rank] = ""
             clock.shared.note_unfinished(rank.rank, sends=False)
             return result
@@ -122,24 +123,15 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
 
 def run_world(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]]) -> WorldResult:
     """Run a world of ranks, within its limits of virtual and of real time."""
-    clocks: list[TestedBackend] = []
-
-    def make_main(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
-        clocks.append(clock)
-        return wrap(clock, world)
+    placed = find_cluster(setting.cluster, setting.ranks)
+    record = Record(size=setting.ranks or placed.world_size)
+    clock = TestedBackend(setting.clock, placed, FaultPlan(setting.seed, setting.faults), record)
 
     def progress() -> object:
-        return [(clock.kernel.now_ns, len(clock.record.issues)) for clock in clocks]
+        return clock.kernel.now_ns, len(record.issues)
 
     with limit_real_time(setting.real_timeout_s, progress):
-        return simulate(
-            ranks=setting.ranks,
-            cluster=setting.cluster,
-            assumptions=setting.clock,
-            plan=FaultPlan(setting.seed, setting.faults),
-            timeout_s=setting.timeout_s,
-            wrap=make_main,
-        )
+        return simulate(clock, placed, setting.timeout_s, wrap)
 
 
 def make_run(outcome: WorldResult, setting: Setting, line: str) -> Run:

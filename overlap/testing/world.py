@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..processes.life import find_cluster
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.issue import Ends, Issuer
@@ -236,6 +235,7 @@ class TestedBackend(SimulatedBackend):
 
     plan: FaultPlan
     injector: FaultInjector
+    shared: TestedCommunicators  # From the making of its world on
     faulty_world = TestedWorld
 
     def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: FaultPlan, record: Record) -> None:
@@ -247,12 +247,10 @@ class TestedBackend(SimulatedBackend):
         if plan.turns is not None:
             self.kernel.on_idle = plan.turns.release
         self._injector = self._starts.injector = self.injector
-        self.shared: TestedCommunicators | None = None
 
     def _stop(self, operation: Operation) -> None:
         """Stop a rank for ever, of which no other rank is notified."""
         operation.lock()
-        assert self.shared is not None
         rank, first = operation.context.rank, self.shared.unfinished[id(operation)][0]
         for issue, _ in self.shared.unfinished.values():
             issue.lost = issue.lost or (issue.rank == rank and issue.index >= first.index)  # also what it issued ahead
@@ -279,26 +277,19 @@ class WorldResult:
 
 
 def simulate(
-    *,
-    ranks: int | None,
-    cluster: str | topology.Cluster,
-    assumptions: Virtual,
-    plan: FaultPlan,
+    clock: TestedBackend,
+    cluster: topology.Cluster,
     timeout_s: float | None,
     wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
 ) -> WorldResult:
     """Run a world of ranks in virtual time; `wrap` makes the program of its ranks once the world exists."""
-    placed = find_cluster(cluster, ranks)
-    size = ranks or placed.world_size
-    record = Record(size=size)
-    clock = TestedBackend(assumptions, placed, plan, record)
+    record, plan, size = clock.record, clock.plan, clock.record.size
     result = WorldResult(record=record, faults=plan.happened)
 
     async def live() -> list[Any]:
         """Run the world, and note at its end which operations no rank has awaited."""
-        world = clock.world(size, placed, algorithm=None)
+        world = clock.world(size, cluster, algorithm=None)
         shared = clock.shared
-        assert shared is not None
 
         def stall() -> None:
             shared.drop_withdrawn()  # before the end cancels the awaits of all others
