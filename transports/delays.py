@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_native_id
 from time import monotonic_ns
 
 import trio
@@ -42,8 +43,10 @@ class Instant:
 
     @classmethod
     def now(cls, now_ns: Callable[[], int] = monotonic_ns) -> Instant:
-        """Return the present instant."""
-        return cls(now_ns(), read_delays())
+        """Return the present instant, without the delay of this thread: it watches, and nothing waits for it."""
+        delays_ns = read_delays()
+        delays_ns.pop(str(get_native_id()), None)
+        return cls(now_ns(), delays_ns)
 
     def since(self, earlier: Instant) -> float:
         """Return the seconds of own time since an earlier instant.
@@ -59,7 +62,7 @@ class Instant:
 @contextmanager
 def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
     """Cancel the block after that many seconds of own time, and go on after it, as `trio.move_on_after` does."""
-    began = Instant.now(_trio_ns)
+    began = _instant_of_loop()
     block, watching = trio.CancelScope(), trio.CancelScope()
 
     async def cancel_block() -> None:
@@ -68,7 +71,7 @@ def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
             left_s = seconds
             while left_s > 0:
                 await trio.sleep_until(trio.current_time() + left_s)
-                left_s = seconds - Instant.now(_trio_ns).since(began)
+                left_s = seconds - _instant_of_loop().since(began)
             block.cancel()
 
     trio.lowlevel.spawn_system_task(cancel_block)
@@ -79,6 +82,6 @@ def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
         watching.cancel()
 
 
-def _trio_ns() -> int:
-    """Return the time on Trio's clock, which may be virtual."""
-    return round(trio.current_time() * 1e9)
+def _instant_of_loop() -> Instant:
+    """Return the present instant on Trio's clock, with the delay of this thread: the block needs it, too."""
+    return Instant(round(trio.current_time() * 1e9), read_delays())

@@ -22,24 +22,24 @@ __all__ = ["COMMANDS", "main"]
 
 GROUPS = {
     "get to know it": {
-        "demo": "train on handwritten digits without overlap and with it, and see the difference",
-        "new": "make a project: a training loop, a test of it, a README and a workflow file",
-        "doctor": "say what is missing, slow or wrong on this machine, and how to fix it",
+        "demo": "train the same model without overlap and with it",
+        "new": "make a project: a training loop and its test",
+        "doctor": "say what this machine lacks, and how to fix it",
     },
     "run a program": {
-        "run": "run a program's ranks, with settings and a trace from the command line",
-        "test": "run a PyTorch program with many ranks in one process, by seeds, and say what is wrong with it",
-        "top": "list the jobs that run, and show the work of their ranks: compute, communication, who is late",
-        "why": "say in one sentence why a job is slow or stuck, or how it ended: from traces, dumps, flight records",
+        "run": "run a program's ranks, in one process or several",
+        "test": "run many ranks in one process, by seeds, and find bugs",
+        "top": "show the jobs that run, and who is late",
+        "why": "say why a job is slow or stuck, from its traces and dumps",
     },
     "see where its time goes": {
         "timeline": "draw a trace: what was hidden, and what was exposed",
-        "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
+        "bench": "measure a collective, and check every result",
     },
     "plan for machines": {
         "simulate": "run a program on a modelled cluster in virtual time",
-        "plan": "show what a collective becomes on a machine and why, or a pipeline schedule",
-        "topology": "draw a machine: its devices and wires, legal groups, and rings",
+        "plan": "show what a collective becomes on a machine, and why",
+        "topology": "draw a machine: devices, wires, groups and rings",
     },
 }
 """The commands with their lines of help, by what one wants to do: `overlap --help` must not load them."""
@@ -47,28 +47,23 @@ GROUPS = {
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 """Every command and its line of help."""
 
-SUCCESSORS: dict[str, tuple[str, ...]] = {
-    "autopsy": ("why",),
-    "ls": ("top", "--list"),
-    "pipeline": ("plan",),
-}
-"""Commands of the previous version, and the words that stand for them now."""
-
 GONE = {
     **dict.fromkeys(("model", "replay"), "simulate the program itself, with `overlap simulate`"),
-    "calibrate": "write the machine file by hand, as docs/machines.md shows",
+    **dict.fromkeys(("calibrate", "validate"), "write the machine file by hand, as docs/machines.md shows"),
+    "autopsy": "`overlap why` says it",
+    "ls": "`overlap top --list` says it",
+    "pipeline": "`overlap plan` shows schedules of pipelines",
 }
-"""Commands of the previous version without a successor, and what to do instead."""
+"""Commands of the previous version, and what to do instead."""
 
 _DESCRIPTION = "Run training loops as asynchronous ranks and hide communication behind compute."
 
 _EPILOG = """\
 examples:
-  overlap demo                                      see what overlap does, in under a minute
-  overlap run --ranks 4 --trace run.json train.py   run a program and record its timeline
+  overlap demo                                      in under a minute
+  overlap run --ranks 4 --trace run.json train.py   record a timeline
   overlap timeline run.json                         look at it
-
-`overlap COMMAND --help` explains a command.
+  overlap COMMAND --help                            all about a command
 """
 
 
@@ -114,10 +109,6 @@ def _run_command(argv: list[str]) -> int:
     name, *words = argv or ["--help"]
     if name in ("-h", "--help", "--version"):
         _overview_parser().parse_args([name])  # shows it and exits
-    if name in SUCCESSORS:
-        successor = SUCCESSORS[name]
-        notify(f"`overlap {name}` is now `overlap {' '.join(successor)}`; the old name goes with the next version")
-        name, words = successor[0], [*successor[1:], *words]
     if name in GONE:
         raise UsageError(f"`overlap {name}` is gone: {GONE[name]}")
     if name not in COMMANDS:

@@ -3,12 +3,11 @@ import re
 import signal
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 
 from overlap import RankFailedError, StallError, UsageError, __version__
-from overlap.cli import COMMANDS, SUCCESSORS, main
+from overlap.cli import COMMANDS, GONE, main
 from overlap.launch import processes, report
 from overlap.launch.output import OutputError
 
@@ -80,19 +79,9 @@ def test_what_is_said_of_an_example_stands_below_it_where_there_is_no_room_besid
     assert told in overlap("run", "--help")[1]
 
 
-@pytest.mark.parametrize(("former", "words"), SUCCESSORS.items(), ids=lambda name: str(name))
-def test_former_names_go_on_and_say_their_successor(overlap, monkeypatch, former, words):
-    asked = []
-    module = import_module(f"overlap.cli.{words[0]}")
-    monkeypatch.setattr(module, "main", lambda args: asked.append(args) or 0)
-    subject = {"plan": ["1f1b"], "timeline": ["run.json"]}.get(words[0], [])
-    assert overlap(former, *subject) == (
-        0,
-        "",
-        f"overlap: `overlap {former}` is now `overlap {' '.join(words)}`; the old name goes with the next version\n",
-    )
-    [args] = asked
-    assert all(getattr(args, option.removeprefix("--")) for option in words[1:])
+@pytest.mark.parametrize("former", GONE)
+def test_a_command_that_went_says_what_to_do(overlap, former):
+    assert overlap(former) == (2, "", f"overlap: `overlap {former}` is gone: {GONE[former]}\n")
 
 
 @pytest.mark.parametrize(

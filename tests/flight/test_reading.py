@@ -261,16 +261,6 @@ def test_a_process_id_that_is_used_again_is_no_running_job() -> None:
     assert not runs(host, pid, "")
 
 
-def test_the_old_word_of_the_command_says_the_new_one(folder, sample, capsys):
-    (folder / "a.flight").write_bytes(sample)
-    assert command(["why", str(folder)]) == 0
-    output = capsys.readouterr().out
-    assert command(["autopsy", str(folder)]) == 0
-    again = capsys.readouterr()
-    assert again.out == output
-    assert again.err.startswith("overlap: `overlap autopsy` is now `overlap why`")
-
-
 def test_a_folder_with_records_and_dumps_of_torch_has_both_verdicts(folder, sample):
     (folder / "a.flight").write_bytes(sample)
     (folder / "dump_0").write_text(json.dumps({"version": "2.10", "pg_config": {}, "entries": []}))
