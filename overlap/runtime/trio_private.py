@@ -74,8 +74,8 @@ def joins_children(code: CodeType) -> bool:
 
 
 def is_loop(code: CodeType) -> bool:
-    """Whether a frame of Trio is that of the event loop, which runs tasks and callbacks."""
-    return code is getattr(getattr(_scheduler(), "unrolled_run", None), "__code__", None)
+    """Whether a frame of Trio is that of the event loop, which runs tasks and callbacks, or waits for the system."""
+    return code in (trio.run.__code__, getattr(getattr(_scheduler(), "unrolled_run", None), "__code__", None))
 
 
 def deliver_interrupt() -> bool:

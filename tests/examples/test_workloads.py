@@ -105,7 +105,9 @@ def test_smaller_buckets_of_a_small_transformer_hide_more():
 
     def simulated(nodes, bucket):
         script = ("examples/07_transformer.py", "--layers", "3", "--bucket-bytes", bucket)
-        return json.loads(printed_by("-m", "overlap", "simulate", "--json", "--nodes", nodes, *script))["runs"][0]
+        done = interpreters.run("-m", "overlap", "simulate", "--json", "--nodes", nodes, *script, cwd=ROOT, timeout=100)
+        assert done.returncode == 0, done.stderr  # which has what the program itself prints
+        return json.loads(done.stdout)["runs"][0]
 
     one, all_of_one, two, all_of_two = (
         simulated(nodes, bucket) for nodes in ("1", "2") for bucket in ("100MiB", "3GiB")

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -15,7 +16,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.runtime.interrupts import calls_program, deferring_interrupts, finalizer, interruptible
+from overlap.runtime.interrupts import _find_called, calls_program, deferring_interrupts, finalizer, interruptible
 from overlap.signals import Terminated, handling_signals
 from tests.interrupting import Tracer, sample
 
@@ -82,6 +83,21 @@ def ours() -> Iterator[dict[str, Any]]:
     with deferring_interrupts():
         yield found
     assert signal.getsignal(INT) is signal.default_int_handler
+
+
+def test_a_loop_that_waits_for_the_system_is_interrupted_at_once() -> None:
+    """Its frame is below that of Trio's `run`, which our own `run` has called: nothing would return to the program."""
+    found = []
+
+    async def main(rank: overlap.Rank) -> None:
+        frame = sys._getframe()
+        while frame.f_code is not trio.run.__code__:
+            assert frame.f_back is not None
+            frame = frame.f_back
+        found.append(_find_called(frame))
+
+    overlap.run(main, ranks=1)
+    assert found == [None]
 
 
 class Block:
@@ -275,7 +291,7 @@ def check_lines(clock: str, count: int, seed: int) -> None:
         tracer = Tracer(line, turn)
         assert tracer.run(program) is (KeyboardInterrupt if tracer.interrupted else None), line
         assert program() == [128.0, 128.0], line
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # those of earlier tests may have ended
 
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])
