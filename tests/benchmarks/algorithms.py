@@ -171,12 +171,12 @@ async def _sampled(
     order = Random(case.size_bytes)  # the same on all ranks
     for _ in range(sampling.warmup + sampling.iters):
         for algorithm in order.sample(algorithms, len(algorithms)):
-            insisting = cast("Rank", _Insisting(rank, algorithm))
+            issue = case.issuer(cast("Rank", _Insisting(rank, algorithm)), x, out)
             for taken in [], samples[algorithm]:
                 await rank.barrier()
                 begun_ns = perf_counter_ns()
                 for _ in range(sampling.batch(case.size_bytes)):
-                    for future in case.issue(insisting, x, out):
+                    for future in issue():
                         await future
                 taken.append(perf_counter_ns() - begun_ns)
     told = await rank.gather(np.array([each[sampling.warmup :] for each in samples.values()], np.int64))

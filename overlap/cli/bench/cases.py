@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -84,13 +85,17 @@ class Case:
         """Bytes of the input or of the result of one rank, whichever has more: the size in the table."""
         return self.count * self.operation.blocks(self.ranks) * self.dtype.itemsize
 
-    def issue(self, rank: Rank, x: Array, out: Array | None) -> tuple[Future[object], ...]:
-        """Issue the operation on one rank, with the arrays of `buffers`; return the futures to await."""
+    def issuer(self, rank: Rank, x: Array, out: Array | None) -> Callable[[], tuple[Future[object], ...]]:
+        """Return a function that issues the operation on one rank, and returns the futures to await.
+
+        The arrays are those of `buffers`. All but the call of the rank is done here, so that it is not measured.
+        """
         if out is not None and self.operation.kind is Collective.P2P:
-            return rank.send(x, (rank.rank + 1) % self.ranks), rank.recv(out, (rank.rank - 1) % self.ranks)
+            return lambda: (rank.send(x, (rank.rank + 1) % self.ranks), rank.recv(out, (rank.rank - 1) % self.ranks))
         options: dict[str, object] = {"op": self.op} if self.operation.kind.traits.reduces else {}
         options |= {"root": self.root} if self.operation.kind.traits.rooted else {}
-        return (getattr(rank, self.operation.name)(x, out=out, **options),)
+        call = partial(getattr(rank, self.operation.name), x, out=out, **options)
+        return lambda: (call(),)
 
     def buffers(self, rank: int) -> tuple[Array, Array | None]:
         """Return the filled input of `rank`, and the array for its result if it gets one of its own."""

@@ -109,24 +109,22 @@ def summarize(case: Case, sampling: Sampling, by_rank: Sequence[Sequence[int]]) 
 async def on_rank(rank: Rank, case: Case, sampling: Sampling) -> list[list[int]] | None:
     """Measure a case on one rank of a world, which may span processes; return the samples of all ranks on rank 0."""
     batch = sampling.batch(case.size_bytes)
-    x, out = case.buffers(rank.rank)
-    samples = []
+    issue, samples = case.issuer(rank, *case.buffers(rank.rank)), []
     for _ in range(sampling.warmup + sampling.iters):
         await rank.barrier()
         begun_ns = perf_counter_ns()
         for _ in range(batch):
-            for future in case.issue(rank, x, out):
+            for future in issue():
                 await future
         samples.append(perf_counter_ns() - begun_ns)
-    wrong = await _count_wrong(rank, case)
-    by_rank = await rank.gather(np.array([wrong, *samples[sampling.warmup :]], np.int64))
+    by_rank = await rank.gather(np.array([await _count_wrong(rank, case), *samples[sampling.warmup :]], np.int64))
     return None if by_rank is None else by_rank.reshape(case.ranks, -1).tolist()
 
 
 async def _count_wrong(rank: Rank, case: Case) -> int:
     """Run the case once more on fresh data, and return the number of wrong elements on this rank."""
     x, out = case.buffers(rank.rank)
-    for future in case.issue(rank, x, out):
+    for future in case.issuer(rank, x, out)():
         await future
     with np.errstate(invalid="ignore"):
         return 0 if out is None else wrong_elements(out, case.expected(rank.rank))
