@@ -180,9 +180,6 @@ def test_a_peer_that_is_not_installed_is_told_with_the_command(fake):
     assert str(caught.value) == "fake: no_such_module_x is not installed: pip install fake-package"
 
 
-EVERYDAY = ("all_reduce",)  # of the operations of real peers, each of which is a start of processes
-
-
 @pytest.mark.parametrize(("op", "dtype"), [("mean", "float32"), ("sum", "bfloat16")])
 def test_what_a_peer_does_not_have_is_told(fake, op, dtype):
     case = replace(CASES[0], op=op, dtype=dtype_named(dtype))
@@ -299,16 +296,13 @@ def test_a_world_that_fails_does_not_wait_for_its_turn_to_end(tmp_path):
             assert waiting.recv(1) == b""  # the thread that was left behind has ended
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("operation", [pytest.param(each, id=each.name) for each in OPERATIONS])
 @pytest.mark.parametrize(
-    "operation",
-    [pytest.param(each, id=each.name, marks=[] if each.name in EVERYDAY else pytest.mark.slow) for each in OPERATIONS],
+    "name",
+    [pytest.param(name, marks=pytest.mark.engines if name == "mpi" else pytest.mark.slow) for name in CONTENDERS],
 )
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "gloo" else name for name in CONTENDERS]
-)  # gloo's processes load torch, for seconds
 def test_real_peers_are_right(name, operation):
-    """Needs torch, or mpi4py and mpich, which the tests do not install."""
+    """gloo needs torch; mpi needs mpi4py and mpich, which `.ci/run engines` installs."""
     if find_spec(CONTENDERS[name].module) is None:
         pytest.skip(f"{CONTENDERS[name].module} is not installed")
     case = Case(operation=operation, ranks=2, count=1000, dtype=F32, in_place=operation.in_place, root=1)
