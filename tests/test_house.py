@@ -41,7 +41,7 @@ HOUSE = (
     ("overlap.runtime.trio_private",),
     ("overlap.runtime.interrupts",),
     ("overlap.runtime.settling",),
-    ("overlap.runtime.waits",),
+    ("overlap.runtime.callbacks",),
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter"),
     ("overlap.runtime.derived", "overlap.runtime.checked"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.event_loop", "overlap.runtime.handover"),

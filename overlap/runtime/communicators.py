@@ -11,6 +11,7 @@ import trio
 from transports import Envelope
 
 from ..errors import GroupAbortedError, RankLeftError
+from .callbacks import call_when_done
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
 from .failure import Failure
@@ -18,7 +19,6 @@ from .match import Key
 from .operation import CollectiveFuture, Operation, OperationPort, ReturnedMessage
 from .outstanding import IssuedFuture
 from .stream import MessageLane, Stream
-from .waits import call_when_done
 
 KEPT = 256
 """Ends of messages, by source or destination and tag, that are kept in real time while no message is in flight."""

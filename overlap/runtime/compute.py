@@ -19,6 +19,7 @@ from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
 from ..kernel_facts import queued_ns
 from ..timeline.recording import RawCompute
 from .arguments import check_unwritten
+from .callbacks import wait_in_thread
 from .context import RankContext
 from .derived import resolve
 from .ending import leave
@@ -29,7 +30,6 @@ from .outstanding import CallSite, arose_here, code_place, seconds_since
 from .own_code import OwnCode
 from .settling import advance, deliver, settle
 from .state import BLOCKED, DONE, QUEUED, RUNNING
-from .waits import wait_in_thread
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import UsageError
+from .callbacks import call_when_done
 from .failure import Failure
 from .future import Future, Loop, is_elsewhere, outcome, source_of
 from .settling import conclude
-from .waits import call_when_done
 
 T_co = TypeVar("T_co", covariant=True)
 

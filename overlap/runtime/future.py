@@ -12,11 +12,11 @@ import trio
 from trio.lowlevel import Abort, Task, checkpoint, current_task, wait_task_rescheduled
 
 from ..errors import FutureCancelledError, UsageError, shown
+from .callbacks import await_in_asyncio, call_back
 from .failure import Failure
 from .not_a_value import NotAValue
 from .settling import LOCK, Flag, Settling
 from .state import DONE, FAILED, OperationState
-from .waits import await_in_asyncio, call_back
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,13 +22,13 @@ from functools import partial
 from ..defaults import DEFAULT_WINDOW
 from ..errors import UsageError, shown
 from .arguments import prepare_late
+from .callbacks import call_when_done
 from .context import RankContext
 from .derived import resolve
 from .failure import Failure
 from .future import Future
 from .operation import Operation
 from .state import ADMITTED, BLOCKED, DONE, MATCHING, QUEUED
-from .waits import call_when_done
 
 SPAN = 32  # Operations; half of `transports.common.OPERATIONS`
 

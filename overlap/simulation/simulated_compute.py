@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter, itemgetter
 
+from ..runtime.callbacks import call_when_done
 from ..runtime.compute import ComputeFuture, ComputeStream
 from ..runtime.context import RankContext
 from ..runtime.failure import Failure
 from ..runtime.settling import deliver
 from ..runtime.state import BLOCKED, QUEUED, RUNNING
-from ..runtime.waits import call_when_done
 from . import ComputeCosts, Conditions, EventOrder, FabricDriver
 from .faulty_world import FaultInjector
 from .kernel import Kernel

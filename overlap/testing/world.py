@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..runtime.callbacks import call_when_done
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.issue import Ends, Issuer
@@ -18,7 +19,6 @@ from ..runtime.operation import CollectiveFuture, Operation, OperationPort
 from ..runtime.settling import Onlooker
 from ..runtime.state import CANCELLED, PARKED
 from ..runtime.stream import Stream
-from ..runtime.waits import call_when_done
 from ..runtime.world import World
 from ..simulation.faulty_world import FaultInjector, FaultyCommunicator, FaultyCommunicators, FaultyWorld
 from ..simulation.simulated_backend import SimulatedBackend, Virtual

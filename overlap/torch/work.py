@@ -17,9 +17,9 @@ import torch.distributed as dist
 import trio
 
 from ..errors import OverlapError
+from ..runtime.callbacks import call_anywhere
 from ..runtime.future import Future
 from ..runtime.settling import Settling, settle, wait_until_settled
-from ..runtime.waits import call_anywhere
 from . import typed
 from .errors import backend_error, timed_out
 from .operations import exclude_from_compiler

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 import overlap
+from overlap.runtime.callbacks import call_anywhere
 from overlap.runtime.state import DONE, MATCHING, PARKED, RUNNING, UNWANTED
-from overlap.runtime.waits import call_anywhere
 
 from .connecting import TIMEOUT_S, connected
 

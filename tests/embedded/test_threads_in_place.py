@@ -12,11 +12,11 @@ import trio
 import overlap
 from overlap.collectives.kinds import Collective
 from overlap.runtime import handover as handover_module
+from overlap.runtime.callbacks import call_anywhere
 from overlap.runtime.engine.host_memory import HostRun
 from overlap.runtime.handover import Handover
 from overlap.runtime.operation import CollectiveFuture
 from overlap.runtime.stream import activate_late
-from overlap.runtime.waits import call_anywhere
 from transports.patience import Patience
 from transports.shared_memory.engine import BUILT, DONE
 
