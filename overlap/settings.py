@@ -11,7 +11,7 @@ from math import inf
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import UsageError
 from .timeline.recording import KeptSteps
@@ -64,35 +64,6 @@ def option(**details: Any) -> Any:
 """Engines that place processes, by the names of the rooms that use them."""
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
-
-
-class CountRange(int):
-    """The largest number of hosts or processes of a run, and the smallest number with which it may go on."""
-
-    fewest: int  # The smallest number
-
-    def __new__(cls, most: int, fewest: int | None = None) -> Self:
-        """Return a count; by default all are needed."""
-        counts = super().__new__(cls, most)
-        counts.fewest = most if fewest is None else fewest
-        return counts
-
-    def __str__(self) -> str:
-        return repr(int(self)) if self.fewest == self else f"{self.fewest}:{int(self)}"
-
-
-def parse_range(text: str) -> CountRange:
-    """Read "4" as a count, and "2:4" as from two to four."""
-    fewest, colon, most = text.rpartition(":")
-    if not colon:
-        return CountRange(count(text))
-    try:
-        counts = CountRange(count(most), count(fewest))
-    except UsageError:
-        raise UsageError(f"expected a positive integer, or a range such as 2:4, got {text!r}") from None
-    if counts.fewest > counts:
-        raise UsageError(f"expected a range such as 2:4, the smaller number first, got {text!r}")
-    return counts
 
 
 def parse_rails(text: str) -> int | tuple[str, ...]:
@@ -270,16 +241,15 @@ class RunSettings:
         check=check_algorithm,
     )
     processes: int | None = option(
-        read=parse_range, metavar="N", nodes=True, variable=False,
-        help="spread the ranks over N processes of this host, which share memory; default: 1; 2:4: with "
-        "--max-restarts, fewer if that gets further",
+        read=count, metavar="N", nodes=True, variable=False,
+        help="spread the ranks over N processes of this host, which share memory; default: 1",
     )  # fmt: skip
     ranks_per_process: int | None = option(
         read=count, metavar="N", nodes=True, variable=False,
         help="ranks of each process; default: those of --ranks or --cluster divided, or 1",
     )  # fmt: skip
     nnodes: int | None = option(
-        read=parse_range, metavar="N", nodes=True, variable=False,
+        read=count, metavar="N", nodes=True, variable=False,
         help="hosts, each of which starts --processes of its own; needs --node-rank and --rdzv-endpoint; default: 1",
     )  # fmt: skip
     node_rank: int | None = option(

@@ -19,7 +19,6 @@ def with_ranks(config: RunConfig) -> RunConfig:
         processes = place.processes
     else:
         _check_hosts(config)
-        _check_range(config)
         processes = process_count(config)
     ranks, source = config.ranks, None
     if config.ranks_per_process is not None:
@@ -31,8 +30,6 @@ def with_ranks(config: RunConfig) -> RunConfig:
             )
     elif place is None and ranks is None and processes > 1:
         ranks, source = _ranks_of_cluster(config), "--processes"
-        if ranks is None and fewest_processes(config) < processes:
-            ranks = processes  # of fewer processes each has one, too
     if ranks is not None and place is None and ranks % processes:
         processes_text = _world_options(config)
         raise UsageError(
@@ -44,12 +41,6 @@ def with_ranks(config: RunConfig) -> RunConfig:
 def process_count(config: RunConfig) -> int:
     """Return the number of processes on all hosts; the command starts those of its own host."""
     return (config.nnodes or 1) * (config.processes or 1)
-
-
-def fewest_processes(config: RunConfig) -> int:
-    """Return the number of processes with which a restart may go on."""
-    fewest = [getattr(size, "fewest", size) for size in (config.nnodes or 1, config.processes or 1)]
-    return int(fewest[0] * fewest[1])
 
 
 def starts_processes(config: RunConfig) -> bool:
@@ -106,9 +97,3 @@ def _check_hosts(config: RunConfig) -> None:
         raise UsageError(f"--node-rank {config.node_rank}: hosts are numbered from 0, and --nnodes is {config.nnodes}")
     if config.max_restarts and (config.processes or 1) > 1 and config.nnodes > 1:
         raise UsageError("--processes: --max-restarts on several hosts needs one process on each; leave one out")
-
-
-def _check_range(config: RunConfig) -> None:
-    """Refuse a range of hosts or processes without restarts, which alone start fewer of them."""
-    if fewest_processes(config) < process_count(config) and not config.max_restarts:
-        raise UsageError(f"{_world_options(config)}: fewer are tried only with --max-restarts; give it too")

@@ -3,7 +3,7 @@
 A line for each attempt has the culprit, the cause, and the step from which the next one goes on. The next attempt
 starts at once while there is progress; without, it waits, longer each time, and the third attempt in a row without
 progress is the last: a program that fails three times at one place fails the fourth time too. After an error
-of usage there is no other attempt, unless fewer nodes may do.
+of usage there is no other attempt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class Advance:
 
     Attributes:
         futile: Number of attempts in a row without progress.
-        spare: Number of further attempts without progress that are permitted.
 
     Args:
         best: The step from which the first attempt goes on; None: from the beginning.
@@ -40,7 +39,7 @@ class Advance:
     futile: int
 
     def __init__(self, best: int | None = None) -> None:
-        self.futile = self.spare = 0
+        self.futile = 0
         self._best = best
 
     def note(self, reached: int | None) -> None:
@@ -51,7 +50,7 @@ class Advance:
     @property
     def hopeless(self) -> bool:
         """Whether too many attempts in a row have ended without progress."""
-        return self.futile >= FUTILE + self.spare
+        return self.futile >= FUTILE
 
     @property
     def pause_s(self) -> float:
@@ -65,9 +64,7 @@ class Advance:
         times = "once" if attempt == 1 else f"{attempt} times"
         return f"gives up: it has been started again {times}, and --max-restarts allows no more"
 
-    def describe_restart(
-        self, restart: int, limit: int, step: int | None, path: str | None, why: str, *, fewer: str = ""
-    ) -> str:
+    def describe_restart(self, restart: int, limit: int, step: int | None, path: str | None, why: str) -> str:
         """Return the line for the user on the next attempt: its start, its first step, and why the last one ended.
 
         Args:
@@ -76,9 +73,8 @@ class Advance:
             step: Step from which it goes on; None: from the beginning.
             path: Folder of the state; None: none is set.
             why: Why the last one has ended.
-            fewer: End of a clause on the number of nodes, if not all take part.
         """
-        begin = f"restart {restart} of {limit}" + (f" in {self.pause_s:g} s" if self.pause_s else "") + fewer
+        begin = f"restart {restart} of {limit}" + (f" in {self.pause_s:g} s" if self.pause_s else "")
         if step is not None:
             return f"{begin}, from step {step}: {why}"
         lacking = f"no complete state in {path}" if path else "no complete state; --state-dir or Checkpoints keep one"
@@ -98,14 +94,8 @@ class Restarts:
     # Returns the newest step that an attempt had on the disk, in a folder that may be known to the program only, given
     # the pids of its processes.
     kept: Callable[[Sequence[int]], int | None] = lambda pids: None
-    # With how few nodes the world may go on; after an attempt without progress the next has one less, and after one
-    # with progress it has all of them again. None: it needs all.
-    fewest: int | None = None
     # Returns what a process was doing that has ended without a word, given its pid.
     signs: Callable[[int], Sequence[str]] = lambda pid: ()
-    # Returns what to start here in an attempt, once the launchers of all machines agree who takes part; None: all nodes
-    # are started here, or all must be there.
-    agree: Callable[[LaunchSpec, int], LaunchSpec] | None = None
 
 
 def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpec], LaunchOutcome]) -> LaunchOutcome:
@@ -117,22 +107,16 @@ def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         once: Launches it once.
     """
     advance = Advance(restarts.latest() if restarts.place else None)
-    fewest = restarts.fewest or spec.nodes
-    advance.spare = spec.nodes - fewest
     saved_step: int | None = None
     for attempt in range(restarts.most + 1):
         killed = oom_kills()
-        nodes = max(fewest, spec.nodes - advance.futile)
-        outcome = once(
-            restarts.agree(spec, attempt)
-            if restarts.agree
-            else spec_of_attempt(spec, attempt, nodes, [node for node in spec.here if node < nodes])
-        )
+        environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
+        outcome = once(replace(spec, environ=environ, attempt=attempt))
         guilty = culprit(outcome.endings)
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
         why = _reason_of_end(guilty, oom_kills() - killed, restarts.signs)
-        if _USAGE in why and not advance.spare:
+        if _USAGE in why:
             spec.report("gives up: an error of usage would come again")
             break
         pids = [ending.pid for ending in outcome.endings]
@@ -143,24 +127,10 @@ def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         if attempt == restarts.most or advance.hopeless:
             spec.report(advance.describe_giving_up(attempt))
             break
-        fewer = _name_fewer_nodes(max(fewest, spec.nodes - advance.futile), spec.nodes)
-        spec.report(advance.describe_restart(attempt + 1, restarts.most, step, restarts.place, why, fewer=fewer))
+        spec.report(advance.describe_restart(attempt + 1, restarts.most, step, restarts.place, why))
         if advance.pause_s:
             restarts.sleep(advance.pause_s)
     return outcome
-
-
-def spec_of_attempt(spec: LaunchSpec, attempt: int, nodes: int, here: Sequence[int]) -> LaunchSpec:
-    """Return the launch of one attempt with `nodes` nodes, of which `here` are started on this machine."""
-    environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
-    if nodes == 1 < spec.nodes:  # a process alone is told its ranks by this only
-        environ["OVERLAP_RANKS"] = str(spec.ranks_per_node)
-    return replace(spec, environ=environ, attempt=attempt, nodes=nodes, here=here)
-
-
-def _name_fewer_nodes(nodes: int, all_nodes: int) -> str:
-    """Return the clause on the number of nodes; "" if all take part."""
-    return f" with {nodes} node{'s' * (nodes > 1)}" if nodes < all_nodes else ""
 
 
 def _reason_of_end(guilty: Ending, killed: int, signs: Callable[[int], Sequence[str]]) -> str:

@@ -5,7 +5,7 @@
 #   place              position of the process, from its environment;  launchers: torchrun, MPI, Slurm;
 #                      introduce: the meeting point of an MPI job
 #   secret             proof of membership
-#   identity           configuration to join;  roll_call: launchers agree on the nodes of the next attempt
+#   identity           configuration to join
 #
 # Joining and membership. Members are processes; each may have several ranks.
 #

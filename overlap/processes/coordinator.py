@@ -63,16 +63,14 @@ class Coordinator:
     detail: str
     process: str
 
-    def __init__(
-        self, *, members: int, detail: str, report: Callable[[str], None], process: str = "", attempt: int | None = None
-    ) -> None:
+    def __init__(self, *, members: int, detail: str, report: Callable[[str], None], process: str = "") -> None:
         self.members, self.detail, self.process = members, detail, process
         self.joined: set[int] = set()
         self.gone: set[int] = set()
         self.departed: set[int] = set()
         self.changed: trio.Event = trio.Event()
         self.complete: bool = False
-        self._report, self._attempt = report, attempt
+        self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}
         self._exchanges: dict[tuple[str, int, bool], dict[int, bytes]] = {}
 
@@ -82,11 +80,9 @@ class Coordinator:
         return [member for member in range(self.members) if member not in self.joined]
 
     def start(self) -> None:
-        """Start the world, or end the roll call, with the members that have joined."""
+        """Start the world with the members that have joined."""
         self.complete = True
         ready = Ready(process=self.process)
-        if self._attempt is not None:
-            ready = Ready(process=self.process, present=sorted(self.joined), attempt=self._attempt)
         for member in sorted(self.joined):
             self._send(member, ready)
 
@@ -153,8 +149,6 @@ class Coordinator:
         """Add a member, and start the world if it is the last one; raise `RefusedError` if it does not fit."""
         if detail != self.detail:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
-        if self.complete:
-            raise RefusedError(f"the roll call is over; node {member} can take part from the next attempt on")
         self.joined.add(member)
         self.departed.discard(member)
         if not self.missing:

@@ -20,7 +20,7 @@ from transports.handshake import HandshakeError, welcome
 from transports.identity import Hello
 
 from .coordinator import Coordinator, RefusedError
-from .identity import FRESH, LAUNCHER, MEMBER, JoinError, RendezvousConfig, name_epoch
+from .identity import FRESH, JoinError, RendezvousConfig, name_epoch
 from .link import ControlLink
 from .member import Membership
 from .messages import Join, MemberLost, MemberNotice, Message, Refused
@@ -37,8 +37,6 @@ LAST_MESSAGE_S = 1.0
 #: Pause while the system has no descriptor left for a connection.
 _EXHAUSTED_PAUSE_S = 0.1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
-#: Share of the time in which all launchers must join a roll call: after it, the fewest are enough. torchrun: 30 s.
-LAST_CALL = 0.5
 #: Number of different refusals that are reported; others are only counted.
 _REPORTED_LIMIT = 8
 #: Number of refusals that the error repeats: a refused process may be the missing one.
@@ -124,21 +122,14 @@ class Acceptor:
     def _validate_hello(self, theirs: Hello) -> Hello | str:
         """Return this host's hello, or a reason to refuse; a process of a later epoch gets this one, and waits."""
         ours = self._hello
-        if theirs.job == ours.job and {theirs.role, ours.role} == {MEMBER, LAUNCHER}:
-            if ours.role == MEMBER:
-                return f"the world is running; node {theirs.member} can take part from the next attempt on"
-            return f"the launchers of job '{ours.job}' have not agreed yet on the nodes that take part"
         if (theirs.role, theirs.job) != (ours.role, ours.job):
             return f"job '{theirs.job}' refused, this is job '{ours.job}'"
-        if ours.role == LAUNCHER and theirs.member in (0, *self.links):
-            return f"node {theirs.member} has a launcher already, which is connected"
         if self._accepts_any_attempt(theirs):
             ours = replace(ours, epoch=theirs.epoch)
         elif theirs.epoch < ours.epoch and theirs.detail != FRESH:
             return f"epoch {name_epoch(theirs.epoch)} refused, current is {name_epoch(ours.epoch)}"
         if theirs.epoch == ours.epoch and theirs.members != ours.members:
-            nouns = "nodes" if self._config.fewest else "processes"
-            return f"expected {ours.members} {nouns}, this one was started with {theirs.members}"
+            return f"expected {ours.members} processes, this one was started with {theirs.members}"
         return ours
 
     def _accepts_any_attempt(self, theirs: Hello) -> bool:
@@ -207,7 +198,7 @@ class Acceptor:
 async def enter_as_host(
     config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
 ) -> Entered:
-    """Listen as member 0; return when all members have joined, or enough launchers of a roll call.
+    """Listen as member 0; return when all members have joined.
 
     Args:
         config: Configuration of member 0.
@@ -220,10 +211,7 @@ async def enter_as_host(
         JoinError: A member did not join in time.
     """
     listener = await _open_listener(config)
-    coordinator = Coordinator(
-        members=config.members, detail=config.detail, report=report, process=config.process,
-        attempt=config.epoch if config.fewest else None,
-    )  # fmt: skip
+    coordinator = Coordinator(members=config.members, detail=config.detail, report=report, process=config.process)
     acceptor = Acceptor(listener, coordinator, config, report)
     membership = Membership(member=0, members=config.members, home=home, send=partial(coordinator.handle, 0))
     nursery.start_soon(acceptor.attend)
@@ -233,24 +221,16 @@ async def enter_as_host(
     nursery.start_soon(deliver_after_others, of_member_0, acceptor.links, membership.handle)
     coordinator.attach(0, to_member_0.send_nowait)
     coordinator.handle(0, Join(detail=config.detail, process=config.process))
-    share = LAST_CALL if config.fewest else 1.0
-    with trio.move_on_after(config.timeout_s * share):
+    with trio.move_on_after(config.timeout_s):
         await _wait_for_members(config.members, coordinator, config, report)
-    if config.fewest and not coordinator.complete:
-        with trio.move_on_after(config.timeout_s * (1 - share)):
-            await _wait_for_members(config.fewest, coordinator, config, report)
-            coordinator.start()
     if not coordinator.complete:
         missing = coordinator.missing  # before the processes that joined get the refusal and leave
-        needed = [f"at least {config.fewest} of {config.members} must join"] if config.fewest else []
-        reasons = [f"{config.noun} 0 {line}" for line in acceptor.reasons[-_REPEATED_LIMIT:]]
-        reason = "; ".join([config.name_absent(missing, sorted(coordinator.departed)), *needed, *reasons])
+        reasons = [f"process 0 {line}" for line in acceptor.reasons[-_REPEATED_LIMIT:]]
+        reason = "; ".join([config.name_absent(missing, sorted(coordinator.departed)), *reasons])
         coordinator.refuse_all(reason)
         with trio.move_on_after(LAST_MESSAGE_S):
             await acceptor.hang_up()
         raise JoinError(reason, missing=missing)
-    if config.fewest:
-        membership.present, membership.attempt = sorted(coordinator.joined), config.epoch
     return membership, acceptor.hang_up
 
 
@@ -293,8 +273,7 @@ async def _wait_for_members(
                 await coordinator.changed.wait()
         if pause.cancelled_caught and len(coordinator.joined) < members:
             missing = ", ".join(map(str, coordinator.missing))
-            nouns = "nodes " if config.fewest else ""
-            report(f"{len(coordinator.joined)} of {coordinator.members} {nouns}joined; missing {missing}")
+            report(f"{len(coordinator.joined)} of {coordinator.members} joined; missing {missing}")
             coordinator.send_missing()
     await trio.lowlevel.checkpoint()
 

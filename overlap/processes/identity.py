@@ -14,8 +14,6 @@ from .sockets import Endpoint
 
 #: Detail in the hello of a process that has been in no world yet.
 FRESH = "fresh"
-#: Roles in a hello: of a member, and of a launcher.
-MEMBER, LAUNCHER = "member", "launcher"
 #: Epochs of one attempt of a job: more worlds than one program runs.
 WORLDS = 1 << 20
 
@@ -38,7 +36,7 @@ class JoinError(OverlapError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousConfig(Identity):
-    """Configuration of a process that joins a world, or of a launcher that joins a roll call."""
+    """Configuration of a process that joins a world."""
 
     endpoint: Endpoint  # Where the host listens
     # Whether this process has been in no world yet, and so may join any attempt of the job; a process of an earlier
@@ -54,9 +52,6 @@ class RendezvousConfig(Identity):
     # whether it runs while it is silent.
     process: str = ""
     ranks_each: int = 0  # Ranks of each process, for messages; 0: unknown
-    # With how few members a roll call of launchers may end; 0: this is a process, and all must join.
-    fewest: int = 0
-    roll_call_s: float = 0.0  # Further time to join, once the host of a roll call is reached
 
     def __post_init__(self) -> None:
         if not 0 <= self.member < self.members:
@@ -73,25 +68,20 @@ class RendezvousConfig(Identity):
     @property
     def greeting(self) -> Hello:
         """The introduction of this process to the others."""
-        return self.hello(LAUNCHER if self.fewest else MEMBER, FRESH if self.fresh else "")
-
-    @property
-    def noun(self) -> str:
-        """The word for a member in messages: a launcher joins for its node."""
-        return "node" if self.fewest else "process"
+        return self.hello("member", FRESH if self.fresh else "")
 
     def name_absent(self, missing: Sequence[int], departed: Sequence[int]) -> str:
         """Name the members that did not join in time; one that had joined, and gave up waiting, is not to blame."""
         never = [member for member in missing if member not in departed]
-        absent = f"{name_processes(never, self.noun)} did not join within {self.timeout_s:g} s"
-        left = f"{name_processes(departed, self.noun)} had joined, and went away before all were there"
+        absent = f"{name_processes(never)} did not join within {self.timeout_s:g} s"
+        left = f"{name_processes(departed)} had joined, and went away before all were there"
         return "; ".join([*([absent] if never else []), *([left] if departed else [])])
 
     def name(self, member: int) -> str:
         """Name a member, and its ranks if they are known."""
         first, last = member * self.ranks_each, (member + 1) * self.ranks_each - 1
         ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
-        return f"process {member} ({ranks})" if self.ranks_each else f"{self.noun} {member}"
+        return f"process {member} ({ranks})" if self.ranks_each else f"process {member}"
 
 
 def name_epoch(epoch: int) -> str:
@@ -104,13 +94,12 @@ def name_epoch(epoch: int) -> str:
     return f"{world} of restart {restart}" if restart else str(world)
 
 
-def name_processes(members: Sequence[int], noun: str = "process") -> str:
-    """Name processes, or nodes, in a few words.
+def name_processes(members: Sequence[int]) -> str:
+    """Name processes in a few words.
 
     >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-21:]
     ('process 3', 'processes 3, 7', '14, 15, 16 and 3 more')
     """
     named = ", ".join(map(str, members[:_NAMED_LIMIT]))
     more = f" and {len(members) - _NAMED_LIMIT} more" if len(members) > _NAMED_LIMIT else ""
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{noun}{plural if len(members) > 1 else ''} {named}{more}"
+    return f"process{'es' if len(members) > 1 else ''} {named}{more}"

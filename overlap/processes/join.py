@@ -106,8 +106,8 @@ async def _enter_as_client(
         JoinError: Member 0 cannot be reached or refused, or a member did not join in time.
     """
     client = _Client(config, home, report)
-    with trio.move_on_after(config.timeout_s) as limit:
-        return await client.enter(nursery, limit)
+    with trio.move_on_after(config.timeout_s):
+        return await client.enter(nursery)
     raise client.too_late()
 
 
@@ -116,7 +116,7 @@ class _Client:
 
     def __init__(self, config: RendezvousConfig, home: TrioToken, report: Callable[[str], None]) -> None:
         self._config, self._home, self._report = config, home, report
-        self._endpoint, self._host = format_endpoint(config.endpoint), f"{config.noun} 0"
+        self._endpoint, self._host = format_endpoint(config.endpoint), "process 0"
         self._obstacle = "no attempt came to an end"
         self._host_is_late = False  # the host lets handshakes wait, as a process that still starts does
         self._missing: list[int] = []
@@ -126,12 +126,11 @@ class _Client:
         self._settled = trio.Event()  # joined or refused
         self._clock = CoordinatorClock()
 
-    async def enter(self, nursery: trio.Nursery, limit: trio.CancelScope) -> Entered:
-        """Connect to the host, and return when all members have joined; a roll call extends the limit then."""
+    async def enter(self, nursery: trio.Nursery) -> Entered:
+        """Connect to the host, and return when all members have joined."""
         nursery.start_soon(self._report_obstacle)
         stream = await self._reach()
         self._reached = True
-        limit.deadline += self._config.roll_call_s
         self._link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         config = self._config
         self._membership = Membership(
@@ -178,8 +177,7 @@ class _Client:
         except HandshakeError as error:
             self._obstacle = str(error)
             self._host_is_late = error.why == "silent" and not isinstance(error, NoListenerError)
-            # a launcher that is refused waits for the next roll call
-            if error.why in ("left", "silent") or (config.fewest and error.why == "refused"):
+            if error.why in ("left", "silent"):
                 return None
             raise JoinError(f"{self._host} at {self._endpoint}: {error}") from error
         if host.epoch == config.epoch:
@@ -258,5 +256,5 @@ class _Client:
             known = self._host_is_late and config.member > 1 and is_loopback(config.endpoint[0])
             if not (self._reached or known or self._obstacle in printed):
                 printed.add(self._obstacle)
-                member = f"{config.noun} {config.member}"
+                member = f"process {config.member}"
                 self._report(f"{member} waits for {self._host} at {self._endpoint}: {self._obstacle}")

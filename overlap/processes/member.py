@@ -51,8 +51,6 @@ class Membership:
     Attributes:
         member: Index of this process.
         members: Number of processes.
-        present: Members that have joined a roll call, ascending.
-        attempt: Attempt of the job that the roll call is for.
         on_loss: Called with each loss of a member at once, before `messages` has it.
     """
 
@@ -78,8 +76,6 @@ class Membership:
             clock: Samples of the coordinator's clock; None on member 0.
         """
         self.member, self.members = member, members
-        self.present: list[int] = []
-        self.attempt: int = 0
         self.on_loss: Callable[[MemberLost], object] = lambda lost: None
         self._home, self._connection_loop = home, trio.lowlevel.current_trio_token()
         self._send, self._clock = send, clock
@@ -224,9 +220,7 @@ class Membership:
             case MemberNotice() | Contributions() | MemberLost() | MemberLeft() | Goodbye():
                 with suppress(trio.RunFinishedError):
                     self._home.run_sync_soon(self._receive, message)
-            case Ready():
-                self.present, self.attempt = message.present, message.attempt
-            case Waiting():
+            case Ready() | Waiting():
                 pass  # only member 0 gets these here, and it has joined; on other members `join` handles them
             case _:
                 raise MessageError(f"a {type(message).__name__}, which is not its turn")

@@ -61,11 +61,9 @@ class Waiting(Tagged):
 
 
 class Ready(Tagged):
-    """From the coordinator: all have joined, or enough of the launchers of a roll call."""
+    """From the coordinator: all have joined."""
 
     process: str  # Names the process of the coordinator
-    present: list[int] = []  # Members of a roll call that have joined
-    attempt: int = 0  # Attempt of the job that the roll call is for
 
 
 class Refused(Tagged):

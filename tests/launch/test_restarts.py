@@ -35,11 +35,9 @@ CRASH = "process 1 (ranks 2-3, pid 4711) was killed by SIGSEGV"
 class Story:
     """Launches that end as told, and the steps that are kept after each of them."""
 
-    def __init__(self, *endings, most=10, steps=(), place="state", asked=None, fewest=None, nodes=2,
-                 kept=MappingProxyType({})):  # fmt: skip
+    def __init__(self, *endings, most=10, steps=(), place="state", asked=None, kept=MappingProxyType({})):
         self.endings, self.steps, self.lines = list(endings), [None, *steps], []
-        self.attempts, self.pauses_s, self.asked, self.nodes = [], [], asked, nodes
-        self.sizes = []
+        self.attempts, self.pauses_s, self.asked = [], [], asked
         self.restarts = Restarts(
             most=most,
             latest=lambda: self.steps[min(len(self.attempts), len(self.steps) - 1)] if place else None,
@@ -47,22 +45,19 @@ class Story:
             place=place,
             kept=lambda pids: kept.get(len(self.attempts)),
             sleep=self.pauses_s.append,
-            fewest=fewest,
         )
 
     def tell(self):
         what = LaunchSpec(
-            command=[], environ={"HOME": "/"}, nodes=self.nodes, here=range(self.nodes), ranks_per_node=2,
+            command=[], environ={"HOME": "/"}, nodes=2, here=range(2), ranks_per_node=2,
             endpoint=("", 0), listener=None,
             job="", secret=b"", prefix=False, colour=False, log_dir="logs", grace_s=1, report=self.lines.append,
         )  # fmt: skip
         return launch_again(what, self.restarts, self._once)
 
     def _once(self, what):
-        ranks = {"OVERLAP_RANKS": "2"} if what.nodes == 1 < self.nodes else {}
-        assert what.environ == {"HOME": "/", "OVERLAP_RESTART": str(len(self.attempts)), **ranks}
-        assert list(what.here) == list(range(what.nodes))
-        self.sizes.append(what.nodes)
+        assert what.environ == {"HOME": "/", "OVERLAP_RESTART": str(len(self.attempts))}
+        assert list(what.here) == [0, 1]
         self.attempts.append(what.log_path(1))
         return LaunchOutcome(endings=[self.endings.pop(0)], asked=self.asked)
 
@@ -139,40 +134,19 @@ def test_it_gives_up_when_all_restarts_are_used_up(most, times):
     assert story.lines[-1] == f"gives up: it has been started again {times}, and --max-restarts allows no more"
 
 
-def test_without_progress_it_goes_on_with_fewer_nodes_and_then_with_all_again():
-    story = Story(*[KILLED] * 5, WELL, steps=[40, 40, 40, 41, 41], fewest=1, nodes=3)
-    story.tell()
-    assert story.sizes == [3, 3, 2, 1, 3, 2]
-    assert story.lines == [
-        f"restart 1 of 10, from step 40: {CRASH}",
-        f"restart 2 of 10 in 1 s with 2 nodes, from step 40: {CRASH}",
-        f"restart 3 of 10 in 2 s with 1 node, from step 40: {CRASH}",
-        f"restart 4 of 10, from step 41: {CRASH}",
-        f"restart 5 of 10 in 1 s with 2 nodes, from step 41: {CRASH}",
-    ]
-
-
-def test_it_gives_up_once_three_attempts_with_the_fewest_nodes_were_in_vain():
-    story = Story(*[KILLED] * 9, steps=[40] * 9, fewest=1, nodes=2)
-    story.tell()
-    assert story.sizes == [2, 2, 1, 1, 1]
-    assert story.lines[-1] == "gives up: 4 attempts in a row ended without progress"
-
-
 def test_bad_usage_is_not_tried_again():
     story = Story(replace(RAISED, returncode=2))
     story.tell()
     assert (len(story.attempts), story.lines) == (1, [])
 
 
-@pytest.mark.parametrize(("fewest", "attempts"), [(None, 1), (1, 4)])
-def test_an_error_of_usage_is_tried_again_only_where_fewer_nodes_may_do(fewest, attempts):
+def test_an_error_of_usage_is_not_tried_again():
     text = "overlap: rank 1 failed at train.py:8: UsageError: op: 'summ' is unknown\n"
     wrong = Status(cause=True, rank=1, text=text)
-    story = Story(*[replace(RAISED, status=wrong)] * 4, fewest=fewest)
+    story = Story(*[replace(RAISED, status=wrong)] * 4)
     story.tell()
-    assert len(story.attempts) == attempts
-    assert (story.lines[-1] == "gives up: an error of usage would come again") is (fewest is None)
+    assert len(story.attempts) == 1
+    assert story.lines[-1] == "gives up: an error of usage would come again"
 
 
 def test_who_asks_it_to_end_is_obeyed():
@@ -345,66 +319,6 @@ def test_without_a_state_the_step_that_was_reached_is_the_progress(tmp_path):
     assert re.match(r"job \S+, attempt 3: 2 ranks, 1 process, further.py, begun \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\n", told)
 
 
-ELASTIC = """
-import os, signal
-import numpy as np
-import overlap
-
-async def main(rank):
-    state = await rank.state.latest()
-    begin, total = (state.step, (await state.part(0))["total"]) if state else (0, 0.0)
-    for step in range(begin, 5):
-        if step == 3 and rank.rank == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        total += float((await rank.all_reduce(np.ones(1)))[0])
-        await rank.state.save(step + 1, {"total": total})
-    if rank.rank == 0:
-        print(rank.world_size, total)
-
-overlap.run(main)
-"""
-
-
-@pytest.mark.slow
-def test_a_world_whose_third_node_always_dies_goes_on_with_two(tmp_path):
-    (tmp_path / "elastic.py").write_text(ELASTIC)
-    ended = interpreters.run(
-        *(
-            "-m",
-            "overlap",
-            "run",
-            "--processes",
-            "2:3",
-            "--max-restarts",
-            "5",
-            "--state-dir",
-            "state",
-            "--no-prefix",
-            "elastic.py",
-        ),
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": ROOT},
-        timeout=LIMIT_S,
-    )
-    assert (ended.returncode, ended.stdout) == (0, "2 13.0\n"), ended.stderr  # three steps of three ranks, two of two
-    assert "overlap: restart 2 of 5 in 1 s with 2 nodes, from step 3: process 2 (rank 2, pid " in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--processes", "2:3"], "--processes 2:3: fewer are tried only with --max-restarts; give it too"),
-        (["--processes", "3:2"], "run: argument --processes: expected a range such as 2:4, the smaller number first, "
-         "got '3:2' (`overlap run --help` explains)"),
-        (["--processes", "2:"], "run: argument --processes: expected a positive integer, or a range such as 2:4, "
-         "got '2:' (`overlap run --help` explains)"),
-    ],
-)  # fmt: skip
-def test_a_range_of_nodes_that_cannot_be_meant_is_refused(job, options, message):
-    code, _, lines = job("refused", *options, kills=0).end()
-    assert (code, lines) == (2, [f"overlap: {message}"])
-
-
 def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -431,44 +345,3 @@ def test_a_node_that_is_lost_with_its_launcher_is_replaced_by_another(job, tmp_p
     codes, said = zip(*(node.end()[:2] for node in nodes), strict=True)
     assert codes == (0, 0)
     assert said[0][2:] == undisturbed[1][2:]
-
-
-UNTIL_ONE_IS_LOST = """
-import numpy as np
-import overlap
-
-async def main(rank):
-    state = await rank.state.latest()
-    step = state.step if state else 0
-    while rank.world_size == 3 or step == 0:
-        await rank.all_reduce(np.ones(1))
-        step += 1
-        await rank.state.save(step, {"step": step})
-        if rank.rank == 0 and step == 3:
-            print("going", flush=True)
-    if rank.rank == 0:
-        print(rank.world_size, rank.restart, step >= 3)
-
-overlap.run(main)
-"""
-
-
-@pytest.mark.slow
-def test_launchers_of_several_machines_go_on_without_one_that_is_lost(tmp_path):
-    (tmp_path / "elastic.py").write_text(UNTIL_ONE_IS_LOST)
-    where = ("--nnodes", "2:3", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--max-restarts", "3")
-    command = ("-m", "overlap", "run", *where, "--state-dir", "state", "--join-timeout", "20", "--no-prefix")
-    environ = os.environ | {"PYTHONPATH": ROOT, "OVERLAP_SECRET": "00" * 32}
-    launchers = [Python(*command, "--node-rank", node, "elastic.py", cwd=tmp_path, env=environ) for node in range(3)]
-    try:
-        assert launchers[0].stdout.readline() == "going\n"
-        launchers[1].kill()
-        said, told = launchers[0].communicate(timeout=LIMIT_S)
-        assert (launchers[0].returncode, said) == (0, "2 1 True\n"), told
-        assert "overlap: goes on with 2 of 3 nodes: node 1 did not join within 10 s\n" in told
-        assert launchers[2].communicate(timeout=LIMIT_S)[0] == ""
-        assert launchers[2].returncode == 0
-    finally:
-        for launcher in launchers:
-            launcher.kill()
-            launcher.communicate(timeout=LIMIT_S)
