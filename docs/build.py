@@ -127,7 +127,7 @@ def reference() -> Iterator[tuple[str, str, str]]:
 
 
 def first_screen() -> str:
-    """Return the README up to its first program, with the picture of the demo after its first paragraph."""
+    """Return the README up to its installation, with the picture of the demo after its first program."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     picture = re.search(r"`overlap demo` looks.*?^```text$.*?^```$", readme, re.M | re.S)
     assert picture

@@ -80,7 +80,12 @@ def test_the_first_page_opens_with_the_readme_and_the_picture_of_the_demo() -> N
     page = build.on_page_markdown("# Documentation\n", SimpleNamespace(file=SimpleNamespace(src_uri="README.md")))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert page.startswith(readme[: readme.index("\n\n", 20)])
-    assert page.index("on the wire\n```\n") < page.index("## Get it") < page.index("## Documentation\n")
+    assert (
+        page.index("python hello.py")
+        < page.index("on the wire\n```\n")
+        < page.index("## Install")
+        < page.index("## Documentation\n")
+    )
     assert "[torch first](testing.md#in-continuous-integration)" in page
 
 
