@@ -4,6 +4,7 @@
 #
 #   base         the contract: Transport, Endpoint;  starter: messages begun by plain functions;  blocking: adapters
 #                between awaiting calls and these
+#   signature    what a message is: fingerprints that are compared where messages meet receives, and texts for errors
 #   failures     the errors of transports;  buffers: memory, as flat bytes, on loan, or for bounces
 #   common       the contract of boards, shared memory in which ranks match operations
 #   factory      factories of transports: their argument, and their names, built in or of other packages
@@ -30,13 +31,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 from warnings import warn
 
-from transports.base import Endpoint, Envelope, Statistics, Transport
+from transports.base import OPEN, Endpoint, Envelope, Statistics, Transport
 from transports.buffers import Buffer, Delivery
-from transports.failures import ArgumentError, LengthMismatchError, LinkLostError, TransportClosedError, TransportError
+from transports.failures import (
+    ArgumentError,
+    LengthMismatchError,
+    LinkLostError,
+    SignatureMismatchError,
+    TransportClosedError,
+    TransportError,
+)
 from transports.faulty import Faulty, InjectedFault
 from transports.neuronlink import NeuronLink
 from transports.paced import LinkSpeed, Paced, by_kind
 from transports.router import Router
+from transports.signature import PlainSignature, Signature
 from transports.starter import Request, Starter
 from transports.wrappers import Recording, Sent
 
@@ -46,6 +55,7 @@ if TYPE_CHECKING:
     from transports.tls import Tls
 
 __all__ = [
+    "OPEN",
     "ArgumentError",
     "Buffer",
     "Delivery",
@@ -59,11 +69,14 @@ __all__ = [
     "LinkSpeed",
     "NeuronLink",
     "Paced",
+    "PlainSignature",
     "Recording",
     "Request",
     "Router",
     "Sent",
     "SharedMemory",
+    "Signature",
+    "SignatureMismatchError",
     "Starter",
     "Statistics",
     "Tls",

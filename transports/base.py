@@ -18,6 +18,7 @@ import trio
 
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError
+from transports.signature import OPEN_SIGNATURE, PlainSignature
 
 if TYPE_CHECKING:
     from transports.common import Board
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Tags are unsigned 64-bit integers, so that they fit any wire format: ``0 <= tag < TAG_LIMIT``.
 TAG_LIMIT = 2**64
+#: Length of a receive that takes a message of any length, see `Starter.begin_recv`.
+OPEN = -1
 
 
 class Endpoint(ABC):
@@ -120,6 +123,10 @@ class Endpoint(ABC):
         """
         return None
 
+    def unexpected(self) -> Sequence[Envelope]:
+        """Return the messages for this rank that no receive has met; empty where that is not known."""
+        return ()
+
     @abstractmethod
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         """Wait until one of some messages has been announced, without receiving it; for receives from any source.
@@ -157,6 +164,7 @@ class Envelope:
     # Time of the arrival of an announced message, on the clock of `perf_counter_ns`: a receive from any source takes
     # the oldest message, also of several transports. By default the time at which the envelope was made.
     since_ns: int = field(default_factory=perf_counter_ns, compare=False, repr=False)
+    signature: PlainSignature = field(default=OPEN_SIGNATURE, compare=False, repr=False)  # Of the sender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from threading import get_ident
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import trio
 from trio.lowlevel import (
@@ -24,9 +24,10 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from transports.base import Endpoint, Envelope, check_length
+from transports.base import OPEN, Endpoint, Envelope, check_length
 from transports.buffers import Buffer, Delivery, as_bytes
-from transports.failures import TransportClosedError, TransportError
+from transports.failures import ArgumentError, TransportClosedError, TransportError
+from transports.signature import PlainSignature, Signature
 from transports.starter import Request, Starter
 
 
@@ -148,7 +149,14 @@ class TaskStarter(Starter):
         self._last: dict[_Lane, _TaskRequest] = {}  # the last unfinished call of each lane
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+        self,
+        dst: int,
+        tag: int,
+        data: Buffer,
+        *,
+        priority: int = 0,
+        signature: Signature | None = None,
+        done: Callable[[Request], None],
     ) -> Request | None:
         """Start a task that sends; the returned request ends with the task."""
         return self._begin((True, dst), partial(self._endpoint.send, dst, tag, data, priority=priority), done)
@@ -160,10 +168,14 @@ class TaskStarter(Starter):
         out: Buffer | None,
         nbytes: int,
         *,
+        signature: Signature | None = None,
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
+        allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
         """Start a task that receives; the returned request ends with the task."""
+        if nbytes == OPEN:
+            raise ArgumentError(f"{type(self._endpoint).__name__} receives messages of known lengths only")
         receive: Callable[[], Awaitable[Delivery | None]] = (
             partial(self._receive_delivery, src, tag, nbytes)
             if out is None
@@ -203,16 +215,15 @@ class TaskStarter(Starter):
 class _TaskRequest(Request):
     """A send or receive in a task of its own, which starts after the previous call of its lane has started."""
 
-    __slots__ = ("_delivery", "_done", "_previous", "_scope", "_started", "ended", "error", "withdrawn")
+    __slots__ = ("_delivery", "_done", "_previous", "_scope", "_started", "ended", "error", "theirs", "withdrawn")
 
     def __init__(self, previous: _TaskRequest | None, done: Callable[[Request], None]) -> None:
         self._previous, self._done = previous, done
         self._started, self._scope = trio.Event(), trio.CancelScope()
         self._delivery: Delivery | None = None
         self.ended = self.withdrawn = False
-        self.error: TransportError | None = TransportClosedError(
-            "the world has ended"
-        )  # replaced by the result of `run`
+        self.theirs: PlainSignature | None = None
+        self.error: Exception | None = TransportClosedError("the world has ended")  # replaced by the result of `run`
 
     def withdraw(self) -> None:
         self._scope.cancel()
@@ -229,7 +240,7 @@ class _TaskRequest(Request):
                 self._delivery = await run()
             self.error, self.withdrawn = None, self._scope.cancelled_caught
         except Exception as error:
-            self.error = error  # type: ignore[assignment]  # transports of other packages may raise any
+            self.error = error
 
     async def _wait_for_turn(self) -> None:
         """Wait until the previous call has started, then mark this one as started.

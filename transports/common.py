@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Run, Table
+    from transports.signature import PlainSignature, Signature
 
 #: Operations under way at once: a rank may post number n once all ranks have finished n - OPERATIONS.
 OPERATIONS = 64
@@ -50,7 +51,7 @@ class Board(ABC):
     @abstractmethod
     def submit(
         self, table: Table, owner: object, number: int, tag: int, source: int, target: int, priority: int,
-        nbytes: int, home: int, *, waited_for: bool = False,
+        nbytes: int, home: int, *, signature: Signature | None = None, waited_for: bool = False,
     ) -> Run:  # fmt: skip
         """Let the engine carry out a rank's end of an operation; it may have ended when this returns.
 
@@ -64,7 +65,26 @@ class Board(ABC):
             priority: Lower is more urgent.
             nbytes: Length of an input.
             home: Offset of the shared result that this rank loans; 0: none.
+            signature: What the operation is, written beside the row. Its run ends as a `MISMATCH` if a rank that it
+                waits for has posted this number with another tag: the first 40 bits of a tag are of the call, the next
+                16 of the number. `Run.position` is the position of that rank then. None: no rank looks for that.
             waited_for: Whether the calling thread waits for the end at once, so that no thread has to be woken.
+        """
+
+    @abstractmethod
+    def peek(self, position: int, number: int, owner: object) -> Run:
+        """Wait until the rank at a position has posted operation `number`, without taking part in it."""
+
+    @abstractmethod
+    def row_tag(self, position: int, number: int) -> int:
+        """Return the tag of operation `number` in the row of a rank; 0: it is not there, or not there any more."""
+
+    @abstractmethod
+    def row_signature(self, position: int, number: int) -> PlainSignature:
+        """Return the signature beside the row of operation `number`; only of a number that is there.
+
+        Raises:
+            LinkLostError: The other process has written something else there.
         """
 
     @abstractmethod

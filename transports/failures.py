@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transports.signature import PlainSignature
+
 
 class TransportError(Exception):
     """A failure between two ranks; the subclass names the party at fault.
@@ -11,6 +16,7 @@ class TransportError(Exception):
         TransportError
         |- ArgumentError          the caller: a buffer, rank or tag that no transport can take (also a ValueError)
         |- LengthMismatchError    the program: the two ends of one message disagree on its length
+        |- SignatureMismatchError the program: the two ends of one message belong to different calls
         |- LinkLostError          the world: the wire is cut or the peer is gone
         |- HandshakeError         another process: it is no member of this world (`transports.handshake`)
         `- TransportClosedError   the owner: this end has been closed
@@ -68,6 +74,18 @@ class LengthMismatchError(TransportError):
         super().__init__(reason, src=src, dst=dst, tag=tag)
         self.sent_bytes = sent_bytes
         self.expected_bytes = expected_bytes
+
+
+class SignatureMismatchError(TransportError):
+    """The two ends of a message belong to different calls. Raised at both ends that wait; the message is dropped.
+
+    Attributes:
+        theirs: Signature of the other end.
+    """
+
+    def __init__(self, theirs: PlainSignature, *, src: int, dst: int, tag: int) -> None:
+        super().__init__("the other end belongs to another call", src=src, dst=dst, tag=tag)
+        self.theirs = theirs
 
 
 class LinkLostError(TransportError):

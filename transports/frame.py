@@ -23,6 +23,7 @@ from typing import TypeAlias
 import xxhash
 
 from transports.matching.protocol import MessageKind, ProtocolError
+from transports.signature import TEXT_BYTES
 
 #: Messages up to this length travel at once, longer ones when the receiver has named their buffer. Copying this much
 #: twice takes 20 us, asking first 80 us and more (measured one way: 64 KiB at once 50 us, 128 KiB after asking 200 us).
@@ -63,25 +64,28 @@ class FrameKind(IntEnum):
     CREDIT = MessageKind.CREDIT
     ABANDON = MessageKind.ABANDON
     PUSH = MessageKind.PUSH  #: with a payload, which is the first chunk, it counts as two frames
-    ALIVE = 11  #: count of frames that have arrived on this rail
-    LOST = 12  #: rail, count: that rail is dead; this many frames had arrived on it
-    BYE = 13  #: the last frame of this rail
+    SIGNATURE = MessageKind.SIGNATURE
+    ALIVE = 12  #: count of frames that have arrived on this rail
+    LOST = 13  #: rail, count: that rail is dead; this many frames had arrived on it
+    BYE = 14  #: the last frame of this rail
 
 
-#: The fields of each kind, as `struct` names them: Q has 8 bytes, I (a rank, or the number of a rail) has 4.
+#: The fields of each kind, as `struct` names them: Q has 8 bytes, I (a rank, the place of a signature, or the number of
+#: a rail) has 4.
 FIELDS: Mapping[int, str] = MappingProxyType(
     {
-        FrameKind.EAGER: "QIIQ",
-        FrameKind.OFFER: "QIIQQ",
+        FrameKind.EAGER: "QIIQI",
+        FrameKind.OFFER: "QIIQQI",
         FrameKind.ACCEPT: "Q",
-        FrameKind.REFUSE: "QQ",
+        FrameKind.REFUSE: "QQQ",
         FrameKind.CHUNK: "QQ",
         FrameKind.TAKEN: "Q",
         FrameKind.WITHDRAW: "Q",
         FrameKind.WITHDRAWN: "Q",
         FrameKind.CREDIT: "Q",
         FrameKind.ABANDON: "Q",
-        FrameKind.PUSH: "QIIQQ",
+        FrameKind.PUSH: "QIIQQI",
+        FrameKind.SIGNATURE: "QIQ",
         FrameKind.ALIVE: "Q",
         FrameKind.LOST: "IQ",
         FrameKind.BYE: "",
@@ -92,7 +96,13 @@ _HEADERS = tuple(struct.Struct(f"<BI{_CHECKSUM_BYTES}s{FIELDS[kind]}") for kind 
 #: The longest header of a frame.
 HEADER_LIMIT_BYTES = _CHECKSUM_BYTES + max(header.size for header in _HEADERS)
 _PAYLOAD_LIMITS_BYTES = tuple(
-    {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: LOCAL_CHUNK_BYTES, FrameKind.PUSH: LOCAL_CHUNK_BYTES}.get(kind, 0)
+    {
+        FrameKind.EAGER: EAGER_BYTES,
+        FrameKind.CHUNK: LOCAL_CHUNK_BYTES,
+        FrameKind.PUSH: LOCAL_CHUNK_BYTES,
+        FrameKind.REFUSE: TEXT_BYTES,
+        FrameKind.SIGNATURE: TEXT_BYTES,
+    }.get(kind, 0)
     for kind in FrameKind
 )
 

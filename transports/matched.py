@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 from transports.base import Endpoint, Envelope, Statistics
 from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
 from transports.linked import LinkedEndpoint, LinkedTransport, PeerLink
 from transports.matching import Engine, Lane, Limits, Receive, Send, lane_key
+from transports.signature import Signature
 from transports.starter import Request
 
 
@@ -51,7 +53,7 @@ class MatchedLink(PeerLink):
         self.engine.outgoing.announce(send)
         self.settle()
 
-    def send_now(self, lane: Lane, view: memoryview) -> bool:
+    def send_now(self, lane: Lane, view: memoryview, signature: Signature | None = None) -> bool:
         """Send a small message whole, before all others; return False if that is impossible now."""
         return False
 
@@ -136,7 +138,14 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
     """The end of one rank."""
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+        self,
+        dst: int,
+        tag: int,
+        data: Buffer,
+        *,
+        priority: int = 0,
+        signature: Signature | None = None,
+        done: Callable[[Request], None],
     ) -> Request | None:
         """Send at once if that needs no waiting, or begin a send."""
         view, transport = as_bytes(data), self._transport
@@ -144,9 +153,9 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         link = transport.link(lane, dst)
         if link.engine.gone is not None:
             link.engine.require_alive(lane)
-        if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view):
+        if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view, signature):
             return None
-        send = _MatchedSend(lane, view, priority)
+        send = _MatchedSend(lane, view, priority, signature)
         send.link, send.wake = link, done
         link.queue_send(send)
         return send
@@ -158,16 +167,18 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         out: Buffer | None,
         nbytes: int,
         *,
+        signature: Signature | None = None,
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
+        allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
         """Match an arrived message, or queue a receive."""
         view = None if out is None else as_bytes(out, name="out", writable=True)
         lane = (src, self.rank, tag)
         link = self._transport.link(lane, src)
         link.look()
-        receive = _MatchedReceive(lane, view, nbytes)
-        receive.link, receive.wake, receive.consume = link, done, consume
+        receive = _MatchedReceive(lane, view, nbytes, signature)
+        receive.link, receive.wake, receive.consume, receive.allocate = link, done, consume, allocate
         if link.engine.receive(receive):
             link.settle()
         return receive
@@ -188,6 +199,11 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
             link.look()
             announced += link.engine.incoming.announced_messages(keys, free_bits)
         return min(announced, key=attrgetter("since_ns"), default=None)
+
+    def unexpected(self) -> list[Envelope]:
+        """Return the messages for this rank that no receive has met."""
+        links = self._transport.links.values()
+        return [each for link in links for each in link.engine.incoming.unexpected() if each.dst == self.rank]
 
     def require_alive(self, lane: Lane) -> None:
         self._transport.link(lane, lane[0]).engine.require_alive(lane)

@@ -13,17 +13,24 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint, current_trio_token, start_thread_soon
 
-from transports.base import Endpoint, Envelope, Statistics, Transport, check_choices, check_tag, describe_ranks
+from transports.base import OPEN, Endpoint, Envelope, Statistics, Transport, check_choices, check_tag, describe_ranks
 from transports.blocking import AnnouncingEndpoint
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.factory import Bootstrap
-from transports.failures import ArgumentError, LengthMismatchError, TransportClosedError, TransportError
+from transports.failures import (
+    ArgumentError,
+    LengthMismatchError,
+    SignatureMismatchError,
+    TransportClosedError,
+    TransportError,
+)
+from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
 from transports.starter import Request
 
 #: From this size on, `NeuronLink` copies in a worker thread: a GiB takes a tenth of a second or more, in which the
@@ -48,11 +55,14 @@ class _NeuronLinkRequest(Request):
         "_link",
         "_queues",
         "_sender",
+        "allocate",
         "ended",
         "error",
         "matched",
         "nbytes",
+        "signature",
         "since_ns",
+        "theirs",
         "view",
         "withdrawn",
     )
@@ -70,10 +80,14 @@ class _NeuronLinkRequest(Request):
         view: memoryview | None,
         nbytes: int,
         done: Callable[[Request], None],
+        signature: Signature | None,
     ) -> None:
         self._link, self._queues, self._key, self.view, self.nbytes, self._done = link, queues, key, view, nbytes, done
         self.ended = self.withdrawn = self.matched = False
-        self.error: TransportError | None = None
+        self.error: Exception | None = None
+        self.signature = signature
+        self.theirs: PlainSignature | None = None
+        self.allocate: Callable[[Any], Buffer] | None = None
 
     def queue(self) -> None:
         """Queue this end of a message until the other end arrives."""
@@ -86,7 +100,9 @@ class _NeuronLinkRequest(Request):
     def envelope(self, dst: int) -> Envelope:
         """Return the unmatched message, to or from the mailbox of a rank, without its bytes."""
         src, tag = self._key
-        return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes, since_ns=self.since_ns)
+        return Envelope(
+            src=src, dst=dst, tag=tag, nbytes=self.nbytes, since_ns=self.since_ns, signature=_plain(self.signature)
+        )
 
     def withdraw(self) -> None:
         """Cancel the call, unless its other end has arrived."""
@@ -98,6 +114,19 @@ class _NeuronLinkRequest(Request):
             del self._queues[self._key]
         self.matched = self.withdrawn = True
         self.end()
+
+    def take_memory(self, sender: _NeuronLinkRequest) -> bool:
+        """Get memory for a sender's message of any length; False with errors of both if there is none."""
+        self.nbytes = sender.nbytes
+        if self.allocate is None:
+            return True
+        try:
+            self.view = as_bytes(self.allocate(self), name="the memory of allocate", writable=True)
+            if self.view.nbytes != self.nbytes:
+                raise ArgumentError(f"allocate returned {self.view.nbytes} bytes for a message of {self.nbytes}")
+        except Exception as error:  # the caller's own
+            self.error, sender.error = error, TransportError("the receiver has refused the message")
+        return self.error is None
 
     def borrow(self, sender: _NeuronLinkRequest) -> None:
         """Let the delivery of this receive read a sender's memory; the send ends when the loan is released."""
@@ -256,9 +285,7 @@ class NeuronLink(Transport):
 
     def match(self, sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest, *, lane: tuple[int, int, int]) -> None:
         """Move the bytes of a message whose ends have both arrived."""
-        if sender.nbytes != receiver.nbytes:
-            for end in (receiver, sender):  # one error each, so that the tracebacks do not mix
-                end.error = _length_error(sender.nbytes, receiver.nbytes, *lane)
+        if not self._agree(sender, receiver, *lane):
             self.end(receiver, sender)
         elif receiver.view is None:
             receiver.borrow(sender)
@@ -269,6 +296,24 @@ class NeuronLink(Transport):
         else:
             self._copies.append((sender, receiver))
             self._copy_in_threads()
+
+    @staticmethod
+    def _agree(sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest, src: int, dst: int, tag: int) -> bool:
+        """Whether two ends agree in signature and length; otherwise both get their errors."""
+        wanted, said = receiver.signature, sender.signature
+        differ = wanted is not said and wanted is not None and said is not None and not wanted.agrees(said.fingerprint)
+        if sender.nbytes == receiver.nbytes and not differ:
+            return True
+        receiver.theirs = _plain(said)
+        if not differ and receiver.nbytes == OPEN:
+            return receiver.take_memory(sender)
+        sender.theirs = _plain(wanted)
+        for end in (receiver, sender):  # one error each, so that the tracebacks do not mix
+            if differ:
+                end.error = SignatureMismatchError(end.theirs or OPEN_SIGNATURE, src=src, dst=dst, tag=tag)
+            else:
+                end.error = _length_error(sender.nbytes, receiver.nbytes, src, dst, tag)
+        return False
 
     def end(self, *ends: _NeuronLinkRequest) -> None:
         """End calls. Callbacks may begin messages; their ends wait in the queue, so that the stack does not grow."""
@@ -330,12 +375,19 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
         self._link = link
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+        self,
+        dst: int,
+        tag: int,
+        data: Buffer,
+        *,
+        priority: int = 0,
+        signature: Signature | None = None,
+        done: Callable[[Request], None],
     ) -> Request | None:
         """Match a waiting receive, or wait for one."""
         view, key = as_bytes(data), (self.rank, tag)
         box = self._link.receiver_mailbox(self.rank, dst, dst, tag)
-        send = _NeuronLinkRequest(self._link, box.sends, key, view, view.nbytes, done)
+        send = _NeuronLinkRequest(self._link, box.sends, key, view, view.nbytes, done, signature)
         if key in box.receives:
             send.matched = True
             self._link.match(send, _pop_first(box.receives, key), lane=(self.rank, dst, tag))
@@ -352,13 +404,16 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
         out: Buffer | None,
         nbytes: int,
         *,
+        signature: Signature | None = None,
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
+        allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
         """Match a waiting send, or wait for one."""
         view, key = None if out is None else as_bytes(out, name="out", writable=True), (src, tag)
         box = self._link.receiver_mailbox(src, self.rank, src, tag)
-        receive = _NeuronLinkRequest(self._link, box.receives, key, view, nbytes, done)
+        receive = _NeuronLinkRequest(self._link, box.receives, key, view, nbytes, done, signature)
+        receive.allocate = allocate
         if key in box.sends:
             receive.matched = True
             self._link.match(_pop_first(box.sends, key), receive, lane=(src, self.rank, tag))
@@ -381,6 +436,11 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
         oldest = min(first, key=attrgetter("since_ns"), default=None)
         return oldest.envelope(self.rank) if oldest is not None else None
 
+    def unexpected(self) -> list[Envelope]:
+        """Return the sends to this rank that no receive has met."""
+        sends = self._link.receiver_mailbox(self.rank, self.rank, self.rank, 0).sends
+        return [send.envelope(self.rank) for queue in sends.values() for send in queue]
+
     @contextmanager
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
         """Call a function, for the length of a block, whenever a send arrives or the transport closes."""
@@ -396,6 +456,11 @@ def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], 
     """Let the event loop call a function, unless the loop has ended; for threads."""
     with suppress(trio.RunFinishedError):
         token.run_sync_soon(function)
+
+
+def _plain(signature: Signature | None) -> PlainSignature:
+    """Return a signature as the other end of a message gets it."""
+    return OPEN_SIGNATURE if signature is None else PlainSignature(signature.fingerprint, signature.text)
 
 
 def _length_error(sent_bytes: int, expected_bytes: int, src: int, dst: int, tag: int) -> LengthMismatchError:

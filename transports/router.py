@@ -143,6 +143,9 @@ class _RouterEndpoint(Endpoint):
         announced = [route.announced(part, free_bits=free_bits) for route, part in routes]
         return min((message for message in announced if message is not None), key=_since_ns, default=None)
 
+    def unexpected(self) -> Sequence[Envelope]:
+        return [each for part in self._router.parts for each in part.endpoint(self.rank).unexpected()]
+
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         """Wait at every endpoint that a choice needs; return the oldest message that is announced then."""
         routes = self._group_by_route(choices)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transports.buffers import Buffer, Delivery
-    from transports.failures import TransportError
     from transports.patience import Patience
+    from transports.signature import PlainSignature, Signature
 
 
 class Request(ABC):
@@ -19,13 +19,17 @@ class Request(ABC):
         ended: The request has finished, failed or been withdrawn, and its callback has been called.
         error: The error of a failed request.
         withdrawn: The request was cancelled before it matched, as if it had never been made.
+        nbytes: Length of the message; of a receive of any length once it has matched.
+        theirs: Signature of the other end, where the two ends differ, or the length was `OPEN`.
     """
 
     __slots__ = ()
 
     ended: bool
-    error: TransportError | None
+    error: Exception | None
     withdrawn: bool
+    nbytes: int
+    theirs: PlainSignature | None
 
     @abstractmethod
     def withdraw(self) -> None:
@@ -64,7 +68,14 @@ class Starter(ABC):
 
     @abstractmethod
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+        self,
+        dst: int,
+        tag: int,
+        data: Buffer,
+        *,
+        priority: int = 0,
+        signature: Signature | None = None,
+        done: Callable[[Request], None],
     ) -> Request | None:
         """Begin an `Endpoint.send`.
 
@@ -73,6 +84,7 @@ class Starter(ABC):
             tag: As for `Endpoint.send`.
             data: As for `Endpoint.send`, until `done` is called.
             priority: As for `Endpoint.send`.
+            signature: What the message is; compared with the receiver's before the lengths. None: it may be anything.
             done: Called once with the request, perhaps before this returns. It must neither raise nor wait; after an
                 error it must not use the endpoint.
 
@@ -93,8 +105,10 @@ class Starter(ABC):
         out: Buffer | None,
         nbytes: int,
         *,
+        signature: Signature | None = None,
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
+        allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
         """Begin an `Endpoint.recv_into`, or without `out` an `Endpoint.recv`.
 
@@ -102,11 +116,15 @@ class Starter(ABC):
             src: Sending rank, which is the peer.
             tag: As for `Endpoint.recv`.
             out: As for `Endpoint.recv_into`, until `done` is called.
-            nbytes: Length of the message.
+            nbytes: Length of the message. `OPEN`, without `out`: any.
+            signature: What the message must be; a `SignatureMismatchError` ends both sides if it is something else.
             done: As for `begin_send`.
             consume: Without `out`, called with the offset and the bytes of each piece of a long message as it arrives.
                 The bytes are valid until it returns. It must neither raise nor wait. A transport calls it for all
                 pieces, and then the delivery is empty, or for none.
+            allocate: For a message of any length, called with the receive once its `nbytes` and `theirs` are known.
+                It returns memory of that length, for which it is as with `out`. If it raises, the receive ends with
+                that error, and the message is refused. Without it, the message is on loan.
 
         Returns:
             The receive; if `done` has been called, it has ended.

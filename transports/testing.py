@@ -24,6 +24,7 @@ import trio
 
 from transports import _check_arrival as arrival
 from transports import _check_conduct as conduct
+from transports import _check_signatures as signatures
 from transports._checking import BrokenPromise, Scale
 from transports.base import Endpoint
 from transports.failures import ArgumentError
@@ -163,6 +164,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             arrival.ownership,
             arrival.deliveries,
             arrival.announcements,
+            signatures.signatures_agree,
+            signatures.signatures_differ,
+            signatures.signatures_of_many_calls,
+            signatures.any_length,
+            signatures.any_length_refused,
         )
     }
 )

@@ -84,6 +84,10 @@ class WrapperEndpoint(Endpoint):
         """Return the message that the inner endpoint has announced."""
         return self.inner.announced(choices, free_bits=free_bits)
 
+    def unexpected(self) -> Sequence[Envelope]:
+        """Return the messages without a receive at the inner endpoint."""
+        return self.inner.unexpected()
+
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         """Wait at the inner endpoint: a message is announced once it has arrived there."""
         return await self.inner.wait_any(choices, free_bits=free_bits)

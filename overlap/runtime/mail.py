@@ -40,6 +40,9 @@ _SOON_S = 0.05
 # Bound of the peers and tags with a count of messages; then all begin at 0, for a tag may be used once only.
 _TAGS_KEPT = 1 << 16
 
+# The dtype is the kind of a message, which both ends state, in the upper bits of its fingerprint.
+_KIND_BIT = 40
+
 # States of a message that has ended by itself; others have been given up, with an error.
 _ENDED = (DONE, MISMATCH, NO_MEMORY, CORRUPT)
 
@@ -129,7 +132,8 @@ class Mail:
             site = self._sites[place] = call_site(*place).encode()[-32:]
         request = MailRequest(self, nbytes, dtype, False, dst, tag, limit_s, place)
         self._post.limit = max(self._post.limit, (request.over_s, limit_s, site))
-        request.op = self.mailbox.send(self._peers[dst], self._tags + tag, dtype, site, address, nbytes, keeps)
+        fingerprint = (dtype + 1) << _KIND_BIT
+        request.op = self.mailbox.send(self._peers[dst], self._tags + tag, fingerprint, site, address, nbytes, keeps)
         return request
 
     def receive(
@@ -151,7 +155,8 @@ class Mail:
         self._check("src", src)
         request = MailRequest(self, nbytes, dtype, True, src, tag, limit_s, (caller.f_code, caller.f_lasti), finish)
         peer = -1 if src is None else self._peers[src]
-        request.op = self.mailbox.receive(peer, self._tags + tag, dtype, address, nbytes, keeps)
+        fingerprint = (dtype + 1) << _KIND_BIT
+        request.op = self.mailbox.receive(peer, self._tags + tag, fingerprint, b"", address, nbytes, keeps)
         return request
 
     def world_error(self) -> BaseException | None:
@@ -398,7 +403,7 @@ class MailRequest:
         with self._lock:
             if self._ended:
                 return
-            if state == DONE:
+            if state == DONE or (state == MISMATCH and not self.receives):  # the receiver's error notifies its thread
                 self._error = self._finish_message()
             elif state == MISMATCH:
                 self._error = self._mismatch_error()
@@ -449,20 +454,20 @@ class MailRequest:
 
     def _mismatch_error(self) -> CollectiveMismatchError:
         """Return the error of a message that differs in dtype or length from its receive."""
-        mail, (dtype, nbytes) = self.mail, self.op.call
+        mail, (fingerprint, site, nbytes) = self.mail, self.op.theirs
         sender = mail.ranks[mail.position(self.op)]
         return CollectiveMismatchError(
             group=mail.name,
             seq=self.seq,
             ranks=(sender, mail.context.rank),
-            calls=(_call_text(dtype, nbytes), _call_text(self.dtype, self.nbytes)),
-            call_sites=(self.op.site.decode(errors="replace"), call_site(*self.place)),
+            calls=(_call_text((fingerprint >> _KIND_BIT) - 1, nbytes), _call_text(self.dtype, self.nbytes)),
+            call_sites=(site.decode(errors="replace"), call_site(*self.place)),
         )
 
 
 def _call_text(dtype: int, nbytes: int) -> str:
     """Return the call of one end, in the form of other operations."""
-    if dtype >= len(_NAMES):
+    if not 0 <= dtype < len(_NAMES):
         return f"send/recv({nbytes} bytes of another dtype)"
     return f"send/recv({_NAMES[dtype]} ({nbytes // _SIZES[dtype]},))"
 

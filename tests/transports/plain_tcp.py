@@ -76,7 +76,7 @@ class PlainLink(MatchedLink):
             self.engine.incoming.chunk_memory(number, offset, nbytes)[:] = payload
             self.engine.incoming.count_chunk(number, offset, nbytes)
         else:
-            self.engine.handle(kind, fields)
+            self.engine.handle(kind, [*fields, bytes(payload)] if nbytes else fields)
 
     due = trio.Event()
     closing = False

@@ -18,6 +18,7 @@ from transports import ArgumentError, Buffer, Delivery, Endpoint, Envelope, Leng
 from transports._checking import Scale
 from transports.base import TAG_LIMIT
 from transports.buffers import as_bytes
+from transports.signature import PlainSignature
 from transports.starter import Request, Starter
 from transports.testing import CHECKS, ContractViolation, check_transport, run_check
 from transports.wrappers import OrderedGate
@@ -467,6 +468,70 @@ class WaitsForNothing(Honest):
         return await self.inner.wait_any(choices, free_bits=free_bits)
 
 
+class BendsSignatures(Honest):
+    """Begins messages by the inner endpoint, with other options."""
+
+    def starter(self, peer: int) -> Starter:
+        return _Bending(self)
+
+    def send_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options
+
+    def receive_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options
+
+
+class _Bending(Starter):
+    def __init__(self, end: BendsSignatures) -> None:
+        self.end = end
+
+    def begin_send(self, *args: Any, **options: Any) -> Request | None:
+        starter = self.end.inner.starter(args[0])
+        assert starter is not None
+        return starter.begin_send(*args, **self.end.send_options(options))
+
+    def begin_recv(self, *args: Any, **options: Any) -> Request:
+        starter = self.end.inner.starter(args[0])
+        assert starter is not None
+        return starter.begin_recv(*args, **self.end.receive_options(options))
+
+
+class SaysNothing(BendsSignatures):
+    def send_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options | {"signature": None}
+
+
+class _Strict(PlainSignature):
+    def agrees(self, theirs: int) -> bool:
+        return theirs == self.fingerprint
+
+
+class AgreesIfEqual(BendsSignatures):
+    def receive_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        given = options.pop("signature")
+        return options | {"signature": given and _Strict(given.fingerprint, given.text)}
+
+
+class RemembersFew(BendsSignatures):
+    """Says an old signature once there are many."""
+
+    def send_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        number = options["signature"].fingerprint >> 40
+        return options | {"signature": PlainSignature((number % 4096 or 1) << 40)}
+
+
+class MakesMemoryAnyway(BendsSignatures):
+    def receive_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        allocate = options.pop("allocate")
+
+        def other(request: Request) -> Any:
+            with suppress(MemoryError):
+                return allocate(request)
+            return bytearray(request.nbytes)
+
+        return options | {"allocate": allocate and other}
+
+
 BROKEN: list[tuple[str, type[Honest]]] = [
     ("names", SameRank),
     ("names", NamelessRepr),
@@ -511,6 +576,11 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("announcements", WakesForAnything),
     ("announcements", AlwaysTheFirst),
     ("bad_arguments", WaitsForNothing),
+    ("signatures_agree", AgreesIfEqual),
+    ("signatures_differ", SaysNothing),
+    ("signatures_of_many_calls", RemembersFew),
+    ("any_length", SaysNothing),
+    ("any_length_refused", MakesMemoryAnyway),
 ]
 
 

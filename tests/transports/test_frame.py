@@ -27,6 +27,7 @@ from transports.frame import (
     pack,
     parse,
 )
+from transports.signature import TEXT_BYTES
 
 FUZZ_COUNT = 25_000
 LIMITS = {kind: [2 ** (8 * struct.calcsize(field)) for field in FIELDS[kind]] for kind in FrameKind}
@@ -34,6 +35,8 @@ PAYLOADS_BYTES = {
     FrameKind.EAGER: EAGER_BYTES,
     FrameKind.CHUNK: LOCAL_CHUNK_BYTES,
     FrameKind.PUSH: LOCAL_CHUNK_BYTES,
+    FrameKind.REFUSE: TEXT_BYTES,
+    FrameKind.SIGNATURE: TEXT_BYTES,
 }
 
 
@@ -118,7 +121,7 @@ def test_every_flipped_bit_of_a_header_is_noticed(kind: FrameKind) -> None:
 
 def test_a_payload_is_damaged_if_it_has_a_checksum_that_it_does_not_match() -> None:
     payload = memoryview(b"12345678")
-    frame = whole(pack(FrameKind.EAGER, 0, 0, 0, 0, payload_checksum=checksum(payload)))
+    frame = whole(pack(FrameKind.EAGER, 0, 0, 0, 0, 0, payload_checksum=checksum(payload)))
     assert frame is not None
     assert not is_damaged(payload, frame[4])
     assert not is_damaged(memoryview(b""), checksum(b""))

@@ -19,11 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from transports.signature import parts_agree
+
 from .mailbox_builds import COMPILER, DELAYS, build
 
 mailbox = pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
 
-PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT = range(7)
+PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, _, _, SIZED = range(10)
+ANY_LENGTH, NO_LENGTH, ANY_SOURCE = 2**64 - 1, 2**64 - 2, 2**32 - 1
 RING_BYTES, LONG_S = 16 << 10, 60.0
 
 
@@ -42,11 +45,11 @@ class Boxes:
             for i in range(size)
         ]
 
-    def send(self, src: int, dst: int, data: np.ndarray[Any, Any], tag: int = 0, call: int = 0) -> Any:
-        return self.boxes[src].send(dst, tag, call, b"here.py:1", data.ctypes.data, data.nbytes, data)
+    def send(self, src: int, dst: int, data: np.ndarray[Any, Any], tag: int = 0, call: int = 1) -> Any:
+        return self.boxes[src].send(dst, tag, call << 40, b"here.py:1", data.ctypes.data, data.nbytes, data)
 
-    def receive(self, dst: int, src: int, out: np.ndarray[Any, Any], tag: int = 0, call: int = 0) -> Any:
-        return self.boxes[dst].receive(src, tag, call, out.ctypes.data, out.nbytes, out)
+    def receive(self, dst: int, src: int, out: np.ndarray[Any, Any], tag: int = 0, call: int = 1) -> Any:
+        return self.boxes[dst].receive(src, tag, call << 40, b"there.py:2", out.ctypes.data, out.nbytes, out)
 
     def wait(self, index: int, op: Any, seconds: float = LONG_S) -> int:
         return int(self.boxes[index].wait(op, seconds))
@@ -76,7 +79,7 @@ def some(nbytes: int, seed: int = 1) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, RING_BYTES - 320, RING_BYTES, 10 * RING_BYTES + 7])
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, RING_BYTES - 384, RING_BYTES, 10 * RING_BYTES + 7])
 @pytest.mark.parametrize("first", ["send", "receive"])
 def test_a_message_arrives_whole(pair: Boxes, nbytes: int, first: str) -> None:
     data, out = some(nbytes), np.zeros(nbytes, np.uint8)
@@ -138,7 +141,7 @@ def test_a_long_message_that_stands_in_the_way_is_put_aside_and_found_later(pair
 
 
 @pytest.mark.parametrize("put_aside", [False, True])
-@pytest.mark.parametrize(("nbytes", "call"), [(8, 0), (4, 3), (9 * RING_BYTES, 0)])
+@pytest.mark.parametrize(("nbytes", "call"), [(8, 1), (4, 3), (9 * RING_BYTES, 1)])
 def test_a_receive_of_something_else_fails_and_the_next_message_is_found(
     pair: Boxes, nbytes: int, call: int, put_aside: bool
 ) -> None:
@@ -148,11 +151,13 @@ def test_a_receive_of_something_else_fails_and_the_next_message_is_found(
         assert pair.wait(1, pair.receive(1, 0, np.zeros(1, np.uint8), 2)) == DONE
     got = pair.receive(1, 0, np.zeros(4, np.uint8), 1)
     assert pair.wait(1, got) == MISMATCH
-    assert (got.call, got.site, got.source) == ((call, nbytes), b"here.py:1", 0)
+    assert (got.theirs, got.source) == ((call << 40, b"here.py:1", nbytes), 0)
     out = np.zeros(4, np.uint8)
     assert pair.wait(1, pair.receive(1, 0, out, 1)) == DONE
     assert out.tolist() == [5] * 4
-    assert [pair.wait(0, op) for op in [*sent, after]] == [DONE] * 3
+    offered = nbytes > RING_BYTES  # its sender waits, and gets the receiver's signature
+    assert [pair.wait(0, op) for op in [*sent, after]] == [MISMATCH if offered else DONE, DONE, DONE]
+    assert not offered or sent[0].theirs == (1 << 40, b"there.py:2", 4)
 
 
 def test_the_rest_of_a_message_that_nobody_takes_goes_on_without_its_receiver(pair: Boxes) -> None:
@@ -161,7 +166,7 @@ def test_the_rest_of_a_message_that_nobody_takes_goes_on_without_its_receiver(pa
     sent = pair.send(0, 1, some(5 * RING_BYTES))
     thread.join()
     assert got.state == MISMATCH
-    assert pair.wait(0, sent, 5) == DONE
+    assert pair.wait(0, sent, 5) == MISMATCH
 
 
 def test_a_receive_takes_what_has_come_before_it_while_another_thread_sleeps() -> None:
@@ -218,10 +223,10 @@ def test_a_receive_that_is_withdrawn_amid_its_message_leaves_the_others_in_order
 
 
 def test_a_send_can_be_withdrawn_only_before_it_begins(pair: Boxes) -> None:
-    sent = [pair.send(0, 1, some(nbytes)) for nbytes in (5 * RING_BYTES, RING_BYTES - 320, 100)]
+    sent = [pair.send(0, 1, some(nbytes)) for nbytes in (5 * RING_BYTES, RING_BYTES - 384, 100)]
     assert [pair.boxes[0].withdraw(op) for op in sent] == [False, False, True]
     assert [op.state for op in sent] == [PENDING, PENDING, WITHDRAWN]  # offered, half written, not begun
-    outs = [np.zeros(nbytes, np.uint8) for nbytes in (5 * RING_BYTES, RING_BYTES - 320)]
+    outs = [np.zeros(nbytes, np.uint8) for nbytes in (5 * RING_BYTES, RING_BYTES - 384)]
     assert [pair.wait(1, pair.receive(1, 0, out)) for out in outs] == [DONE] * 2
     assert [pair.wait(0, op) for op in sent] == [DONE, DONE, WITHDRAWN]
 
@@ -257,25 +262,47 @@ def test_a_receiver_whose_own_messages_nobody_takes_can_ask_for_an_offer(pair: B
 WRITTEN, READ = 0, 64
 
 
-def write_head(boxes: Boxes, kind: int, tag: int, nbytes: int) -> None:
+HEAD_BYTES, TEXT_BYTES = 128, 88
+
+
+def make_head(
+    kind: int, tag: int, nbytes: int, fingerprint: int = 1 << 40, text: bytes = b"", length: int = -1
+) -> bytes:
+    """Return a head with the checksum of `native/messages.c`."""
+    length = len(text) if length < 0 else length
+
+    def packed(checksum: int) -> bytes:
+        return struct.pack("<QQQQIHH88s", tag, 0, nbytes, fingerprint, checksum, kind, length, text)
+
+    factor, sums = 0x9E3779B97F4A7C15, [1, 2, 3, 4]
+    for i, word in enumerate(struct.unpack("<16Q", packed(0))):
+        sums[i % 4] = (sums[i % 4] ^ word) * factor % 2**64
+    mixed = sums[0]
+    for other in sums[1:]:
+        mixed = (mixed * factor + other) % 2**64
+    return packed((mixed * factor % 2**64) >> 32)
+
+
+def write_head(boxes: Boxes, head: bytes) -> None:
     """As process 0, write the first head to process 1."""
     ring = boxes.rings[0, 1]
-    ring[256:288] = struct.pack("<QQQII", tag, 0, nbytes, 0, kind)
-    ring[WRITTEN : WRITTEN + 8] = (64).to_bytes(8, "little")
+    ring[256 : 256 + HEAD_BYTES] = head
+    ring[WRITTEN : WRITTEN + 8] = HEAD_BYTES.to_bytes(8, "little")
 
 
 @pytest.mark.parametrize("withdrawn", [True, False])
 def test_a_receive_that_has_taken_an_offer_asks_for_it_or_refuses_it(pair: Boxes, withdrawn: bool) -> None:
     ring, full = pair.rings[1, 0], [pair.send(1, 0, some(RING_BYTES // 2)) for _ in range(2)]
-    write_head(pair, 2, 0, 100)
+    write_head(pair, make_head(2, 0, 100))
     got = pair.receive(1, 0, np.zeros(100, np.uint8))  # there is no room for its question
     assert pair.boxes[1].withdraw(got) is True if withdrawn else pair.wait(1, got, 0.0) == PENDING
     assert (got.state, full[1].state) == (PENDING, PENDING)
     ring[READ : READ + 8] = ring[WRITTEN : WRITTEN + 8]
     assert pair.wait(1, full[1]) == DONE
     assert pair.wait(1, got, LONG_S if withdrawn else 0.0) == (WITHDRAWN if withdrawn else PENDING)
-    at = 256 + 2 * (64 + RING_BYTES // 2) % (RING_BYTES - 256)
-    assert struct.unpack("<QQQII", ring[at : at + 32]) == (0, 0, 100, 0, 4 if withdrawn else 3)
+    at = 256 + 2 * (HEAD_BYTES + RING_BYTES // 2) % (RING_BYTES - 256)
+    tag, _, nbytes, _, _, kind = struct.unpack("<QQQQIH", ring[at : at + 38])
+    assert (tag, nbytes, kind) == (0, 100, 4 if withdrawn else 3)
 
 
 @pytest.mark.parametrize("nonsense", [1, 63, 65, RING_BYTES, 2**63, 2**64 - 2 * RING_BYTES])
@@ -308,14 +335,134 @@ def test_a_peer_that_writes_nonsense_is_named_by_all_ends(count: int, nonsense: 
     [(0, 0, 4), (8, 0, 4), (7, 0, 0), (1, 0, 2**62), (1, 0, RING_BYTES), (3, 0, 0), (4, 7, 0), (5, 0, 4)],
 )
 def test_a_head_that_can_mean_nothing_is_named_by_all_ends(pair: Boxes, kind: int, tag: int, nbytes: int) -> None:
-    write_head(pair, kind, tag, nbytes)
+    write_head(pair, make_head(kind, tag, nbytes))
     got = pair.receive(1, 0, np.zeros(4, np.uint8), 1)
     assert (pair.wait(1, got), got.source) == (CORRUPT, 0)
 
 
+@pytest.mark.parametrize("bit", [*range(0, 8 * 40, 7), 8 * 40 + 3, 8 * HEAD_BYTES - 1])
+def test_a_flipped_bit_of_a_head_is_named_by_all_ends(pair: Boxes, bit: int) -> None:
+    """Also of a tag or lane: another message would be looked for, and its receive would wait for ever."""
+    head = bytearray(make_head(1, 0, 4, text=b"here.py:1"))
+    head[bit // 8] ^= 1 << bit % 8
+    write_head(pair, bytes(head))
+    got = pair.receive(1, 0, np.zeros(4, np.uint8))
+    assert (pair.wait(1, got), got.source) == (CORRUPT, 0)
+
+
+@pytest.mark.parametrize("length", [TEXT_BYTES + 1, 2**16 - 1])
+def test_a_text_that_claims_to_be_too_long_is_not_read(pair: Boxes, length: int) -> None:
+    write_head(pair, make_head(1, 0, 4, 2 << 40, b"x" * TEXT_BYTES, length))
+    got = pair.receive(1, 0, np.zeros(4, np.uint8))
+    assert (pair.wait(1, got), got.source) == (CORRUPT, 0)
+
+
+def test_a_text_of_any_bytes_is_delivered_as_it_is(pair: Boxes) -> None:
+    text = bytes(range(256 - TEXT_BYTES, 256))
+    write_head(pair, make_head(1, 0, 4, 2 << 40, text))
+    got = pair.receive(1, 0, np.zeros(4, np.uint8))
+    assert (pair.wait(1, got), got.theirs) == (MISMATCH, (2 << 40, text, 4))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "agree"),
+    [
+        (1 << 40 | 2 << 20 | 3, 1 << 40 | 2 << 20 | 3, True),
+        (1 << 40 | 2 << 20 | 3, 1 << 40 | 2 << 20, True),
+        (1 << 40, 1 << 40 | 2 << 20 | 3, True),
+        (0, 1 << 40 | 2 << 20 | 3, True),
+        (1 << 40 | 2 << 20 | 3, 1 << 40 | 2 << 20 | 4, False),
+        (1 << 40 | 2 << 20 | 3, 1 << 40 | 3 << 20, False),
+        (1 << 40, 2 << 40, False),
+    ],
+)
+def test_a_part_of_a_fingerprint_is_equal_or_open(pair: Boxes, mine: int, theirs: int, agree: bool) -> None:
+    out = np.zeros(4, np.uint8)
+    pair.boxes[0].send(1, 0, theirs, b"", None, 4, out)
+    got = pair.boxes[1].receive(0, 0, mine, b"", None, 4, out)
+    assert (pair.wait(1, got) == DONE) == agree == parts_agree(mine, theirs) == parts_agree(theirs, mine)
+
+
+@pytest.mark.parametrize("nbytes", [0, 4, RING_BYTES // 2, 5 * RING_BYTES])
+@pytest.mark.parametrize("first", ["send", "receive"])
+def test_a_receive_of_any_length_gets_its_memory_where_it_meets_its_message(
+    pair: Boxes, nbytes: int, first: str
+) -> None:
+    data, memory = some(nbytes), bytearray()
+    if first == "send":
+        sent = pair.send(0, 1, data)
+    got = pair.boxes[1].receive(0, 0, 1 << 40, b"", None, ANY_LENGTH, memory)
+    after = pair.receive(1, 0, np.zeros(1, np.uint8))
+    if first == "receive":
+        sent = pair.send(0, 1, data)
+    pair.send(0, 1, np.full(1, 5, np.uint8))
+    assert pair.wait(1, got) == SIZED
+    assert got.theirs == (1 << 40, b"here.py:1", nbytes)
+    assert pair.wait(1, after) == DONE  # the next message is for the next receive
+    out = np.zeros(nbytes, np.uint8)
+    accepted = pair.boxes[1].accept(got, None, out)
+    assert [pair.wait(1, accepted), pair.wait(0, sent)] == [DONE, DONE]
+    assert np.array_equal(data, out)
+
+
+@pytest.mark.parametrize("nbytes", [4, 5 * RING_BYTES])
+def test_a_message_of_any_length_that_is_not_accepted_is_dropped(pair: Boxes, nbytes: int) -> None:
+    sent = pair.send(0, 1, some(nbytes))
+    got = pair.boxes[1].receive(0, 0, 0, b"", None, ANY_LENGTH, None)
+    assert pair.wait(1, got) == SIZED
+    assert pair.wait(1, pair.boxes[1].accept(got, None, None)) == MISMATCH
+    assert pair.wait(0, sent) == (DONE if nbytes == 4 else MISMATCH)
+    assert pair.wait(1, pair.boxes[1].accept(got, None, np.zeros(nbytes, np.uint8))) == LOST  # once only
+
+
+def test_a_message_of_any_length_is_lost_with_its_process(pair: Boxes) -> None:
+    pair.send(0, 1, some(5 * RING_BYTES))
+    got = pair.boxes[1].receive(0, 0, 0, b"", None, ANY_LENGTH, None)
+    assert pair.wait(1, got) == SIZED
+    pair.boxes[1].lose(0)
+    assert pair.wait(1, pair.boxes[1].accept(got, None, np.zeros(5 * RING_BYTES, np.uint8))) == LOST
+
+
+def test_a_receive_of_any_length_compares_the_signature_first(pair: Boxes) -> None:
+    sent = pair.send(0, 1, some(5 * RING_BYTES))
+    got = pair.boxes[1].receive(0, 0, 2 << 40, b"any.py:3", None, ANY_LENGTH, None)
+    assert pair.wait(1, got) == MISMATCH
+    assert pair.wait(0, sent) == MISMATCH
+    assert sent.theirs == (2 << 40, b"any.py:3", NO_LENGTH)
+
+
+def test_a_receive_from_any_rank_takes_the_oldest_message_for_its_own() -> None:
+    boxes, outs = Boxes(3), [np.zeros(1, np.uint8) for _ in range(3)]
+    data = [np.full(1, value, np.uint8) for value in range(4)]
+    for src, dst, value in ((1, 7, 0), (0, 8, 1), (1, 8, 2)):
+        boxes.boxes[src].send(2, 5, 0, b"", None, 1, data[value], (10 + src) << 32 | dst, 0, None)
+        boxes.boxes[2].announced(8)  # it arrives
+    got = [
+        boxes.boxes[2].receive(-1, 5, 0, b"", None, 1, outs[i], ANY_SOURCE << 32 | dst, None)
+        for i, dst in enumerate((8, 8, 7))
+    ]
+    assert [boxes.wait(2, op) for op in got] == [DONE] * 3
+    assert [(op.source, int(out[0])) for op, out in zip(got, outs, strict=True)] == [(0, 1), (1, 2), (1, 0)]
+
+
+def test_an_op_gets_an_owner_until_it_has_ended(pair: Boxes) -> None:
+    owner, out = object(), np.zeros(4, np.uint8)
+    got = pair.receive(1, 0, out)
+    assert pair.boxes[1].own(got, owner) is True
+    pair.send(0, 1, out)
+    owners: list[object] = []
+    while not owners:
+        owners += pair.boxes[1].take_ended()[0]
+    assert (owners, got.state) == ([owner], DONE)
+    again = pair.receive(1, 0, out)
+    pair.send(0, 1, out)
+    assert pair.wait(1, again) == DONE
+    assert pair.boxes[1].own(again, owner) is False
+
+
 def test_a_look_at_a_message_returns_while_another_thread_reads_a_long_one() -> None:
     ring_bytes, within = 32 << 20, False
-    boxes, out = Boxes(2, ring_bytes), np.zeros(ring_bytes - 320, np.uint8)
+    boxes, out = Boxes(2, ring_bytes), np.zeros(ring_bytes - 384, np.uint8)
     other, ring = boxes.receive(1, 0, np.zeros(4, np.uint8), 9), boxes.rings[0, 1]
     for _ in range(1000):  # the thread may be done before this one gets a core
         got = boxes.receive(1, 0, out)
@@ -449,7 +596,7 @@ def test_memory_of_messages_that_end_is_let_go(pair: Boxes) -> None:
     data, out = np.ones(4, np.uint8), np.zeros(4, np.uint8)
     for _ in range(10):
         pair.boxes[0].send(1, 0, 0, b"", data.ctypes.data, 4, Owner())
-        op = pair.boxes[1].receive(0, 0, 0, out.ctypes.data, 4, Owner())
+        op = pair.boxes[1].receive(0, 0, 0, b"", out.ctypes.data, 4, Owner())
         assert pair.wait(1, op) == DONE
     del op
     pair.wait(1, pair.receive(1, 0, out), 0.0)
@@ -511,7 +658,12 @@ def test_a_message_that_no_thread_waits_for_arrives_though_a_wrong_thread_is_wok
         (lambda box: box.send(-1, 0, 0, b"", 0, 0, None), ValueError),
         (lambda box: box.send(2, 0, 0, b"", 0, 0, None), ValueError),
         (lambda box: box.send(1, 0, 0, "text", 0, 0, None), TypeError),
-        (lambda box: box.receive(5, 0, 0, 0, 0, None), ValueError),
+        (lambda box: box.send(1, 0, 0, b"x" * 89, 0, 0, None), ValueError),
+        (lambda box: box.receive(5, 0, 0, b"", 0, 0, None), ValueError),
+        (lambda box: box.receive(1, 0, 0, b"x" * 89, 0, 0, None), ValueError),
+        (lambda box: box.accept(None, 0, None), TypeError),
+        (lambda box: box.accept(box.receive(1, 0, 0, b"", 0, 0, None), 0, None), TypeError),
+        (lambda box: box.own(box.receive(1, 0, 0, b"", 0, 0, None, 0, 1), 2), TypeError),
         (lambda box: box.wait(None, 0.0), TypeError),
         (lambda box: box.withdraw(1), TypeError),
         (lambda box: box.lose(9), ValueError),
@@ -602,7 +754,7 @@ def test_an_offer_is_withdrawn_though_its_receiver_waits_for_nothing(pair: Boxes
     assert taken(pair, 0)[0] == [owner]
     assert offered.state == WITHDRAWN
     assert {op.state for op in kept} <= {DONE}
-    got = pair.boxes[1].receive(0, 5, 0, None, long.nbytes, memoryview(np.zeros_like(long)), 1, owner)
+    got = pair.boxes[1].receive(0, 5, 0, b"", None, long.nbytes, memoryview(np.zeros_like(long)), 1, owner)
     assert pair.wait(1, got, 0.0) == PENDING
 
 
@@ -617,11 +769,11 @@ def test_what_waits_to_be_sent_leaves_by_priority_and_in_order(pair: Boxes, orde
     assert {op.state for op in sent} == {PENDING}
     pair.boxes[0].note(1, 0, 0, 0)
     taken(pair, 1)
-    turns = [(turn, tag) for turn, _, _, tag, _ in pair.boxes[1].announced(1) if tag in (5, 6, 7)]
+    turns = [(turn, tag) for turn, _, _, tag, *_ in pair.boxes[1].announced(1) if tag in (5, 6, 7)]
     assert [tag for _, tag in sorted(turns)] == ([5, 5, 5] if order == "of one tag" else [6, 7, 5])
     outs = [np.zeros(1, np.uint8) for _ in sent]
     for tag, out in zip(tags, outs, strict=True):
-        got = pair.boxes[1].receive(0, tag, 0, None, 1, memoryview(out), 1, object())
+        got = pair.boxes[1].receive(0, tag, 0, b"", None, 1, memoryview(out), 1, object())
         assert pair.wait(1, got) == DONE
     assert [int(out[0]) for out in outs] == [0, 1, 2]
     assert {op.state for op in full} == {DONE}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import Any
 
 from transports.buffers import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
@@ -14,6 +15,7 @@ from transports.efa.sharing import delays_chunk, delays_small_frame
 from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matched import MatchedLink
 from transports.matching import Engine, Lane, Limits, Send
+from transports.signature import Signature
 
 # Fewer bytes on every rail within two seconds are signs of life, not progress.
 _PROGRESS_BYTES = 4096
@@ -127,14 +129,15 @@ class EfaLink(MatchedLink):
         """Whether a call waits for a frame of the other process."""
         return self.engine.incoming.awaited or bool(self.engine.outgoing.sends)
 
-    def send_now(self, lane: Lane, view: memoryview) -> bool:
+    def send_now(self, lane: Lane, view: memoryview, signature: Signature | None = None) -> bool:
         """Send a small message from the calling task, if a rail is idle and nothing waits to be announced."""
         for rail in self.rails:
             if rail.idle and (len(self.rails) == 1 or not self.defers_to_others(rail, small=True)):
-                number = self.engine.outgoing.reserve_eager(view)
-                if number is None:
+                reserved = self.engine.outgoing.reserve_eager(view, signature)
+                if reserved is None:
                     return False
-                rail.put(self.departures.pack_header(view, _EAGER, number, *lane), view)
+                number, place = reserved
+                rail.put(self.departures.pack_header(view, _EAGER, number, *lane, place), view)
                 return True
         return False
 
@@ -166,8 +169,8 @@ class EfaLink(MatchedLink):
         if self.engine.gone is None:
             self.engine.incoming.handle_eager(fields, payload)
 
-    def handle_frame(self, rail: Rail, kind: int, fields: list[int]) -> None:
-        """Handle a frame without payload, about this rail or about messages."""
+    def handle_frame(self, rail: Rail, kind: int, fields: list[Any]) -> None:
+        """Handle a frame without payload, or with a text, about this rail or about messages."""
         if kind in _RAIL_KINDS:
             self._handle_rail_frame(rail, kind, fields)
         elif self.engine.gone is None:

@@ -181,10 +181,11 @@ class Rail(ABC):
         """Return header and bytes of a message in one frame; keep them as announcement and chunk, for a repetition."""
         self.leaving = chunk = Chunk(send, 0, send.nbytes)
         if self._keep:
-            self._kept += (pack(_PUSH, send.number, *send.lane, send.nbytes), chunk)
+            self._kept += (pack(_PUSH, send.number, *send.lane, send.nbytes, send.place), chunk)
         assert send.view is not None, "a message that has not left keeps its bytes"
         piece = self._stage(send.view)
-        return [self.owner.departures.pack_header(piece, _PUSH, send.number, *send.lane, send.nbytes), piece]
+        head = self.owner.departures.pack_header(piece, _PUSH, send.number, *send.lane, send.nbytes, send.place)
+        return [head, piece]
 
     def count_written(self) -> None:
         """Count the pulled frames, which the system has taken."""

@@ -6,7 +6,7 @@ A plain state machine: a reader asks for room, puts bytes there, and reports the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from transports.frame import (
     EAGER_BYTES,
@@ -28,6 +28,7 @@ _FRAMES_AT_ONCE = 256
 _WORTH_WAKING_BYTES = 128 << 10
 
 _EAGER, _CHUNK, _PUSH = map(int, (FrameKind.EAGER, FrameKind.CHUNK, FrameKind.PUSH))  # enumerations compare slowly
+_TEXTS = frozenset(map(int, (FrameKind.REFUSE, FrameKind.SIGNATURE)))  # kinds whose payload is a text
 
 _NOTHING = memoryview(b"")
 _NO_CHUNK = (0, 0, _NOTHING, b"")
@@ -59,7 +60,7 @@ class Reading:
 
     Args:
         destinations: Memory and handlers of messages.
-        handle_frame: Handles a frame without payload.
+        handle_frame: Handles a frame without payload, or with a text, which is the last of its fields.
         staged: Whether chunks pass through a buffer of the rail.
 
     Attributes:
@@ -75,7 +76,7 @@ class Reading:
     stopped: bool
 
     def __init__(
-        self, destinations: Destinations, handle_frame: Callable[[int, list[int]], None], *, staged: bool
+        self, destinations: Destinations, handle_frame: Callable[[int, list[Any]], None], *, staged: bool
     ) -> None:
         self.arrived: int = 0
         self.within_chunk = self.behind = self.stopped = False
@@ -140,6 +141,10 @@ class Reading:
             if kind == _EAGER:
                 self._handle_eager(fields, self._view[payload_at:after], payload_checksum)
             else:
+                if kind in _TEXTS:
+                    if is_damaged(text := self._view[payload_at:after], payload_checksum):
+                        raise DamageError(f"the text of a frame came damaged: {_MISMATCH}")
+                    fields.append(bytes(text))  # type: ignore[arg-type]  # the last field
                 self.arrived += 1
                 self._handle_frame(kind, fields)
             budget -= 1
@@ -159,7 +164,7 @@ class Reading:
     def _handle_eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
         """Check the bytes of a small message, and pass it on; `DamageError` if they are damaged."""
         if is_damaged(payload, expected):
-            raise DamageError(f"{format_message_name(*fields[1:])} came damaged: {_MISMATCH}")
+            raise DamageError(f"{format_message_name(*fields[1:4])} came damaged: {_MISMATCH}")
         if payload.nbytes > _HEAD_BYTES:
             self._expects_chunk = False
         self.arrived += 1

@@ -10,6 +10,7 @@ from typing import NoReturn, TypeVar
 from transports.buffers import BounceBuffers
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
+from transports.signature import OPEN_SIGNATURE, PlainSignature
 
 _T = TypeVar("_T")
 
@@ -22,6 +23,8 @@ class Arrival:
     nbytes: int
     payload: bytes | None = None
     pushed: Receive | None = None
+    signature: PlainSignature = OPEN_SIGNATURE
+    place: int = 0  # Of its signature in the table of the sender
     since_ns: int = 0  # Time of the announcement, which orders messages of all processes without a receive
 
     @property

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
-from transports.base import Envelope
-from transports.buffers import BounceBuffers
-from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError, TransportError
+from transports.base import OPEN, Envelope
+from transports.buffers import BounceBuffers, Buffer, as_bytes
+from transports.failures import (
+    ArgumentError,
+    LengthMismatchError,
+    LinkLostError,
+    SignatureMismatchError,
+    TransportClosedError,
+    TransportError,
+)
+from transports.signature import PlainSignature, Signature
 
 Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
@@ -23,6 +31,8 @@ class _MessageEnd:
         ended: The end has finished, failed or been withdrawn.
         withdrawn: The end was cancelled before it matched, as if it had never been.
         error: The error of a failed end.
+        signature: Signature of the caller's call; None: open.
+        theirs: Signature of the other end, where the two differ or the length was open.
         wake: Called once at the end, with this object.
     """
 
@@ -32,7 +42,9 @@ class _MessageEnd:
 
     ended: bool = False
     withdrawn: bool = False
-    error: TransportError | None = None
+    error: Exception | None = None
+    signature: Signature | None = None
+    theirs: PlainSignature | None = None
     wake: Callable[[Self], None] | None = None
 
     @property
@@ -54,7 +66,7 @@ class _MessageEnd:
         self.withdrawn = True
         self.end()
 
-    def fail(self, error: TransportError) -> None:
+    def fail(self, error: Exception) -> None:
         """End the call with an error."""
         self.error = error
         self.end()
@@ -69,10 +81,16 @@ class _MessageEnd:
         src, dst, tag = self.lane
         self.fail(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
 
-    def fail_lengths(self, *, sent_bytes: int, expected_bytes: int) -> None:
-        """Fail because sender and receiver name different lengths."""
+    def difference(self, theirs: PlainSignature, *, sent_bytes: int, expected_bytes: int) -> TransportError | None:
+        """Return the error of two ends with different signatures or lengths; None if they agree."""
         src, dst, tag = self.lane
-        self.fail(LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag))
+        if self.signature is not None and not self.signature.agrees(theirs.fingerprint):
+            self.theirs = theirs
+            return SignatureMismatchError(theirs, src=src, dst=dst, tag=tag)
+        if sent_bytes == expected_bytes:
+            return None
+        self.theirs = theirs
+        return LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag)
 
 
 class Progress(Enum):
@@ -96,15 +114,17 @@ class Send(_MessageEnd):
         number: Number of its announcement.
         next_offset: Bytes before it have been passed to the wire.
         cancelled: The caller has cancelled an offer, and waits for the receiver's answer.
+        place: Place of its signature in the table of the other process.
     """
 
     progress: Progress = WAITING
     number = -1
+    place = 0
     next_offset = 0
     cancelled = False
 
-    def __init__(self, lane: Lane, view: memoryview, priority: int) -> None:
-        self.lane = lane
+    def __init__(self, lane: Lane, view: memoryview, priority: int, signature: Signature | None = None) -> None:
+        self.lane, self.signature = lane, signature
         self.view: memoryview = view
         self.nbytes: int = view.nbytes
         self.priority = priority
@@ -134,6 +154,7 @@ class Receive(_MessageEnd):
             valid until it returns. Only where chunks arrive in order, see `Limits.ordered`.
         rolling: All chunks arrive in the same memory, one after the other.
         detour: Memory of bytes that arrived before the receive; copied at the end.
+        allocate: Returns memory for a message of any length, see `Starter.begin_recv`.
         seen: Offsets of the chunks that have arrived.
     """
 
@@ -143,20 +164,38 @@ class Receive(_MessageEnd):
     matched: bool = False
     detour: memoryview | None = None
     consume: Callable[[int, memoryview], None] | None = None
+    allocate: Callable[[Any], Buffer] | None = None
     rolling = False
 
-    def __init__(self, lane: Lane, view: memoryview | None, nbytes: int) -> None:
-        self.lane = lane
+    def __init__(self, lane: Lane, view: memoryview | None, nbytes: int, signature: Signature | None = None) -> None:
+        self.lane, self.signature = lane, signature
         self.view = view
         self.nbytes = self.missing_bytes = nbytes
         self.wants_loan: bool = view is None
         self.seen: set[int] = set()
 
+    def refusal(self, sent_bytes: int, theirs: PlainSignature) -> Exception | None:
+        """Return the error of a message that this receive does not take; None if it does, with memory for it."""
+        if self.nbytes == sent_bytes and (self.signature is None or self.signature.agrees(theirs.fingerprint)):
+            return None
+        expected_bytes = sent_bytes if self.nbytes == OPEN else self.nbytes
+        error = self.difference(theirs, sent_bytes=sent_bytes, expected_bytes=expected_bytes)
+        if error is not None or self.nbytes != OPEN:
+            return error
+        self.theirs, self.nbytes, self.missing_bytes = theirs, sent_bytes, sent_bytes
+        if self.allocate is None:
+            return None
+        try:
+            self.view = as_bytes(self.allocate(self), name="the memory of allocate", writable=True)
+            if self.view.nbytes != sent_bytes:
+                raise ArgumentError(f"allocate returned {self.view.nbytes} bytes for a message of {sent_bytes}")
+        except Exception as raised:  # the caller's own
+            return raised
+        self.wants_loan = False
+        return None
+
     def finish_with_payload(self, payload: memoryview) -> None:
-        """End with the bytes of a message, copied unless they are immutable; fail if the lengths differ."""
-        if payload.nbytes != self.nbytes:
-            self.fail_lengths(sent_bytes=payload.nbytes, expected_bytes=self.nbytes)
-            return
+        """End with the bytes of a message, copied unless they are immutable."""
         if self.view is None:
             self.loan = payload if type(payload.obj) is bytes else memoryview(bytes(payload))
         else:

@@ -39,6 +39,7 @@ class Engine:
         self._handlers: dict[int, Callable[..., None]] = {
             MessageKind.OFFER: self.incoming.handle_offer,
             MessageKind.PUSH: self.incoming.handle_push,
+            MessageKind.SIGNATURE: self.incoming.handle_signature,
             MessageKind.ACCEPT: self.outgoing.handle_accept,
             MessageKind.REFUSE: self.outgoing.handle_refuse,
             MessageKind.TAKEN: self.outgoing.handle_taken,
@@ -84,8 +85,10 @@ class Engine:
 
     # -- messages of the other process --------------------------------------------------------------------------------
 
-    def handle(self, kind: int, fields: Iterable[int]) -> None:
-        """Handle a message without a payload.
+    def handle(self, kind: int, fields: Iterable[object]) -> None:
+        """Handle a message that is neither `EAGER` nor a chunk.
+
+        A payload, unless it is empty, is the last of its fields, as bytes.
 
         Raises:
             ProtocolError: The message is invalid in this state.

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from time import perf_counter_ns
 
-from transports.base import Envelope
+from transports.base import OPEN, Envelope
 from transports.buffers import BounceBuffers
 from transports.matching.arrivals import Arrival, Budget, Overtaking, lane_key, pop_first
 from transports.matching.ends import Lane, Receive
-from transports.matching.protocol import Limits, MessageKind, ProtocolError
+from transports.matching.protocol import PLACES, Limits, MessageKind, ProtocolError
+from transports.signature import OPEN_SIGNATURE, TEXT_BYTES, PlainSignature
 
 
 class Incoming:
@@ -60,7 +62,8 @@ class Incoming:
         self._answer = answer
         self._unplaced: dict[int, Receive] = {}  # matched offers that wait for a free place, by number
         self._next_number = 0
-        self._early_arrivals: dict[int, tuple[Lane, Arrival]] = {}  # announcements before their turn
+        self._early_arrivals: dict[int, Callable[[], None]] = {}  # what announcements and signatures do in their turn
+        self._signatures: dict[int, PlainSignature] = {0: OPEN_SIGNATURE}  # of the other process, by place
         self._overtaking = Overtaking(limits, memory)
         self._offers: dict[int, Lane] = {}  # the offers in `arrived`
         self._withdrawn: set[int] = set()  # withdrawals that overtook their offer
@@ -90,30 +93,51 @@ class Incoming:
 
     def handle_eager(self, fields: Sequence[int], payload: memoryview) -> None:
         """Handle a message with its bytes, which are valid only during the call."""
-        number, src, dst, tag = fields
+        number, src, dst, tag, place = fields
         lane = (src, dst, tag)
         if number != self._next_number or lane not in self.posted:
             self._budget.spend(payload.nbytes)
-            self._add_announcement(number, lane, payload.nbytes, bytes(payload))
+            self._add_announcement(number, lane, payload.nbytes, place, bytes(payload))
             return
         self._next_number += 1  # the short way: the message is next, and a receive waits
         self._budget.spend_and_free(payload.nbytes)
-        pop_first(self.posted, lane).finish_with_payload(payload)
+        theirs = self._find_signature(number, place)
+        receive = pop_first(self.posted, lane)
+        error = receive.refusal(payload.nbytes, theirs)
+        if error is None:
+            receive.finish_with_payload(payload)
+        else:
+            receive.fail(error)
         if self._early_arrivals:
             self._handle_due_announcements()
 
-    def handle_offer(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
-        """Handle the announcement of a long message."""
-        self._add_announcement(number, (src, dst, tag), nbytes, None)
+    def handle_signature(self, number: int, place: int, fingerprint: int, text: bytes = b"") -> None:
+        """Handle a signature of later announcements."""
+        if not 0 < place < PLACES or len(text) > TEXT_BYTES:
+            raise ProtocolError(f"peer sent a signature of {len(text)} bytes for place {place}")
+        self._check_number(number)
+        self._early_arrivals[number] = partial(self._signatures.__setitem__, place, PlainSignature(fingerprint, text))
+        self._handle_due_announcements()
 
-    def handle_push(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
+    def _find_signature(self, number: int, place: int) -> PlainSignature:
+        """Return the signature of a message whose turn it is."""
+        theirs = self._signatures.get(place)
+        if theirs is None:
+            raise ProtocolError(f"peer sent message {number} with signature {place}, which it has not sent before")
+        return theirs
+
+    def handle_offer(self, number: int, src: int, dst: int, tag: int, nbytes: int, place: int) -> None:
+        """Handle the announcement of a long message."""
+        self._add_announcement(number, (src, dst, tag), nbytes, place, None)
+
+    def handle_push(self, number: int, src: int, dst: int, tag: int, nbytes: int, place: int) -> None:
         """Handle the announcement of a pushed message, and take memory for it if no receive waits."""
         lane = (src, dst, tag)
         if nbytes > self._limits.push_bytes:
             raise ProtocolError(
                 f"peer pushed message {number} of {nbytes} bytes, not {self._limits.push_bytes} at most"
             )
-        if self._match_at_once(number, lane, nbytes) is not None:
+        if self._match_at_once(number, lane, nbytes, place) is not None:
             return
         if number != self._next_number and self._limits.ordered:
             raise ProtocolError(f"peer pushed message {number} before message {self._next_number}")
@@ -123,28 +147,31 @@ class Incoming:
         self.filling[number] = pushed
         if number != self._next_number or lane not in self.posted:
             pushed.view = self._memory.take(nbytes)
-        self._early_arrivals[number] = lane, Arrival(number=number, nbytes=nbytes, pushed=pushed)
+        arrival = Arrival(number=number, nbytes=nbytes, place=place, pushed=pushed)
+        self._early_arrivals[number] = partial(self._handle_announcement, lane, arrival)
         self._handle_due_announcements()
         for offset in self._overtaking.complete_offsets(number):
             self._move_chunk(number, offset)
 
     def handle_push_with_chunk(
-        self, first_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int
+        self, first_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int, place: int
     ) -> memoryview:
         """Handle the announcement of a pushed message with its first chunk; return the memory of the chunk."""
         if first_bytes == nbytes <= self._whole_bytes:
-            receive = self._match_at_once(number, (src, dst, tag), nbytes)
+            receive = self._match_at_once(number, (src, dst, tag), nbytes, place)
             if receive is not None and receive.view is not None:
                 return receive.view[:nbytes]
-        self.handle_push(number, src, dst, tag, nbytes)
+        self.handle_push(number, src, dst, tag, nbytes, place)
         return self.chunk_memory(number, 0, first_bytes)
 
-    def _match_at_once(self, number: int, lane: Lane, nbytes: int) -> Receive | None:
+    def _match_at_once(self, number: int, lane: Lane, nbytes: int, place: int) -> Receive | None:
         """Match a pushed message whose turn it is with a waiting receive of its length; None if that is impossible."""
         posted = self.posted.get(lane)
         if posted is None or number != self._next_number or not 0 < nbytes == posted[0].nbytes:
             return None
         if self._early_arrivals or (self._overtakes and self._overtaking):
+            return None
+        if posted[0].refusal(nbytes, self._find_signature(number, place)) is not None:
             return None
         self._budget.spend_and_free(nbytes)
         self._next_number += 1
@@ -185,29 +212,35 @@ class Incoming:
             del self.arrived[lane]
         return True
 
-    def _add_announcement(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
+    def _add_announcement(self, number: int, lane: Lane, nbytes: int, place: int, payload: bytes | None) -> None:
         """Add an announcement, and handle all announcements whose turn has come."""
         self._check_announcement(number, lane)
         if len(self._early_arrivals) + len(self._offers) >= self._limits.waiting:
             raise ProtocolError(f"peer announced more than {self._limits.waiting} messages that no rank receives")
-        self._early_arrivals[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload)
+        arrival = Arrival(number=number, nbytes=nbytes, place=place, payload=payload)
+        self._early_arrivals[number] = partial(self._handle_announcement, lane, arrival)
         self._handle_due_announcements()
 
     def _check_announcement(self, number: int, lane: Lane) -> None:
         """Raise `ProtocolError` if an announcement is repeated, or its ranks do not belong to the two processes."""
-        if number < self._next_number or number in self._early_arrivals:
-            raise ProtocolError(f"peer announced message {number} twice")
+        self._check_number(number)
         if lane[0] not in self._srcs or lane[1] not in self._dsts:
             raise ProtocolError(f"peer sent a message of ranks that it does not join: {lane[0]} to {lane[1]}")
+
+    def _check_number(self, number: int) -> None:
+        """Raise `ProtocolError` if an announcement or a signature is repeated."""
+        if number < self._next_number or number in self._early_arrivals:
+            raise ProtocolError(f"peer announced message {number} twice")
 
     def _handle_due_announcements(self) -> None:
         """Handle early announcements in the order of their numbers, up to the first that is missing."""
         while (early := self._early_arrivals.pop(self._next_number, None)) is not None:
             self._next_number += 1
-            self._handle_announcement(*early)
+            early()
 
     def _handle_announcement(self, lane: Lane, arrival: Arrival) -> None:
         """Match the announcement that is next with a waiting receive, or keep it; a withdrawn offer is dropped."""
+        arrival.signature = self._find_signature(arrival.number, arrival.place)
         if arrival.number in self._withdrawn and arrival.payload is None and arrival.pushed is None:
             self._withdrawn.remove(arrival.number)
             self._answer(MessageKind.WITHDRAWN, arrival.number)
@@ -225,6 +258,14 @@ class Incoming:
         for wake in tuple(self.watchers):
             wake()
 
+    def unexpected(self) -> Iterator[Envelope]:
+        """Yield every message without a receive."""
+        for (src, dst, tag), queue in self.arrived.items():
+            for each in queue:
+                yield Envelope(
+                    src=src, dst=dst, tag=tag, nbytes=each.nbytes, since_ns=each.since_ns, signature=each.signature
+                )
+
     def announced_messages(self, lanes: Container[Lane], free_bits: int) -> Iterator[Envelope]:
         """Yield the oldest message of each lane without a receive.
 
@@ -236,7 +277,9 @@ class Incoming:
             if lane_key(lane, free_bits) in lanes:
                 src, dst, tag = lane
                 first = queue[0]
-                yield Envelope(src=src, dst=dst, tag=tag, nbytes=first.nbytes, since_ns=first.since_ns)
+                yield Envelope(
+                    src=src, dst=dst, tag=tag, nbytes=first.nbytes, since_ns=first.since_ns, signature=first.signature
+                )
 
     # -- receives -----------------------------------------------------------------------------------------------------
 
@@ -266,14 +309,22 @@ class Incoming:
 
     def _match(self, receive: Receive, arrival: Arrival) -> None:
         """Match a receive and an arrival; a long message without bytes is accepted, or refused for its length."""
-        if arrival.payload is not None:
+        offered = arrival.payload is None and arrival.pushed is None
+        if not offered:
             self._budget.free(arrival.nbytes)
+        error = receive.refusal(arrival.nbytes, arrival.signature)
+        if error is None and offered and arrival.nbytes and receive.theirs is not None and receive.wants_loan:
+            try:
+                self._take_memory(receive)  # of a length that the peer has named
+            except (MemoryError, ValueError, OverflowError) as raised:
+                error = raised
+        if error is not None:
+            self._refuse(receive, arrival)
+            receive.fail(error)
+        elif arrival.payload is not None:
             receive.finish_with_payload(memoryview(arrival.payload))
         elif arrival.pushed is not None:
             self._match_pushed(receive, arrival, arrival.pushed)
-        elif arrival.nbytes != receive.nbytes:
-            self._answer(MessageKind.REFUSE, arrival.number, receive.nbytes)
-            receive.fail_lengths(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
         elif not arrival.nbytes:
             self._answer(MessageKind.TAKEN, arrival.number)
             receive.finish(memoryview(b"") if receive.wants_loan else None)
@@ -283,6 +334,17 @@ class Incoming:
                 self._unplaced[arrival.number] = receive
             else:
                 self._accept_offer(arrival.number, receive)
+
+    def _refuse(self, receive: Receive, arrival: Arrival) -> None:
+        """Drop a message that its receive does not take; the sender of an offer gets the receiver's signature."""
+        pushed, mine = arrival.pushed, receive.signature or OPEN_SIGNATURE
+        if (
+            pushed is not None and pushed.view is None and pushed.loan is None
+        ):  # the bytes still arrive, and are dropped
+            pushed.view = self._memory.take(arrival.nbytes)
+        elif pushed is None and arrival.payload is None:
+            expected_bytes = arrival.nbytes if receive.nbytes == OPEN else receive.nbytes
+            self._answer(MessageKind.REFUSE, arrival.number, expected_bytes, mine.fingerprint, text=mine.text)
 
     @property
     def _has_free_place(self) -> bool:
@@ -298,7 +360,7 @@ class Incoming:
     def _accept_offer(self, number: int, receive: Receive) -> None:
         """Let the sender of an offer send its chunks, into memory of the receive."""
         self.filling[number] = receive
-        if receive.wants_loan:
+        if receive.wants_loan and receive.view is None:
             self._take_memory(receive)
         self._answer(MessageKind.ACCEPT, number)
 
@@ -310,12 +372,6 @@ class Incoming:
 
     def _match_pushed(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
         """Match a receive with a pushed message, which may have arrived in whole or in part."""
-        self._budget.free(arrival.nbytes)
-        if arrival.nbytes != receive.nbytes:
-            receive.fail_lengths(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
-            if pushed.view is None and pushed.loan is None:  # the bytes still arrive, and are dropped
-                pushed.view = self._memory.take(arrival.nbytes)
-            return
         receive.matched = True
         receive.seen, receive.missing_bytes = pushed.seen, pushed.missing_bytes
         arrived = pushed.view if pushed.loan is None else pushed.loan

@@ -12,8 +12,10 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
+from transports.failures import TransportError
 from transports.matching.ends import FLOWING, OFFERED, WAITING, Lane, Send
-from transports.matching.protocol import Limits, Message, MessageKind, ProtocolError
+from transports.matching.protocol import PLACES, Limits, Message, MessageKind, ProtocolError
+from transports.signature import PlainSignature, Signature
 
 
 class Chunk(NamedTuple):
@@ -48,6 +50,7 @@ class Outgoing:
         self.queues: tuple[Sized, ...] = (self._answers, self._announcing, self._flowing)
         self._serial = count()
         self._next_number = 0
+        self._places: dict[Signature | None, int] = {None: 0}  # signatures that the other process has, and their places
         self._given_up: set[int] = set()  # offers that this side has abandoned
         self._credit_bytes = limits.budget_bytes
         self._whole_bytes = min(limits.push_bytes, limits.chunk_bytes) if limits.ordered else 0
@@ -65,18 +68,23 @@ class Outgoing:
         """Bytes of eager data that may still leave."""
         return self._credit_bytes
 
-    def reserve_eager(self, view: memoryview) -> int | None:
-        """Reserve number and credit of a small message that leaves at once; None if it must queue.
+    def reserve_eager(self, view: memoryview, signature: Signature | None = None) -> tuple[int, int] | None:
+        """Reserve number and credit of a small message that leaves at once, and find the place of its signature.
+
+        None if it must queue.
 
         The caller transmits it, as an EAGER message, before anything else.
         """
         nbytes = view.nbytes + self._limits.overhead_bytes
         if view.nbytes > self._limits.eager_bytes or self._announcing or self._credit_bytes < nbytes:
             return None
+        place = self._places.get(signature)
+        if place is None:
+            return None
         self._credit_bytes -= nbytes
         number = self._next_number
         self._next_number += 1
-        return number
+        return number, place
 
     def reserve_push(self, send: Send) -> bool:
         """Reserve number and credit of a message that leaves at once as one chunk; False if it must queue.
@@ -85,8 +93,14 @@ class Outgoing:
         """
         nbytes = send.nbytes
         cost_bytes = nbytes + self._limits.overhead_bytes
-        if not self._limits.eager_bytes < nbytes <= self._whole_bytes or self._credit_bytes < cost_bytes:
+        place = self._places.get(send.signature)
+        if (
+            not self._limits.eager_bytes < nbytes <= self._whole_bytes
+            or self._credit_bytes < cost_bytes
+            or place is None
+        ):
             return False
+        send.place = place
         self._credit_bytes -= cost_bytes
         send.number = self._next_number
         self._next_number += 1
@@ -111,9 +125,9 @@ class Outgoing:
             self.answer(MessageKind.WITHDRAW, send.number)
         return False
 
-    def answer(self, kind: MessageKind, *fields: int) -> None:
-        """Queue a message without payload, before all others."""
-        self._answers.append((kind, fields, None))
+    def answer(self, kind: MessageKind, *fields: int, text: bytes | None = None) -> None:
+        """Queue a message, with a text as its payload, before all others."""
+        self._answers.append((kind, fields, None if text is None else memoryview(text)))
 
     # -- transmission -------------------------------------------------------------------------------------------------
 
@@ -135,11 +149,27 @@ class Outgoing:
         if self._answers:
             return self._answers.popleft()
         while self._announcing:
-            _, _, send = heappop(self._announcing)
+            send = self._announcing[0][2]
+            if send.progress is WAITING:
+                place = self._places.get(send.signature)
+                if place is None:
+                    return self._make_signature(send.signature)
+                send.place = place
+            heappop(self._announcing)
             self._count_off_lane(send.lane)
             if send.progress is WAITING:
                 return self._make_announcement(send)
         return None
+
+    def _make_signature(self, signature: Signature | None) -> Message:
+        """Return the message that gives a signature a place at the other process; a full table begins anew."""
+        assert signature is not None, "no signature has a place from the beginning"
+        if len(self._places) >= PLACES:
+            self._places = {None: 0}
+        place = self._places[signature] = len(self._places)
+        number = self._next_number
+        self._next_number += 1
+        return MessageKind.SIGNATURE, (number, place, signature.fingerprint), memoryview(signature.text)
 
     def _count_off_lane(self, lane: Lane) -> None:
         """Count a message that leaves the queue of its lane."""
@@ -157,15 +187,15 @@ class Outgoing:
             assert send.view is not None, "a message that waits keeps its bytes"
             payload = memoryview(bytes(send.view))
             send.end()
-            return MessageKind.EAGER, (number, *send.lane), payload
+            return MessageKind.EAGER, (number, *send.lane, send.place), payload
         send.number = number
         self.sends[number] = send
         if nbytes <= self._limits.push_bytes and self._credit_bytes >= cost_bytes:
             self._credit_bytes -= cost_bytes
             self._start_flow(send)
-            return MessageKind.PUSH, (number, *send.lane, nbytes), None
+            return MessageKind.PUSH, (number, *send.lane, nbytes, send.place), None
         send.progress = OFFERED
-        return MessageKind.OFFER, (number, *send.lane, nbytes), None
+        return MessageKind.OFFER, (number, *send.lane, nbytes, send.place), None
 
     def next_chunk(self) -> Chunk | None:
         """Return the next piece of the most urgent message that has been accepted."""
@@ -203,12 +233,14 @@ class Outgoing:
         send.progress = FLOWING
         heappush(self._flowing, (send.priority, send.number, send))
 
-    def handle_refuse(self, number: int, expected_bytes: int) -> None:
-        """Fail a send, because the receiver expects another length."""
+    def handle_refuse(self, number: int, expected_bytes: int, fingerprint: int, text: bytes = b"") -> None:
+        """Fail a send, because the receiver expects another length or call, or has no memory for it."""
         send = self._answered_send(number)
         if send is not None:
             del self.sends[number]
-            send.fail_lengths(sent_bytes=send.nbytes, expected_bytes=expected_bytes)
+            theirs, (src, dst, tag) = PlainSignature(fingerprint, text), send.lane
+            error = send.difference(theirs, sent_bytes=send.nbytes, expected_bytes=expected_bytes)
+            send.fail(error or TransportError("the receiver has refused the message", src=src, dst=dst, tag=tag))
 
     def handle_withdrawn(self, number: int) -> None:
         """End a cancelled send, because the receiver has dropped the offer."""

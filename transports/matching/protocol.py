@@ -11,23 +11,28 @@ class MessageKind(IntEnum):
     """The kinds of protocol messages, with the unsigned integers that belong to each.
 
     Announcements (`EAGER`, `PUSH`, `OFFER`) are numbered by the sending process, because they may overtake each other
-    on the way. All other kinds name a long message by its number.
+    on the way. A `SIGNATURE` has such a number, too: later announcements name it by its place in a table. All other
+    kinds name a long message by its number.
     """
 
-    EAGER = 0  #: number, src, dst, tag; the payload is the message
-    OFFER = 1  #: number, src, dst, tag, nbytes: a long message waits to be accepted ("request to send")
+    EAGER = 0  #: number, src, dst, tag, place of the signature; the payload is the message
+    OFFER = 1  #: number, src, dst, tag, nbytes, place: a long message waits to be accepted ("request to send")
     ACCEPT = 2  #: number: the buffer for it is known ("clear to send")
-    REFUSE = 3  #: number, expected_bytes: the receiver expects another length
+    REFUSE = 3  #: number, expected_bytes, fingerprint, text as payload: the receiver expects another length or call
     CHUNK = 4  #: number, offset; the payload belongs there
     TAKEN = 5  #: number: the whole message has arrived
     WITHDRAW = 6  #: number: the sender was cancelled
     WITHDRAWN = 7  #: number: the cancellation was in time
     CREDIT = 8  #: nbytes: ranks have received this much eager data, and the sender may send as much again
     ABANDON = 9  #: number: the sender has closed; the receive of the offer fails
-    PUSH = 10  #: number, src, dst, tag, nbytes: a long message, whose chunks follow unasked
+    PUSH = 10  #: number, src, dst, tag, nbytes, place: a long message, whose chunks follow unasked
+    SIGNATURE = 11  #: number, place, fingerprint, text as payload: of later announcements
 
 
-#: MessageKind, fields, payload (EAGER only). A plain tuple: one is made for every small message that queues.
+#: Signatures of one process that the other one keeps; a place is below. Then the table begins anew.
+PLACES = 4096
+
+#: MessageKind, fields, payload. A plain tuple: one is made for every small message that queues.
 Message: TypeAlias = "tuple[MessageKind, tuple[int, ...], memoryview | None]"
 
 

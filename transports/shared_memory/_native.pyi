@@ -7,14 +7,14 @@ class Op:
     met: bool
     queued: bool
     source: int
-    call: tuple[int, int]
-    site: bytes
+    theirs: tuple[int, bytes, int]
 
 class Run:
     state: int
     queued: bool
     ended_ns: int
     home: int
+    position: int
 
 _Seats = list[tuple[memoryview, memoryview, int, int]]
 
@@ -22,6 +22,7 @@ class Board:
     def __init__(self, engine: Engine, seats: _Seats, reads: bool, /) -> None: ...
     def lose(self) -> None: ...
     def add_place(self, where: int, nbytes: int, /) -> None: ...
+    def row(self, position: int, number: int, /) -> tuple[int, int, int, bytes]: ...
     def take_places(self, every: bool, /) -> list[int]: ...
 
 _Pulls = list[tuple[int, int, list[tuple[int, int]]]]
@@ -58,8 +59,8 @@ class Engine:
         self,
         peer: int,
         tag: int,
-        call: int,
-        site: bytes,
+        fingerprint: int,
+        text: bytes,
         address: int | None,
         nbytes: int,
         keeps: object,
@@ -72,7 +73,8 @@ class Engine:
         self,
         peer: int,
         tag: int,
-        call: int,
+        fingerprint: int,
+        text: bytes,
         address: int | None,
         nbytes: int,
         keeps: object,
@@ -80,9 +82,11 @@ class Engine:
         owner: object = ...,
         /,
     ) -> Op: ...
+    def accept(self, op: Op, address: int | None, keeps: object, owner: object = ..., /) -> Op: ...
+    def own(self, op: Op, owner: object, /) -> bool: ...
     def note(self, peer: int, first: int, second: int, third: int, owner: object = ..., /) -> Op: ...
     def probe(self, on: bool, /) -> None: ...
-    def announced(self, rank: int, /) -> list[tuple[int, int, int, int, int]]: ...
+    def announced(self, rank: int, /) -> list[tuple[int, int, int, int, int, int, bytes]]: ...
     def submit(
         self,
         board: Board,
@@ -95,8 +99,11 @@ class Engine:
         priority: int,
         home: int,
         how: int,
+        fingerprint: int = 0,
+        text: bytes = b"",
         /,
     ) -> Run | None: ...
+    def peek(self, board: Board, position: int, number: int, owner: object, /) -> Run: ...
     def wait(self, end: Op | Run, seconds: float, look_s: float = ..., /) -> int: ...
     def loop(self, awake: bool, /) -> None: ...
     def cancel(self, run: Run, /) -> bool: ...

@@ -11,16 +11,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
+from transports.failures import LinkLostError
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.shared_memory import engine as native
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.segment import Heap, Segment, Shelf, make_releaser
+from transports.signature import PlainSignature, Signature
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Run, Table
 
-#: Memory of one rank for one group: a cache line and a payload for each operation.
-BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES)
+#: Memory of one rank for one group: a cache line, a payload and a signature for each operation.
+BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES + 128)
 _NO_PLACES, _WAITED_FOR = 1, 2  # flags of a submission, see native/collectives.c
 # A note about the rows of a rank: their offset, shifted, and flags; or `_CLOSED`.
 _ROOM, _READS = 1, 2
@@ -211,11 +213,12 @@ class _SharedBoard(Board):
 
     def submit(
         self, table: Table, owner: object, number: int, tag: int, source: int, target: int, priority: int,
-        nbytes: int, home: int, *, waited_for: bool = False,
+        nbytes: int, home: int, *, signature: Signature | None = None, waited_for: bool = False,
     ) -> Run:  # fmt: skip
         """Submit one rank's end to the engine, with memory for a result if the board has none free."""
         engine, call = self._boards.engine, (self._native, table, owner, number, tag, source, target, priority, home)
-        run = engine.submit(*call, _WAITED_FOR if waited_for else 0)
+        said = (0, b"") if signature is None else (signature.fingerprint, signature.text)
+        run = engine.submit(*call, _WAITED_FOR if waited_for else 0, *said)
         if run is None:  # the board has no free place of this size
             start = self._boards.shelf.take(nbytes)
             if start is None:
@@ -224,9 +227,23 @@ class _SharedBoard(Board):
                 start = self._boards.shelf.take(nbytes)
             if start is not None:
                 self._native.add_place(start, nbytes)
-            run = engine.submit(*call, _NO_PLACES if start is None else 0)
+            run = engine.submit(*call, _NO_PLACES if start is None else 0, *said)
             assert run is not None, "there is a place, or none to be had"
         return run
+
+    def peek(self, position: int, number: int, owner: object) -> Run:
+        return self._boards.engine.peek(self._native, position, number, owner)
+
+    def row_tag(self, position: int, number: int) -> int:
+        tag: int = self._native.row(position, number)[0] & ~0xFF
+        return tag if (tag >> 8) & 0xFFFF == number & 0xFFFF else 0
+
+    def row_signature(self, position: int, number: int) -> PlainSignature:
+        try:
+            _, _, fingerprint, text = self._native.row(position, number)
+        except ValueError as error:
+            raise LinkLostError(f"rank {self.ranks[position]} wrote invalid data into its board: {error}") from error
+        return PlainSignature(fingerprint, text)
 
     def wait(self, run: Run, seconds: float, look_s: float) -> int:
         return self._boards.engine.wait(run, seconds, look_s)

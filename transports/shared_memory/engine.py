@@ -4,9 +4,9 @@ It exists if `native/` was compiled at installation, which needs a compiler and 
 collective is a `Table`, the rows in which ranks match it a `Board`, and one rank's end of it a `Run`.
 
 A message is a number of bytes with a tag, a lane (the two ranks; 0 for messages of PyTorch's threads, whose processes
-have one rank each) and a call. It matches the oldest receive of its tag and lane, from its sender or from any source,
-and messages of one tag and lane from one process stay in order. The call describes the bytes: a receive with another
-call fails. The owner of an `Op` or a `Run`, if there is one, is notified of its end on the event loop.
+have one rank each) and a signature (`transports.signature`). It matches the oldest receive of its tag and lane, from
+its sender or from any source, and messages of one tag and lane from one process stay in order. Two ends with different
+signatures or lengths fail. The owner of an `Op` or a `Run`, if there is one, is notified of its end on the event loop.
 
 A waiting thread moves the bytes of all messages under way in its process; while none waits, a thread of the engine or
 the event loop does. A ring of memory leads from each process to each other; a long message goes through it in pieces.
@@ -41,7 +41,10 @@ else:
 RING_BYTES = 1 << 20
 
 # States of one end of a message or a collective, as native/engine.h numbers them.
-PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED = range(9)
+PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED, SIZED = range(10)
+
+#: Length of a receive that takes a message of any length: it ends `SIZED` where it meets one, for `accept`.
+OPEN_BYTES = 2**64 - 1
 
 # Number of polls of the engine before other tasks may run.
 _TURNS = 16

@@ -11,13 +11,20 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-from transports.base import Envelope
-from transports.buffers import BounceBuffers, Delivery
-from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError
+from transports.base import OPEN, Envelope
+from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
+from transports.failures import (
+    ArgumentError,
+    LengthMismatchError,
+    LinkLostError,
+    SignatureMismatchError,
+    TransportClosedError,
+    TransportError,
+)
 from transports.linked import PeerLink
 from transports.matching import Lane
 from transports.matching.protocol import BROKEN_PROTOCOL
@@ -27,10 +34,13 @@ from transports.shared_memory.engine import (
     DONE,
     MISMATCH,
     NO_MEMORY,
+    OPEN_BYTES,
     PENDING,
+    SIZED,
     WITHDRAWN,
 )
 from transports.shared_memory.segment import Segment
+from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
 from transports.starter import Request
 
 if TYPE_CHECKING:
@@ -38,6 +48,8 @@ if TYPE_CHECKING:
 
 #: Second word of the note by which a process says goodbye; in a note for a board it is a rank.
 GOODBYE = 1 << 32
+# Length in the refusal of a receive of any length, see native/engine.h.
+_NO_LENGTH = OPEN_BYTES - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +75,31 @@ class MemoryRequest(Request):
         done: Called once at the end, with this call.
         receives: Whether the call is a receive.
         loan: Memory for a receive without a buffer.
+        signature: Signature of the caller's call; None: open.
 
     Attributes:
         op: The operation of the engine.
         lane: Source, destination and tag.
         link: The link to the other process.
         receives: Whether the call is a receive.
+        allocate: Returns memory for a message of any length, see `Starter.begin_recv`.
     """
 
-    __slots__ = ("_done", "_loan", "_nbytes", "ended", "error", "lane", "link", "op", "receives", "withdrawn")
+    __slots__ = (
+        "_done",
+        "_loan",
+        "_mine",
+        "allocate",
+        "ended",
+        "error",
+        "lane",
+        "link",
+        "nbytes",
+        "op",
+        "receives",
+        "theirs",
+        "withdrawn",
+    )
 
     op: Op
     link: MemoryLink
@@ -87,17 +115,20 @@ class MemoryRequest(Request):
         *,
         receives: bool,
         loan: memoryview | None = None,
+        signature: Signature | None = None,
     ) -> None:
         self.link, self.lane = link, lane
-        self._nbytes, self._done, self.receives, self._loan = nbytes, done, receives, loan
+        self.nbytes, self._done, self.receives, self._loan, self._mine = nbytes, done, receives, loan, signature
         self.ended = self.withdrawn = False
-        self.error: LinkLostError | LengthMismatchError | TransportClosedError | None = None
+        self.error: Exception | None = None
+        self.theirs: PlainSignature | None = None
+        self.allocate: Callable[[Any], Buffer] | None = None
 
     @property
     def envelope(self) -> Envelope:
         """The message without its bytes."""
         src, dst, tag = self.lane
-        return Envelope(src=src, dst=dst, tag=tag, nbytes=self._nbytes)
+        return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes)
 
     def withdraw(self) -> None:
         """Cancel the call if it has not matched."""
@@ -120,7 +151,11 @@ class MemoryRequest(Request):
 
     def settle(self) -> None:
         """Record the end, if the engine has ended the operation."""
-        if not self.ended and self.op.state != PENDING:
+        if self.ended or self.op.state == PENDING:
+            return
+        if self.op.state == SIZED:
+            self._accept()
+        else:
             self._end(self.op.state)
 
     on_end = settle
@@ -141,7 +176,31 @@ class MemoryRequest(Request):
             self.error = TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag)
             self.withdraw()
 
-    def _end(self, state: int) -> None:
+    def _accept(self) -> None:
+        """Get memory for the message that a receive of any length has met, and receive it."""
+        engine, sized = self.link.engine, self.op
+        fingerprint, text, self.nbytes = sized.theirs
+        self.theirs = PlainSignature(fingerprint, text)
+        try:
+            if self.allocate is None:
+                self._loan = memory = self.link.memory.take(self.nbytes)
+            else:
+                memory = as_bytes(self.allocate(self), name="the memory of allocate", writable=True)
+                if memory.nbytes != self.nbytes:
+                    raise ArgumentError(f"allocate returned {memory.nbytes} bytes for a message of {self.nbytes}")
+        except Exception as error:  # the caller's own, or no memory
+            engine.accept(sized, None, None)
+            self._end(SIZED, error)
+            return
+        if sized.queued:  # a waiting thread has found it
+            engine.forget(sized)
+        self.op = engine.accept(sized, None, memory, self)
+        if self.op.state == PENDING or self.op.queued:
+            self.link.calls[self] = None
+        else:
+            self._end(self.op.state)
+
+    def _end(self, state: int, error: Exception | None = None) -> None:
         """Record the end of the operation, release its loan after a failure, and call the callback."""
         self.ended = True
         if self.op.queued:  # a waiting thread has ended it
@@ -151,7 +210,7 @@ class MemoryRequest(Request):
         if state == WITHDRAWN:
             self.withdrawn = self.error is None
         elif state != DONE:
-            self.error = self._make_error(state)
+            self.error = error or self._make_error(state)
         else:
             self.error = None  # it has matched while this process closed
         if self._loan is not None and state != DONE:
@@ -159,12 +218,17 @@ class MemoryRequest(Request):
         self.link.note_change()
         self._done(self)
 
-    def _make_error(self, state: int) -> LinkLostError | LengthMismatchError:
+    def _make_error(self, state: int) -> TransportError:
         """Return the error of a state; a corrupt peer is given up."""
         src, dst, tag = self.lane
         if state == MISMATCH:
-            peer_bytes = self.op.call[1]
-            sent, expected = (peer_bytes, self._nbytes) if self.receives else (self._nbytes, peer_bytes)
+            fingerprint, text, peer_bytes = self.op.theirs
+            self.theirs = PlainSignature(fingerprint, text)
+            if self._mine is not None and not self._mine.agrees(fingerprint):
+                return SignatureMismatchError(self.theirs, src=src, dst=dst, tag=tag)
+            if peer_bytes == _NO_LENGTH:
+                return TransportError("the receiver has refused the message", src=src, dst=dst, tag=tag)
+            sent, expected = (peer_bytes, self.nbytes) if self.receives else (self.nbytes, peer_bytes)
             return LengthMismatchError(src=src, dst=dst, tag=tag, sent_bytes=sent, expected_bytes=expected)
         if state == NO_MEMORY:
             return LinkLostError("out of memory for early messages; receive messages sooner", src=src, dst=dst, tag=tag)
@@ -176,7 +240,7 @@ class MemoryRequest(Request):
         """Return the message on loan."""
         loan = self._loan
         assert loan is not None, "a receive without a buffer gets memory on loan"
-        return Delivery(loan[: self._nbytes].toreadonly(), partial(self.link.memory.release, loan))
+        return Delivery(loan[: self.nbytes].toreadonly(), partial(self.link.memory.release, loan))
 
 
 class MemoryLink(PeerLink):
@@ -231,30 +295,48 @@ class MemoryLink(PeerLink):
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def begin_send(
-        self, lane: Lane, view: memoryview, priority: int, done: Callable[[Request], None]
+        self,
+        lane: Lane,
+        view: memoryview,
+        priority: int,
+        done: Callable[[Request], None],
+        signature: Signature | None,
     ) -> Request | None:
         """Begin a send; None if all bytes have left."""
         if self.gone is not None:
             raise self.loss_error(lane)
         src, dst, tag = lane
-        call = MemoryRequest(self, lane, view.nbytes, done, receives=False)
-        call.op = self.engine.send(self.member, tag, 0, b"", None, view.nbytes, view, src << 32 | dst, priority, call)
+        mine = signature or OPEN_SIGNATURE
+        call = MemoryRequest(self, lane, view.nbytes, done, receives=False, signature=signature)
+        call.op = self.engine.send(
+            self.member, tag, mine.fingerprint, mine.text, None, view.nbytes, view, src << 32 | dst, priority, call
+        )
         if call.op.state == DONE and not call.op.queued:
             self.count += 1
             return None
         return self._register(call)
 
     def begin_receive(
-        self, lane: Lane, out: memoryview | None, nbytes: int, done: Callable[[Request], None]
+        self,
+        lane: Lane,
+        out: memoryview | None,
+        nbytes: int,
+        done: Callable[[Request], None],
+        signature: Signature | None,
+        allocate: Callable[[Any], Buffer] | None,
     ) -> Request:
         """Begin a receive, into memory on loan if there is no buffer."""
         src, dst, tag = lane
         if self.gone is not None and not self._has_left:
             raise self.loss_error(lane)
-        loan = self.memory.take(nbytes) if out is None else None
-        target = out if loan is None else loan
-        call = MemoryRequest(self, lane, nbytes, done, receives=True, loan=loan)
-        call.op = self.engine.receive(self.member, tag, 0, None, nbytes, target, src << 32 | dst, call)
+        loan = self.memory.take(nbytes) if out is None and nbytes != OPEN else None
+        target, mine = out if loan is None else loan, signature or OPEN_SIGNATURE
+        call = MemoryRequest(self, lane, nbytes, done, receives=True, loan=loan, signature=signature)
+        call.allocate = allocate
+        call.op = self.engine.receive(
+            self.member, tag, mine.fingerprint, mine.text, None, OPEN_BYTES if nbytes == OPEN else nbytes, target,
+            src << 32 | dst, call,
+        )  # fmt: skip
         return self._register(call)
 
     def send_note(self, key: int, rank: int, note: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transports.base import Endpoint, Envelope, Statistics
 from transports.buffers import BounceBuffers, Buffer, as_bytes
@@ -13,6 +13,7 @@ from transports.matching import Lane, lane_key
 from transports.patience import Patience
 from transports.shared_memory.engine import EngineEvents
 from transports.shared_memory.memory_link import MemoryLink
+from transports.signature import PlainSignature, Signature
 from transports.starter import Request
 
 if TYPE_CHECKING:
@@ -62,11 +63,18 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
     """The end of one rank."""
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+        self,
+        dst: int,
+        tag: int,
+        data: Buffer,
+        *,
+        priority: int = 0,
+        signature: Signature | None = None,
+        done: Callable[[Request], None],
     ) -> Request | None:
         """Write the message into the ring up to its room; the engine writes the rest."""
         view, lane = as_bytes(data), (self.rank, dst, tag)
-        return self._transport.link(lane, dst).begin_send(lane, view, priority, done)
+        return self._transport.link(lane, dst).begin_send(lane, view, priority, done, signature)
 
     def begin_recv(
         self,
@@ -75,12 +83,14 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         out: Buffer | None,
         nbytes: int,
         *,
+        signature: Signature | None = None,
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
+        allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
         """Begin a receive in the engine."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
-        return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done)
+        return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done, signature, allocate)
 
     @property
     def within_host(self) -> bool:
@@ -102,13 +112,24 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         """Return the oldest message of the choices."""
-        lanes, engine = {lane_key(lane, free_bits) for lane in self.checked_lanes(choices)}, self._transport.engine
-        assert engine is not None, "it is open"
-        for since_ns, _, lane, tag, nbytes in sorted(engine.announced(self.rank)):
-            src = lane >> 32
-            if lane_key((src, self.rank, tag), free_bits) in lanes:
-                return Envelope(src=src, dst=self.rank, tag=tag, nbytes=nbytes, since_ns=since_ns)
-        return None
+        lanes = {lane_key(lane, free_bits) for lane in self.checked_lanes(choices)}
+        arrived = self.unexpected()
+        return next((each for each in arrived if lane_key((each.src, each.dst, each.tag), free_bits) in lanes), None)
+
+    def unexpected(self) -> list[Envelope]:
+        """Return the messages for this rank that no receive has met, the oldest first."""
+        engine, dst = self._transport.engine, self.rank
+        return [
+            Envelope(
+                src=lane >> 32,
+                dst=dst,
+                tag=tag,
+                nbytes=nbytes,
+                since_ns=since_ns,
+                signature=PlainSignature(number, text),
+            )
+            for since_ns, _, lane, tag, nbytes, number, text in sorted(engine.announced(dst) if engine else ())
+        ]
 
     def require_alive(self, lane: Lane) -> None:
         """Raise `LinkLostError` if the process of a source is lost."""

@@ -21,7 +21,7 @@ from .proxy import Flip, ProxiedWorld
 SIZES_BYTES = (0, 8, 100, 60_000, 2 * CHUNK_BYTES + 777)
 MESSAGES = [random.Random(nbytes).randbytes(nbytes) for nbytes in SIZES_BYTES]
 TOTAL_BYTES = sum(SIZES_BYTES)
-EAGER_HEADER_BYTES = len(pack(FrameKind.EAGER, 0, 0, 0, 0))
+EAGER_HEADER_BYTES = len(pack(FrameKind.EAGER, 0, 0, 0, 0, 0))
 FIRST_FRAMES_BYTES = 4 * EAGER_HEADER_BYTES + 108
 
 #: Every byte of the first frames, and anywhere in what follows.
@@ -107,7 +107,7 @@ def test_what_came_damaged_is_named() -> None:
     async def main() -> None:
         async with confronted() as (impostor, victim):
             await impostor.stream.send_all(
-                pack(FrameKind.EAGER, 0, 0, 1, 5, payload_bytes=4, payload_checksum=checksum(b"good")) + b"goof"
+                pack(FrameKind.EAGER, 0, 0, 1, 5, 0, payload_bytes=4, payload_checksum=checksum(b"good")) + b"goof"
             )
             assert await impostor.is_hung_up_on()
         assert victim.reports == [
@@ -119,7 +119,7 @@ def test_what_came_damaged_is_named() -> None:
             async with trio.open_nursery() as nursery:
                 out = bytearray(CHUNK_BYTES + 4)
                 nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, out), errors)
-                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, CHUNK_BYTES + 4)
+                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, CHUNK_BYTES + 4, 0)
                 await impostor.hear()
                 head = pack(FrameKind.CHUNK, 0, CHUNK_BYTES, payload_bytes=4, payload_checksum=checksum(b"good"))
                 await impostor.stream.send_all(head + b"goof")

@@ -94,7 +94,7 @@ def test_a_flood_of_small_messages_lets_others_run() -> None:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch)
-                flood = [pack(FrameKind.EAGER, number, 0, 1, number) for number in range(4000)]
+                flood = [pack(FrameKind.EAGER, number, 0, 1, number, 0) for number in range(4000)]
                 await impostor.stream.send_all(b"".join(flood))
             await impostor.say(FrameKind.BYE)
 
@@ -442,7 +442,7 @@ def test_the_rest_of_a_chunk_wakes_its_reader_though_another_task_has_read_some_
             assert starts is not None
             starts.begin_recv(0, 6, out, nbytes, done=lambda _: ended.set())
             theirs, ours = world.efas[0].links[1].rails[0], world.efas[1].links[0].rails[0]
-            announced = pack(FrameKind.PUSH, 0, 0, 1, 6, nbytes) + pack(FrameKind.CHUNK, 0, 0, payload_bytes=nbytes)
+            announced = pack(FrameKind.PUSH, 0, 0, 1, 6, nbytes, 0) + pack(FrameKind.CHUNK, 0, 0, payload_bytes=nbytes)
             theirs.socket.send(announced + message[:1000])
             while not ours.reading.within_chunk:
                 await wait_all_tasks_blocked()
@@ -541,9 +541,9 @@ def test_a_cancelled_offer_is_withdrawn_although_its_rail_is_late() -> None:
     async def main() -> None:
         async with confronted() as (impostor, victim):
             await impostor.say(FrameKind.WITHDRAW, 1)
-            await impostor.say(FrameKind.OFFER, 1, 0, 1, 5, 10**6)
-            await impostor.say(FrameKind.EAGER, 0, 0, 1, 5, payload=b"first")
-            await impostor.say(FrameKind.EAGER, 2, 0, 1, 5, payload=b"third")
+            await impostor.say(FrameKind.OFFER, 1, 0, 1, 5, 10**6, 0)
+            await impostor.say(FrameKind.EAGER, 0, 0, 1, 5, 0, payload=b"first")
+            await impostor.say(FrameKind.EAGER, 2, 0, 1, 5, 0, payload=b"third")
             assert await impostor.hear() == (FrameKind.WITHDRAWN, [1], b"")
             for text in (b"first", b"third"):
                 with await victim.efa.endpoint(1).recv(0, 5, 5) as delivery:
@@ -792,7 +792,7 @@ def test_offsets_beyond_four_gibibytes() -> None:
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, out), errors)
-                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes)
+                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes, 0)
                 assert await impostor.hear() == (FrameKind.ACCEPT, [0], b"")
                 await impostor.say(FrameKind.CHUNK, 0, 2**32, payload=b"m" * CHUNK_BYTES)
                 await impostor.say(FrameKind.CHUNK, 0, 2**32 + CHUNK_BYTES, payload=b"end")

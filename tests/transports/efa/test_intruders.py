@@ -54,7 +54,7 @@ async def join(victim: Victim, before: Callable[[PeerAddress], Awaitable[None]])
         stream = await dial(card)
         await greet(stream, hello(), SECRET)
         await entered.wait()
-        await stream.send_all(pack(FrameKind.EAGER, 0, 0, 1, 7, payload_bytes=4) + b"here")
+        await stream.send_all(pack(FrameKind.EAGER, 0, 0, 1, 7, 0, payload_bytes=4) + b"here")
         await Impostor(stream).is_hung_up_on()
         await stream.aclose()
 
@@ -150,20 +150,20 @@ BAD_FRAMES: dict[str, bytes] = {
     "payload too long": pack(FrameKind.CHUNK, 0, 0, payload_bytes=LOCAL_CHUNK_BYTES + 1),
     "a header that came damaged": bytes([pack(FrameKind.BYE)[0] ^ 1]) + pack(FrameKind.BYE)[1:],
     "a checksum of nothing, by which nobody is named": pack(FrameKind.ACCEPT, 17, payload_checksum=b"12345678"),
-    "an eager message that came damaged": pack(FrameKind.EAGER, 0, 0, 1, 5, payload_checksum=b"12345678"),
+    "an eager message that came damaged": pack(FrameKind.EAGER, 0, 0, 1, 5, 0, payload_checksum=b"12345678"),
     "unknown kind": bytes([*bytes(8), len(FrameKind)]),
     "no such offer": pack(FrameKind.ACCEPT, 17),
-    "nothing was refused": pack(FrameKind.REFUSE, 17, 5),
+    "nothing was refused": pack(FrameKind.REFUSE, 17, 5, 0),
     "nothing was taken": pack(FrameKind.TAKEN, 17),
     "nothing was withdrawn": pack(FrameKind.WITHDRAWN, 17),
     "credit from nowhere": pack(FrameKind.CREDIT, 1),
     "no such rail": pack(FrameKind.LOST, 5, 0),
     "payload where none belongs": pack(FrameKind.ACCEPT, 1, payload_bytes=1) + b"x",
-    "eager message too long": pack(FrameKind.EAGER, 0, 0, 1, 0, payload_bytes=EAGER_BYTES + 1),
-    "unknown source": pack(FrameKind.EAGER, 0, 9, 1, 0),
-    "unknown destination": pack(FrameKind.OFFER, 0, 0, 9, 0, 8),
-    "source is here": pack(FrameKind.EAGER, 0, 2, 1, 0),
-    "announced twice": pack(FrameKind.EAGER, 0, 0, 1, 0) * 2,
+    "eager message too long": pack(FrameKind.EAGER, 0, 0, 1, 0, 0, payload_bytes=EAGER_BYTES + 1),
+    "unknown source": pack(FrameKind.EAGER, 0, 9, 1, 0, 0),
+    "unknown destination": pack(FrameKind.OFFER, 0, 0, 9, 0, 8, 0),
+    "source is here": pack(FrameKind.EAGER, 0, 2, 1, 0, 0),
+    "announced twice": pack(FrameKind.EAGER, 0, 0, 1, 0, 0) * 2,
     "unknown chunk": pack(FrameKind.CHUNK, 3, 0, payload_bytes=4) + b"abcd",
     "withdrawn in the far future": pack(FrameKind.WITHDRAW, 2**63),
 }
@@ -195,7 +195,7 @@ def test_chunks_must_fit_their_message() -> None:
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, lambda: victim.efa.endpoint(1).recv_into(0, 5, bytearray(nbytes)), errors)
-                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes)
+                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes, 0)
                 assert await impostor.hear() == (FrameKind.ACCEPT, [0], b"")
                 await impostor.say(FrameKind.CHUNK, 0, CHUNK_BYTES, payload=b"12345")
                 offset, size = chunk
@@ -219,7 +219,7 @@ def test_eager_data_has_a_budget() -> None:
 
     async def pour(impostor: Impostor) -> None:
         for number in range(10_000):
-            await impostor.say(FrameKind.EAGER, number, 0, 1, number, payload=bytes(EAGER_BYTES))
+            await impostor.say(FrameKind.EAGER, number, 0, 1, number, 0, payload=bytes(EAGER_BYTES))
 
     run(main)
 
@@ -227,8 +227,8 @@ def test_eager_data_has_a_budget() -> None:
 def test_a_frame_for_a_tag_that_nobody_knows_waits_and_harms_nobody() -> None:
     async def main() -> None:
         async with confronted() as (impostor, victim):
-            await impostor.say(FrameKind.EAGER, 0, 0, 1, 2**64 - 1, payload=b"nobody")
-            await impostor.say(FrameKind.EAGER, 1, 0, 1, 5, payload=b"somebody")
+            await impostor.say(FrameKind.EAGER, 0, 0, 1, 2**64 - 1, 0, payload=b"nobody")
+            await impostor.say(FrameKind.EAGER, 1, 0, 1, 5, 0, payload=b"somebody")
             out = bytearray(8)
             await victim.efa.endpoint(1).recv_into(0, 5, out)
             assert out == b"somebody"

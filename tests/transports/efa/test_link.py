@@ -139,7 +139,7 @@ def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_deat
     assert bytes(wanted.loan or b"")[: len(array)] == b"1" * len(array)
 
 
-PUSH_HEADER_BYTES = len(pack(FrameKind.PUSH, 0, 0, 0, 0, 0))
+PUSH_HEADER_BYTES = len(pack(FrameKind.PUSH, 0, 0, 0, 0, 0, 0))
 WHOLE_BYTES = EAGER_BYTES + 100
 
 
@@ -205,7 +205,7 @@ def test_nothing_is_read_of_a_rail_after_its_death() -> None:
     link = a_link(1, (1,), (0,))
     dying, other = Pipe(link, 0), Pipe(link, 1)
     end = receive(link, 5, 8)
-    message = pack(FrameKind.EAGER, 0, 1, 0, 5, payload_bytes=8) + b"12345678"
+    message = pack(FrameKind.EAGER, 0, 1, 0, 5, 0, payload_bytes=8) + b"12345678"
     dying.incoming = pack(FrameKind.LOST, 0, 0) + message
     trio.run(dying.read_until_dead)
     assert dying.dead
@@ -228,9 +228,9 @@ def test_nothing_is_counted_of_a_rail_that_died_of_an_answer() -> None:
     dying = Broken(link, 0)
     Pipe(link, 1)
     first, second = receive(link, 5, 100), receive(link, 6, 8)
-    dying.incoming = pack(FrameKind.PUSH, 0, 1, 0, 5, 100)
+    dying.incoming = pack(FrameKind.PUSH, 0, 1, 0, 5, 100, 0)
     dying.incoming += pack(FrameKind.CHUNK, 0, 0, payload_bytes=100) + bytes(100)
-    dying.incoming += pack(FrameKind.EAGER, 1, 1, 0, 6, payload_bytes=8) + b"12345678"
+    dying.incoming += pack(FrameKind.EAGER, 1, 1, 0, 6, 0, payload_bytes=8) + b"12345678"
     trio.run(dying.read_until_dead)
     assert dying.dead
     assert (first.ended, second.ended) == (True, False)

@@ -59,7 +59,8 @@ class Destinations:
 
 def eager(number: int, payload: bytes) -> bytes:
     return (
-        pack(FrameKind.EAGER, number, 1, 0, 5, payload_bytes=len(payload), payload_checksum=checksum(payload)) + payload
+        pack(FrameKind.EAGER, number, 1, 0, 5, 0, payload_bytes=len(payload), payload_checksum=checksum(payload))
+        + payload
     )
 
 
@@ -70,14 +71,20 @@ def chunk(offset: int, payload: bytes) -> bytes:
 def pushed(payload: bytes) -> bytes:
     """Return a message that comes with its announcement."""
     said = checksum(payload)
-    return pack(FrameKind.PUSH, 9, 1, 0, 6, len(payload), payload_bytes=len(payload), payload_checksum=said) + payload
+    return (
+        pack(FrameKind.PUSH, 9, 1, 0, 6, len(payload), 0, payload_bytes=len(payload), payload_checksum=said) + payload
+    )
 
 
 def conversation() -> tuple[bytes, bytes]:
     """Return frames of all lengths, and the long message among them, the beginning of which is sent once more."""
     source = random.Random(1)
     message = source.randbytes(LONG_BYTES)
-    frames = [eager(0, b"small"), eager(1, source.randbytes(EAGER_BYTES)), pack(FrameKind.PUSH, 2, 1, 0, 6, LONG_BYTES)]
+    frames = [
+        eager(0, b"small"),
+        eager(1, source.randbytes(EAGER_BYTES)),
+        pack(FrameKind.PUSH, 2, 1, 0, 6, LONG_BYTES, 0),
+    ]
     frames += [chunk(0, message[:CHUNK_BYTES]), eager(3, b""), chunk(CHUNK_BYTES, message[CHUNK_BYTES:])]
     frames += [eager(4, source.randbytes(EAGER_BYTES)), *(eager(5 + i, b"x") for i in range(600))]
     frames += [pushed(message[:70_000]), pushed(message[:100])]

@@ -52,7 +52,7 @@ def hear(engine: Engine, kind: int, fields: Sequence[int], payload: bytes = b"")
     elif kind == Kind.EAGER:
         engine.incoming.handle_eager(fields, memoryview(payload))
     else:
-        engine.handle(kind, fields)
+        engine.handle(kind, [*fields, payload] if kind in (Kind.REFUSE, Kind.SIGNATURE) else fields)
 
 
 @pytest.mark.parametrize(("places", "push_bytes"), [(None, 0), (None, LONG_BYTES), (1, 0)])
@@ -81,13 +81,24 @@ def test_whatever_is_said_is_acted_upon_or_refused(
         for _ in range(60):
             kind = chance.choice(list(Kind))
             fields = {
-                Kind.EAGER: [chance.randrange(8), chance.choice((1, 2, 2, 9)), 0, chance.randrange(4)],
-                Kind.OFFER: [chance.randrange(8), 1, chance.choice((0, 0, 0, 7)), chance.randrange(4), LONG_BYTES],
-                Kind.PUSH: [chance.randrange(4), 1, chance.choice((0, 0, 0, 7)), chance.randrange(4), LONG_BYTES],
-                Kind.REFUSE: [chance.randrange(4), 5],
+                Kind.EAGER: [
+                    chance.randrange(8),
+                    chance.choice((1, 2, 2, 9)),
+                    0,
+                    chance.randrange(4),
+                    chance.randrange(3),
+                ],
+                Kind.OFFER: [chance.randrange(8), 1, chance.choice((0, 0, 0, 7)), chance.randrange(4), LONG_BYTES, 0],
+                Kind.PUSH: [chance.randrange(4), 1, chance.choice((0, 0, 0, 7)), chance.randrange(4), LONG_BYTES, 0],
+                Kind.REFUSE: [chance.randrange(4), 5, 0],
+                Kind.SIGNATURE: [chance.randrange(8), chance.choice((0, 1, 2, 4096)), chance.getrandbits(64)],
                 Kind.CHUNK: [chance.randrange(8), chance.choice((0, limits.chunk_bytes, 7))],
             }.get(kind, [chance.randrange(8)])
-            sizes = {Kind.EAGER: (0, 8, 30_000), Kind.CHUNK: (0, 8, 100, limits.chunk_bytes)}.get(kind, (0,))
+            sizes = {
+                Kind.EAGER: (0, 8, 30_000),
+                Kind.CHUNK: (0, 8, 100, limits.chunk_bytes),
+                Kind.SIGNATURE: (0, 88, 89),
+            }.get(kind, (0,))
             try:
                 hear(engine, kind, fields, bytes(chance.choice(sizes)))
             except ProtocolError:
@@ -104,18 +115,18 @@ def test_announcements_are_matched_in_the_order_of_their_numbers() -> None:
     ends = [receive(engine, 5, 8) for _ in range(3)]
     for number in (2, 1, 0):
         assert [end.matched for end in ends] == [False] * 3
-        hear(engine, Kind.EAGER, [number, 1, 0, 5], number.to_bytes(8, "little"))
+        hear(engine, Kind.EAGER, [number, 1, 0, 5, 0], number.to_bytes(8, "little"))
     assert [bytes(end.loan or b"") for end in ends] == [i.to_bytes(8, "little") for i in range(3)]
 
 
 def test_a_refused_offer_tells_both_lengths_at_both_ends() -> None:
     engine = an_engine()
     wanted = receive(engine, 5, 8)
-    hear(engine, Kind.OFFER, [0, 1, 0, 5, 10**6])
-    assert said(engine) == [(Kind.REFUSE, (0, 8))]
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, 10**6, 0])
+    assert said(engine) == [(Kind.REFUSE, (0, 8, 0))]
     offered = send(engine, 5, 10**6)
-    assert said(engine) == [(Kind.OFFER, (0, 0, 1, 5, 10**6))]
-    hear(engine, Kind.REFUSE, [0, 8])
+    assert said(engine) == [(Kind.OFFER, (0, 0, 1, 5, 10**6, 0))]
+    hear(engine, Kind.REFUSE, [0, 8, 0])
     for end in (wanted, offered):
         assert isinstance(end.error, LengthMismatchError)
         assert (end.error.sent_bytes, end.error.expected_bytes) == (10**6, 8)
@@ -123,8 +134,8 @@ def test_a_refused_offer_tells_both_lengths_at_both_ends() -> None:
 
 def test_a_withdrawn_offer_makes_way_for_the_next() -> None:
     engine = an_engine()
-    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES])
-    hear(engine, Kind.EAGER, [1, 1, 0, 5], b"12345678")
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES, 0])
+    hear(engine, Kind.EAGER, [1, 1, 0, 5, 0], b"12345678")
     hear(engine, Kind.WITHDRAW, [0])
     assert said(engine) == [(Kind.WITHDRAWN, (0,))]
     (arrival,) = engine.incoming.arrived[1, 0, 5]
@@ -134,7 +145,7 @@ def test_a_withdrawn_offer_makes_way_for_the_next() -> None:
 def test_a_withdrawal_after_the_match_is_not_answered() -> None:
     engine = an_engine()
     receive(engine, 5, LONG_BYTES)
-    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES])
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES, 0])
     hear(engine, Kind.WITHDRAW, [0])
     assert said(engine) == [(Kind.ACCEPT, (0,))]
 
@@ -163,7 +174,7 @@ def test_places_are_taken_in_the_order_of_the_matches() -> None:
     engine = an_engine(Limits(eager_bytes=0, chunk_bytes=LONG_BYTES, places=1))
     ends = [receive(engine, tag, 8) for tag in range(3)]
     for tag in range(3):
-        hear(engine, Kind.OFFER, [tag, 1, 0, tag, 8])
+        hear(engine, Kind.OFFER, [tag, 1, 0, tag, 8, 0])
     for tag in range(3):
         assert said(engine) == [*([(Kind.TAKEN, (tag - 1,))] if tag else []), (Kind.ACCEPT, (tag,))]
         hear(engine, Kind.CHUNK, [tag, 0], tag.to_bytes(8, "little"))
@@ -204,14 +215,14 @@ def test_who_watches_is_woken_by_what_nobody_waits_for() -> None:
 
     engine.incoming.watchers.append(wake)
     receive(engine, 5, 8)
-    hear(engine, Kind.EAGER, [0, 1, 0, 5], b"12345678")
+    hear(engine, Kind.EAGER, [0, 1, 0, 5, 0], b"12345678")
     assert woken == []
-    hear(engine, Kind.EAGER, [1, 1, 0, 6], b"12345678")
-    hear(engine, Kind.OFFER, [2, 1, 0, 5, LONG_BYTES])
+    hear(engine, Kind.EAGER, [1, 1, 0, 6, 0], b"12345678")
+    hear(engine, Kind.OFFER, [2, 1, 0, 5, LONG_BYTES, 0])
     assert woken == [1, 2]
     assert engine.incoming.awaited
     engine.incoming.watchers.remove(wake)
-    hear(engine, Kind.EAGER, [3, 1, 0, 5], b"")
+    hear(engine, Kind.EAGER, [3, 1, 0, 5, 0], b"")
     engine.close()
     assert woken == [1, 2]
     assert not engine.incoming.awaited
@@ -220,8 +231,8 @@ def test_who_watches_is_woken_by_what_nobody_waits_for() -> None:
 def test_the_oldest_message_is_first_whatever_its_lane() -> None:
     engine = an_engine()
     for number, tag in enumerate((5, 4, 5)):
-        hear(engine, Kind.EAGER, [number, 1, 0, tag], b"12345678")
-    hear(engine, Kind.EAGER, [3, 1, 0, 99], b"above")
+        hear(engine, Kind.EAGER, [number, 1, 0, tag, 0], b"12345678")
+    hear(engine, Kind.EAGER, [3, 1, 0, 99, 0], b"above")
     order = []
     while announced := list(engine.incoming.announced_messages({(1, 0, 0)}, 4)):
         first = min(announced, key=lambda message: message.since_ns)
@@ -236,13 +247,13 @@ def test_eager_data_has_a_budget_which_comes_back_as_it_is_received() -> None:
     engine = an_engine(limits)
     for number in range(10):  # more than the budget, but never more than is credited
         wanted = receive(engine, 5, 100)
-        hear(engine, Kind.EAGER, [number, 1, 0, 5], bytes(100))
+        hear(engine, Kind.EAGER, [number, 1, 0, 5, 0], bytes(100))
         assert wanted.ended
         assert said(engine) == [(Kind.CREDIT, (100,))]
     for number in range(10, 14):
-        hear(engine, Kind.EAGER, [number, 1, 0, 5], bytes(100))
+        hear(engine, Kind.EAGER, [number, 1, 0, 5, 0], bytes(100))
     with pytest.raises(ProtocolError, match="peer sent more eager data than the agreed 400 bytes"):
-        hear(engine, Kind.EAGER, [14, 1, 0, 5], b"x")
+        hear(engine, Kind.EAGER, [14, 1, 0, 5, 0], b"x")
 
 
 @pytest.mark.parametrize(("nbytes", "leaves"), [(99, True), (100, True), (101, False)])
@@ -266,11 +277,11 @@ def test_a_message_leaves_eagerly_up_to_the_budget(budget_bytes: int, leaves: bo
 def test_what_may_wait_and_what_may_be_early_is_bounded() -> None:
     limits = Limits(eager_bytes=100, chunk_bytes=100, waiting=3)
     engine = an_engine(limits)
-    hear(engine, Kind.OFFER, [0, 1, 0, 5, 1000])
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, 1000, 0])
     for number in (7, 9):
-        hear(engine, Kind.OFFER, [number, 1, 0, 5, 1000])
+        hear(engine, Kind.OFFER, [number, 1, 0, 5, 1000, 0])
     with pytest.raises(ProtocolError, match="peer announced more than 3 messages that no rank receives"):
-        hear(engine, Kind.OFFER, [11, 1, 0, 5, 1000])
+        hear(engine, Kind.OFFER, [11, 1, 0, 5, 1000, 0])
     hear(engine, Kind.WITHDRAW, [4])
     for kind in (Kind.WITHDRAW, Kind.ABANDON):
         with pytest.raises(ProtocolError, match="peer withdrew offer 5, beyond the window of 3"):
@@ -282,10 +293,10 @@ def test_a_withdrawal_may_overtake_its_offer(kind: Kind) -> None:
     engine = an_engine()
     wanted = receive(engine, 5, 8)
     hear(engine, kind, [0])
-    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES])
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES, 0])
     assert not wanted.ended
     assert said(engine) == [(Kind.WITHDRAWN, (0,))]
-    hear(engine, Kind.EAGER, [1, 1, 0, 5], b"12345678")
+    hear(engine, Kind.EAGER, [1, 1, 0, 5, 0], b"12345678")
     assert wanted.ended
     assert wanted.error is None
 
@@ -294,7 +305,7 @@ def test_an_abandoned_message_makes_place() -> None:
     engine = an_engine(Limits(eager_bytes=0, chunk_bytes=LONG_BYTES, places=1))
     first, second = (receive(engine, tag, 8) for tag in range(2))
     for tag in range(2):
-        hear(engine, Kind.OFFER, [tag, 1, 0, tag, 8])
+        hear(engine, Kind.OFFER, [tag, 1, 0, tag, 8, 0])
     assert said(engine) == [(Kind.ACCEPT, (0,))]
     hear(engine, Kind.ABANDON, [0])
     assert isinstance(first.error, LinkLostError)
@@ -346,7 +357,7 @@ def test_a_cancelled_send_whose_receiver_is_lost_was_in_time() -> None:
 def test_a_chunk_comes_once() -> None:
     engine = an_engine()
     receive(engine, 5, LONG_BYTES)
-    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES])
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES, 0])
     hear(engine, Kind.CHUNK, [0, 0], bytes(LIMITS.chunk_bytes))
     with pytest.raises(ProtocolError, match="message 0 has no chunk of 100000 bytes at 0, or received it already"):
         hear(engine, Kind.CHUNK, [0, 0], bytes(LIMITS.chunk_bytes))
@@ -398,14 +409,14 @@ def test_where_the_wire_says_what_has_left_the_receiver_cannot() -> None:
 PUSHING = Limits(
     eager_bytes=40_000, chunk_bytes=100_000, push_bytes=2 * LONG_BYTES, budget_bytes=3 * LONG_BYTES, confirmed=False
 )
-PUSHED = (0, 1, 0, 5, LONG_BYTES)
+PUSHED = (0, 1, 0, 5, LONG_BYTES, 0)
 
 
 def test_a_message_that_nobody_asked_for_leaves_at_once_and_has_been_sent_when_it_has_left() -> None:
     engine = an_engine(PUSHING)
     end = send(engine, 5, LONG_BYTES)
     message = engine.outgoing.next_message()
-    assert message == (Kind.PUSH, (0, 0, 1, 5, LONG_BYTES), None)
+    assert message == (Kind.PUSH, (0, 0, 1, 5, LONG_BYTES, 0), None)
     chunks = [engine.outgoing.next_chunk(), engine.outgoing.next_chunk()]
     assert [chunk.nbytes for chunk in chunks if chunk is not None] == [LIMITS.chunk_bytes, 100]
     assert engine.outgoing.next_chunk() is None
@@ -476,7 +487,7 @@ def test_who_waits_for_a_message_that_has_come_in_part_hears_of_its_loss() -> No
 def test_of_messages_that_nobody_asked_for_only_whole_ones_outlive_their_sender(keep: bool) -> None:
     engine = an_engine(PUSHING)
     for number in range(2):
-        hear(engine, Kind.PUSH, (number, 1, 0, number, LONG_BYTES))
+        hear(engine, Kind.PUSH, (number, 1, 0, number, LONG_BYTES, 0))
         hear(engine, Kind.CHUNK, [number, 0], bytes(LIMITS.chunk_bytes))
     hear(engine, Kind.CHUNK, [0, LIMITS.chunk_bytes], bytes(100))
     engine.end("process 1 has left", keep_arrived=keep)
@@ -489,22 +500,22 @@ def test_of_messages_that_nobody_asked_for_only_whole_ones_outlive_their_sender(
         (
             PUSHING,
             [],
-            (0, 9, 0, 5, LONG_BYTES),
+            (0, 9, 0, 5, LONG_BYTES, 0),
             "peer sent a message of ranks that it does not join: 9 to 0",
         ),
-        (PUSHING, [], (1, 1, 0, 5, LONG_BYTES), "peer pushed message 1 before message 0"),
+        (PUSHING, [], (1, 1, 0, 5, LONG_BYTES, 0), "peer pushed message 1 before message 0"),
         (PUSHING, [PUSHED], PUSHED, "peer pushed message 0 before message 1"),
         (
             PUSHING,
             [],
-            (0, 1, 0, 5, 2 * LONG_BYTES + 1),
+            (0, 1, 0, 5, 2 * LONG_BYTES + 1, 0),
             f"peer pushed message 0 of {2 * LONG_BYTES + 1} bytes, not {2 * LONG_BYTES} at most",
         ),
         (LIMITS, [], PUSHED, f"peer pushed message 0 of {LONG_BYTES} bytes, not 0 at most"),
         (
             PUSHING,
-            [(number, 1, 0, 5, LONG_BYTES) for number in range(2)],
-            (2, 1, 0, 5, LONG_BYTES),
+            [(number, 1, 0, 5, LONG_BYTES, 0) for number in range(2)],
+            (2, 1, 0, 5, LONG_BYTES, 0),
             f"peer sent more eager data than the agreed {3 * LONG_BYTES} bytes",
         ),
     ],
@@ -565,7 +576,7 @@ def test_the_sender_hears_that_all_has_come_before_who_waits_for_it_does() -> No
     engine.incoming.flush_answers = lambda: order.append(said(engine))
     end = receive(engine, 5, LONG_BYTES)
     end.wake = lambda _: order.append("woken")
-    engine.handle(Kind.OFFER, (0, 1, 0, 5, LONG_BYTES))
+    engine.handle(Kind.OFFER, (0, 1, 0, 5, LONG_BYTES, 0))
     assert said(engine) == [(Kind.ACCEPT, (0,))]
     hear(engine, Kind.CHUNK, (0, 0), bytes(LIMITS.chunk_bytes))
     assert order == []

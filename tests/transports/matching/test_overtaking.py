@@ -39,7 +39,7 @@ def test_a_message_is_whole_in_whatever_order_its_parts_come(order: tuple[str, .
     engine, out = an_engine(), bytearray(150)
     end = Receive((1, 0, 5), None if lend else memoryview(out), 150)
     events = {
-        "announced": lambda: engine.handle(Kind.PUSH, (0, 1, 0, 5, 150)),
+        "announced": lambda: engine.handle(Kind.PUSH, (0, 1, 0, 5, 150, 0)),
         "first chunk": lambda: chunk(engine, 0, 0, TEXT[:100]),
         "second chunk": lambda: chunk(engine, 0, 100, TEXT[100:]),
         "wanted": lambda: engine.receive(end),
@@ -61,7 +61,7 @@ def test_messages_of_a_lane_meet_receives_in_the_order_of_their_numbers_however_
     for number in (2, 1, 0):
         assert [end.ended for end in ends] == [False] * 3
         chunk(engine, number, 0, bytes([number] * 100))
-        engine.handle(Kind.PUSH, (number, 1, 0, 5, 100))
+        engine.handle(Kind.PUSH, (number, 1, 0, 5, 100, 0))
     assert [bytes((end.loan or b"")[:100]) for end in ends] == [bytes([number] * 100) for number in range(3)]
 
 
@@ -70,7 +70,7 @@ def test_a_chunk_whose_rail_died_half_way_comes_again_to_where_it_was_coming() -
     engine, end = an_engine(), Receive((1, 0, 5), None, 150)
     engine.receive(end)
     engine.incoming.chunk_memory(0, 0, 100)[:50] = bytes(50)
-    engine.handle(Kind.PUSH, (0, 1, 0, 5, 150))
+    engine.handle(Kind.PUSH, (0, 1, 0, 5, 150, 0))
     chunk(engine, 0, 100, TEXT[100:])
     chunk(engine, 0, 0, TEXT[:100])
     assert bytes((end.loan or b"")[:150]) == TEXT
@@ -102,7 +102,7 @@ def test_an_announcement_that_does_not_fit_what_came_before_it_is_refused() -> N
     engine = an_engine()
     chunk(engine, 0, 0, bytes(70))
     with pytest.raises(ProtocolError, match=r"^message 0 has no chunk of 70 bytes at 0, or received it already$"):
-        engine.handle(Kind.PUSH, (0, 1, 0, 5, 150))
+        engine.handle(Kind.PUSH, (0, 1, 0, 5, 150, 0))
 
 
 def test_nothing_is_left_of_it_when_the_other_process_is_gone() -> None:

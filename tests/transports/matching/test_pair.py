@@ -10,11 +10,21 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transports.base import OPEN
 from transports.buffers import BounceBuffers
-from transports.failures import LengthMismatchError
+from transports.failures import LengthMismatchError, SignatureMismatchError
 from transports.matching import Engine, Limits, MessageKind, Receive, Send
+from transports.signature import OPEN_SIGNATURE, PlainSignature
 
 SIZES = (0, 3, 4, 9, 25)  # eager, eager, eager at most, three chunks, seven
+
+# None, two calls, and one whose length is open.
+CALLS = (
+    None,
+    PlainSignature(1 << 40 | 5, b"five"),
+    PlainSignature(1 << 40 | 6, b"six"),
+    PlainSignature(1 << 40, b"any"),
+)
 
 
 @dataclass
@@ -43,18 +53,18 @@ class Pair:
         """Up to this length a message may be sent before its receive is known."""
         return max(self.limits.eager_bytes, self.limits.push_bytes)
 
-    def send(self, rank: int, tag: int, nbytes: int, priority: int) -> None:
+    def send(self, rank: int, tag: int, nbytes: int, priority: int, call: int) -> None:
         side = self.sides[rank]
         side.texts.append(bytes([len(side.sends) % 256] * nbytes))
-        send = Send((rank, 1 - rank, tag), memoryview(side.texts[-1]), priority)
+        send = Send((rank, 1 - rank, tag), memoryview(side.texts[-1]), priority, CALLS[call])
         side.sends.append(send)
         side.engine.outgoing.announce(send)
 
-    def receive(self, rank: int, tag: int, nbytes: int, lend: int) -> None:
+    def receive(self, rank: int, tag: int, nbytes: int, lend: int, call: int) -> None:
         side = self.sides[rank]
         side.outs.append(bytearray(nbytes))
         view = None if lend else memoryview(side.outs[-1])
-        side.receives.append(Receive((1 - rank, rank, tag), view, nbytes))
+        side.receives.append(Receive((1 - rank, rank, tag), view, OPEN if lend == 2 else nbytes, CALLS[call]))
         side.engine.receive(side.receives[-1])
 
     def withdraw(self, rank: int, which: int) -> None:
@@ -88,7 +98,8 @@ class Pair:
             side.engine.incoming.chunk_memory(*fields, len(payload))[:] = payload
             side.engine.incoming.count_chunk(*fields, len(payload))
         else:
-            side.engine.handle(kind, fields)
+            texts = (MessageKind.REFUSE, MessageKind.SIGNATURE)
+            side.engine.handle(kind, (*fields, payload) if kind in texts else fields)
 
     def drain(self) -> None:
         """Let everything arrive."""
@@ -124,6 +135,14 @@ def check_end(pair: Pair) -> None:
 def check_met(pair: Pair, send: Send, text: bytes, receive: Receive, out: bytearray) -> None:
     assert send.ended
     assert receive.ended
+    theirs = send.signature or OPEN_SIGNATURE
+    if receive.signature is not None and not receive.signature.agrees(theirs.fingerprint):
+        assert isinstance(receive.error, SignatureMismatchError)
+        assert receive.theirs == theirs
+        if send.nbytes > pair.unasked_bytes:
+            assert isinstance(send.error, SignatureMismatchError)
+            assert send.theirs == receive.signature
+        return
     if send.nbytes == receive.nbytes:
         assert send.error is receive.error is None
         got = bytes(receive.loan or b"")[: len(text)] if receive.wants_loan else bytes(out)
@@ -134,10 +153,10 @@ def check_met(pair: Pair, send: Send, text: bytes, receive: Receive, out: bytear
         assert isinstance(send.error, LengthMismatchError)
 
 
-RANK, TAG, SIZE = st.integers(0, 1), st.integers(0, 1), st.sampled_from(SIZES)
+RANK, TAG, SIZE, CALL = st.integers(0, 1), st.integers(0, 1), st.sampled_from(SIZES), st.integers(0, 3)
 STEPS = st.one_of(
-    st.tuples(st.just("send"), RANK, TAG, SIZE, st.integers(-1, 1)),
-    st.tuples(st.just("receive"), RANK, TAG, SIZE, st.integers(0, 1)),
+    st.tuples(st.just("send"), RANK, TAG, SIZE, st.integers(-1, 1), CALL),
+    st.tuples(st.just("receive"), RANK, TAG, SIZE, st.integers(0, 2), CALL),
     st.tuples(st.just("withdraw"), RANK, st.integers(0, 9)),
     st.tuples(st.just("transmit"), RANK, st.integers(1, 5)),
     st.tuples(st.just("deliver"), RANK, st.integers(0, 9)),

@@ -8,6 +8,9 @@
    place. Inputs that are read in place may change only after all ranks have read them, so their owner waits. A row is
    used again after `ROWS` operations, once all ranks have finished with its contents.
 
+   Beside each row lies the signature of its operation. A rank that waits for others, and sees the row of one with the
+   same number but another call, ends in a mismatch; Python reads that signature then.
+
    Memory order: the word of a row is written last and read first, as a sequentially consistent atomic, so a reader of a
    phase sees all earlier writes. A rank looks for sleepers after it posts, and sleepers look at the rows after they have
    marked themselves as asleep (see `ring`). */
@@ -20,7 +23,7 @@
 #define ROWS 64              /* as `OPERATIONS` in transports/common.py */
 #define PAYLOAD_BYTES 4096   /* as there */
 #define NEAR_BYTES 32        /* payload that fits into a row */
-#define BOARD_BYTES (ROWS * (LINE + PAYLOAD_BYTES))
+#define BOARD_BYTES (ROWS * (LINE + PAYLOAD_BYTES + sizeof(Label)))
 #define COPIED_BYTES (1 << 20) /* inputs up to here are copied into mapped memory rather than read where they are */
 #define SLICED_BYTES (64 << 10) /* from here each of three or more ranks reduces a slice only */
 #define TAKEN_BYTES (512 << 10) /* what a thread does at once: two pieces and what is read stay in a cache of 2 MiB */
@@ -46,6 +49,14 @@ typedef struct {
 } Row;
 
 _Static_assert(sizeof(Row) == LINE, "a row fills a line");
+
+typedef struct { /* the signature of an operation in a row; only errors read it */
+    uint64_t fingerprint;
+    uint32_t text_bytes, unused;
+    char text[112];
+} Label;
+
+_Static_assert(sizeof(Label) == 2 * LINE && TEXT_BYTES <= 112, "a signature fits into two lines");
 
 typedef struct { /* a rank at a board */
     char *rows, *segment;
@@ -99,7 +110,7 @@ typedef struct { /* how the rank at a position carries out its operations with o
 } Table;
 
 /* What a run waits for or does. */
-enum { ROW, COPYING, MEETING, TAKING, REDUCING, SLICING, COLLECTING, LEAVING };
+enum { ROW, COPYING, MEETING, TAKING, REDUCING, SLICING, COLLECTING, LEAVING, PEEKING };
 
 typedef struct {
     uint64_t where;
@@ -110,9 +121,12 @@ struct Run { /* one rank's end of a collective */
     End end;
     Run *next;
     Board *board;
-    Table *table;
+    Table *table; /* NULL: it only waits for the row of a rank */
     char *source, *target;
     uint64_t number, tag, home; /* home: of a shared result, on the turn of this rank */
+    uint64_t fingerprint;       /* 0: no signature, and other calls are not looked for */
+    PyObject *text;             /* of the signature; or NULL */
+    int position;               /* of the rank that is peeked at, or whose row has another call */
     long priority;
     Place *place;
     int mode, phase, rowless, cancelled, over;
@@ -145,6 +159,11 @@ static char *payload_of(const Board *board, int position, uint64_t number, uint6
     if (nbytes <= NEAR_BYTES)
         return row_of(board, position, number)->near;
     return board->seats[position].rows + ROWS * LINE + number % ROWS * PAYLOAD_BYTES;
+}
+
+static Label *label_of(const Board *board, int position, uint64_t number)
+{
+    return (Label *)(board->seats[position].rows + ROWS * (LINE + PAYLOAD_BYTES)) + number % ROWS;
 }
 
 static int has_come(const Board *board, int position, uint64_t number, uint64_t tag, int phase)
@@ -441,6 +460,19 @@ static void begin_work(Engine *engine, Run *run, int phase, const Pull *pulls, i
     after_work(engine, run);
 }
 
+/* Write the signature of an operation beside its row, unless it is there from an earlier one. */
+static void write_label(const Run *run)
+{
+    Label *label = label_of(run->board, run->table->position, run->number);
+    const char *text = run->text == NULL ? "" : PyBytes_AS_STRING(run->text);
+    uint32_t text_bytes = run->text == NULL ? 0 : (uint32_t)PyBytes_GET_SIZE(run->text);
+    if (label->fingerprint == run->fingerprint && label->text_bytes == text_bytes &&
+        memcmp(label->text, text, text_bytes) == 0)
+        return;
+    label->fingerprint = run->fingerprint, label->text_bytes = text_bytes;
+    memcpy(label->text, text, text_bytes);
+}
+
 /* Post where the input lies. */
 static void post(Engine *engine, Run *run)
 {
@@ -448,6 +480,7 @@ static void post(Engine *engine, Run *run)
     const Board *board = run->board;
     Row *row = row_of(board, table->position, run->number);
     uint64_t where = 0;
+    write_label(run);
     if (run->mode == ON_BOARD) {
         where = table->nbytes;
         memcpy(payload_of(board, table->position, run->number, where), run->source, where);
@@ -490,7 +523,8 @@ static int find_shared(Run *run)
 static const Run *local_run(const Engine *engine, const Run *run, int position)
 {
     for (const Run *other = engine->runs; other != NULL; other = other->next)
-        if (other->board == run->board && other->table->position == position && other->tag == run->tag)
+        if (other->board == run->board && other->table != NULL && other->table->position == position &&
+            other->tag == run->tag)
             return other;
     return NULL;
 }
@@ -588,6 +622,42 @@ static int is_read_here(const Engine *engine, const Run *run)
     return 0;
 }
 
+/* Whether the row of a rank has the number of a run, but another call: the tag of an operation is 40 bits of its call, 16
+   of its number, and 8 for the phase. */
+static int calls_another(const Run *run, int position)
+{
+    uint64_t word = atomic_load(&row_of(run->board, position, run->number)->word), differs = word ^ run->tag;
+    return word != 0 && differs >> 24 && (differs >> 8 & 0xFFFF) == 0;
+}
+
+/* End a run that waits for a rank with another call, and wake the others: they wait in vain, too. Once it has posted
+   where its input lies, ranks with its call may read that: they must have taken it. One that comes later finds none. */
+static int end_mismatch(Engine *engine, Run *run)
+{
+    int found = -1, taken = 1;
+    for (int i = 0; i < run->table->size; i++) {
+        int another = calls_another(run, i);
+        found = another && found < 0 ? i : found;
+        taken &= another || i == run->table->position || has_come(run->board, i, run->number, run->tag, TAKEN);
+    }
+    if (run->fingerprint == 0 || found < 0 || (run->phase == LEAVING && !taken))
+        return 0;
+    if (run->mode == PRIVATE || run->mode == COMMON)
+        atomic_store(&row_of(run->board, run->table->position, run->number)->number_mode, (run->number + 1) << 8 | NO_HOME);
+    run->position = found;
+    end_run(engine, run, MISMATCH);
+    ring_others(engine, run->board);
+    return 1;
+}
+
+/* Whether a rank has posted an operation, or a later one in the same row. */
+static int has_posted(const Board *board, int position, uint64_t number)
+{
+    const Row *row = row_of(board, position, number);
+    uint64_t word = atomic_load(&row->word), after = atomic_load(&row->number_mode) >> 8;
+    return after > number + 1 || (after == number + 1 && word != 0 && ((word >> 8 ^ number) & 0xFFFF) == 0);
+}
+
 /* Whether an earlier operation of the same rank waits for a row, too. */
 static int is_behind(const Engine *engine, const Run *run)
 {
@@ -611,6 +681,12 @@ static int advance(Engine *engine, Run *run)
         if (failed) {
             end_run(engine, run, state);
             return 1;
+        }
+        if (run->phase == PEEKING) {
+            int posted = has_posted(run->board, run->position, run->number);
+            if (posted || run->board->lost)
+                end_run(engine, run, posted ? DONE : LOST);
+            return moved || posted || run->board->lost;
         }
         if (run->phase == ROW) {
             if (run->board->lost || (!is_behind(engine, run) && row_is_free(run))) {
@@ -637,6 +713,8 @@ static int advance(Engine *engine, Run *run)
         } else {
             if (run->board->lost && !is_read_here(engine, run))
                 end_run(engine, run, LOST);
+            else if ((run->phase == MEETING || run->phase == LEAVING) && end_mismatch(engine, run))
+                moved = 1;
             return moved;
         }
     }
@@ -713,6 +791,7 @@ static void Run_dealloc(Run *run)
     Py_XDECREF(run->end.owner);
     Py_XDECREF(run->board);
     Py_XDECREF(run->table);
+    Py_XDECREF(run->text);
     PyTypeObject *type = Py_TYPE(run);
     type->tp_free(run);
     Py_DECREF(type);
@@ -727,6 +806,7 @@ static PyGetSetDef Run_fields[] = {{"state", (getter)Run_state}, {NULL}};
 static PyMemberDef Run_members[] = {
     {"ended_ns", T_LONGLONG, offsetof(Run, ended_ns), READONLY},
     {"home", T_ULONGLONG, offsetof(Run, home), READONLY},
+    {"position", T_INT, offsetof(Run, position), READONLY},
     {"queued", T_INT, offsetof(Run, end.queued), READONLY},
     {NULL}};
 static PyType_Slot Run_slots[] = {
@@ -758,24 +838,24 @@ static int mode_for(const Run *run, Place **place)
 
 static Run *new_run(Board *board, Table *table, PyObject *owner)
 {
-    Run *run = PyObject_NewVar(Run, Run_type, table->size);
+    Run *run = PyObject_NewVar(Run, Run_type, board->size);
     if (run == NULL)
         return NULL;
     memset((char *)run + offsetof(Run, end.next_ended), 0, offsetof(Run, given) - offsetof(Run, end.next_ended));
-    run->end.owner = Py_NewRef(owner), run->end.heavy = table->heavy;
-    run->board = (Board *)Py_NewRef(board), run->table = (Table *)Py_NewRef(table);
+    run->end.owner = Py_NewRef(owner), run->end.heavy = table != NULL && table->heavy;
+    run->board = (Board *)Py_NewRef(board), run->table = (Table *)Py_XNewRef(table);
     return run;
 }
 
 /* Flags of a submission: there is no more memory to loan; the thread is about to wait for the run. */
 enum { NO_PLACES = 1, WAITED_FOR };
 
-/* submit(board, table, owner, number, tag, source, target, priority, home, how): begin a collective; None if it needs a
-   place that the board has not got, unless there is none to be had. */
+/* submit(board, table, owner, number, tag, source, target, priority, home, how[, fingerprint, text]): begin a collective;
+   None if it needs a place that the board has not got, unless there is none to be had. */
 PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 10 || Py_TYPE(args[0]) != Board_type || Py_TYPE(args[1]) != Table_type)
-        return PyErr_Format(PyExc_TypeError, "submit takes a board, a table, and 8 more arguments");
+    if ((count != 10 && count != 12) || Py_TYPE(args[0]) != Board_type || Py_TYPE(args[1]) != Table_type)
+        return PyErr_Format(PyExc_TypeError, "submit takes a board, a table, and 8 or 10 more arguments");
     Board *board = (Board *)args[0];
     Table *table = (Table *)args[1];
     unsigned long long number = PyLong_AsUnsignedLongLong(args[3]), tag = PyLong_AsUnsignedLongLong(args[4]);
@@ -786,6 +866,9 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
         priority = beyond * LONG_MAX;
     unsigned long long home = PyLong_AsUnsignedLongLong(args[8]);
     long how = PyLong_AsLong(args[9]);
+    unsigned long long fingerprint = count == 12 ? PyLong_AsUnsignedLongLong(args[10]) : 0;
+    if (count == 12 && (!PyBytes_Check(args[11]) || PyBytes_GET_SIZE(args[11]) > TEXT_BYTES))
+        return PyErr_Format(PyExc_ValueError, "the text of a signature is bytes, at most %d", TEXT_BYTES);
     if (PyErr_Occurred() || refuse_fork(engine) || start_spare(engine) < 0)
         return NULL;
     if (board->size != table->size || board->engine != engine)
@@ -794,6 +877,7 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
     if (run == NULL)
         return NULL;
     run->number = number, run->tag = tag, run->home = home, run->priority = priority;
+    run->fingerprint = fingerprint, run->text = count == 12 ? Py_NewRef(args[11]) : NULL;
     run->source = (char *)(uintptr_t)source, run->target = (char *)(uintptr_t)target;
     Place *place;
     int refused = 0, at_once = 0;
@@ -836,6 +920,32 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
         Py_DECREF(run);
         Py_RETURN_NONE;
     }
+    return (PyObject *)run;
+}
+
+/* peek(board, position, number, owner): wait until a rank has posted an operation, without taking part in it. */
+PyObject *Engine_peek(Engine *engine, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4 || Py_TYPE(args[0]) != Board_type)
+        return PyErr_Format(PyExc_TypeError, "peek takes a board, a position, a number, and an owner");
+    Board *board = (Board *)args[0];
+    long position = PyLong_AsLong(args[1]);
+    unsigned long long number = PyLong_AsUnsignedLongLong(args[2]);
+    if (PyErr_Occurred() || refuse_fork(engine) || start_spare(engine) < 0)
+        return NULL;
+    if (position < 0 || position >= board->size || board->engine != engine)
+        return PyErr_Format(PyExc_ValueError, "there is no rank at position %ld of this board", position);
+    Run *run = new_run(board, NULL, args[3]);
+    if (run == NULL)
+        return NULL;
+    run->number = number, run->position = (int)position, run->phase = PEEKING;
+    Py_INCREF(run); /* until it has ended and Python knows */
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    run->next = engine->runs, engine->runs = run;
+    begin_end(engine, &run->end);
+    unlock(engine);
+    Py_END_ALLOW_THREADS
     return (PyObject *)run;
 }
 
@@ -980,8 +1090,27 @@ static PyObject *Board_take_places(Board *board, PyObject *all)
     return found;
 }
 
+/* row(position, number): return word, number and mode, fingerprint and text of a row, as its rank has written them. */
+static PyObject *Board_row(Board *board, PyObject *args)
+{
+    int position;
+    unsigned long long number;
+    if (!PyArg_ParseTuple(args, "iK", &position, &number))
+        return NULL;
+    if (position < 0 || position >= board->size)
+        return PyErr_Format(PyExc_ValueError, "there is no rank at position %d of this board", position);
+    const Row *row = row_of(board, position, number);
+    uint64_t word = atomic_load(&row->word), number_mode = atomic_load(&row->number_mode);
+    Label label = *label_of(board, position, number);
+    if (label.text_bytes > TEXT_BYTES)
+        return PyErr_Format(PyExc_ValueError, "the text of a row claims %u bytes", label.text_bytes);
+    return Py_BuildValue("KKKy#", (unsigned long long)word, (unsigned long long)number_mode,
+                         (unsigned long long)label.fingerprint, label.text, (Py_ssize_t)label.text_bytes);
+}
+
 static PyMethodDef Board_methods[] = {{"lose", (PyCFunction)Board_lose, METH_NOARGS, "lose()"},
                                       {"add_place", (PyCFunction)Board_add_place, METH_VARARGS, "add_place(where, nbytes)"},
+                                      {"row", (PyCFunction)Board_row, METH_VARARGS, "row(position, number)"},
                                       {"take_places", (PyCFunction)Board_take_places, METH_O, "take_places(all)"},
                                       {NULL}};
 static PyType_Slot Board_slots[] = {

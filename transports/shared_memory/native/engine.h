@@ -29,9 +29,11 @@
 #include <unistd.h>
 
 #define LINE 64
+#define HEAD_BYTES (2 * LINE)
+#define LEAST_ROOM (HEAD_BYTES + LINE) /* to write a head, and some of what follows it */
 #define COUNTS_BYTES 256
 #define PIECE_BYTES (128 << 10) /* of a message: both sides of a long one copy at the same time, a piece each */
-#define SITE_BYTES 32
+#define TEXT_BYTES 88           /* longest text of a signature, as in transports/signature.py */
 #define KEPT_RINGS 4            /* how many rings of messages a receiver keeps for later receives, per peer */
 #define MOST_OFFERS (1 << 20)   /* that wait here per peer, as in transports/matching: more than any program has */
 #define BUCKETS 256             /* in which receives, and messages that come before theirs, lie by tag and lane */
@@ -42,6 +44,9 @@
 #define LONG_TURN_NS 1000000    /* a look that takes longer shows that others need the core */
 #define MOST_SKIPPED 31         /* looks in a row, after looks that found nothing */
 #define NONSENSE UINT64_MAX
+#define ANY_LENGTH UINT64_MAX /* of a receive */
+#define NO_LENGTH (UINT64_MAX - 1) /* that a message can have */
+#define ANY_SOURCE UINT32_MAX /* the upper half of the lane of a receive from any rank */
 #define ROUND_UP(n) (((n) + LINE - 1) & ~(uint64_t)(LINE - 1))
 
 /* -- memory that processes share ----------------------------------------------------------------------------------- */
@@ -65,18 +70,20 @@ typedef struct { /* in each process's own memory */
 enum { ATTENDED, BY_SPARE, BY_LOOP, UNKNOWN };
 
 /* WHOLE: the bytes follow. OFFER: they do not; offers are numbered from 0, in order. ASK: the receiver wants an offer,
-   whose number is the tag. REFUSE: it wants none of it, but so many bytes; NONSENSE: it has forgotten it, as the sender
-   asked. ANSWER: the bytes of an offer follow, whose number is the tag. NOTE: three integers for the process itself.
-   FORGET: the sender withdraws an offer, whose number is the tag. */
+   whose number is the tag. REFUSE: it wants none of it, but so many bytes, by the receiver's signature; NONSENSE: it has
+   forgotten it, as the sender asked. ANSWER: the bytes of an offer follow, whose number is the tag. NOTE: three integers
+   for the process itself. FORGET: the sender withdraws an offer, whose number is the tag. */
 enum { WHOLE = 1, OFFER, ASK, REFUSE, ANSWER, NOTE, FORGET };
 
 typedef struct {
     uint64_t tag, lane, nbytes; /* lane: which ranks of the two processes; 0: the processes have one each */
-    uint32_t call, kind;
-    char site[SITE_BYTES]; /* where the sender was called */
+    uint64_t fingerprint;       /* with the text, the signature of the call: see transports/signature.py */
+    uint32_t checksum;          /* of the rest of the head */
+    uint16_t kind, text_bytes;
+    char text[TEXT_BYTES];
 } Head;
 
-_Static_assert(sizeof(Head) == LINE, "a head fills a line");
+_Static_assert(sizeof(Head) == HEAD_BYTES, "a head fills two lines");
 _Static_assert(sizeof(Counts) <= COUNTS_BYTES, "the counts lie before the bytes");
 
 typedef struct {
@@ -87,9 +94,10 @@ typedef struct {
 
 /* -- memory of this process ---------------------------------------------------------------------------------------- */
 
-/* States of what a thread can wait for. The last two: of a collective that a program has to carry out for want of
-   common memory, and of one that was cancelled. */
-enum { PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED };
+/* States of what a thread can wait for. HOMELESS and CANCELLED: of a collective that a program has to carry out for want
+   of common memory, and of one that was cancelled. SIZED: of a receive of any length that has met a message, which waits
+   for `accept`. */
+enum { PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED, SIZED };
 
 typedef struct End { /* one rank's end of a message or of a collective */
     PyObject_HEAD
@@ -118,8 +126,10 @@ typedef struct Op { /* of a message */
     int control; /* NOTE or FORGET: the head is all there is */
     int withdrawn; /* a send whose offer the peer is asked to forget */
     long priority; /* of a send; lower is more urgent */
-    Head head;     /* of a receive that did not match: the sender's; of a send: its length is the receiver's */
-    uint64_t wanted; /* bytes of a receive */
+    Head head;     /* of a send that the peer has asked for: its length is the receiver's */
+    Head theirs;   /* of a receive that did not match, or is SIZED: the sender's; of a refused send: the receiver's */
+    uint64_t wanted; /* bytes of a receive; or ANY_LENGTH */
+    uint64_t claim;  /* number of the message that a SIZED receive has met */
     uint64_t moved, number; /* of its offer */
 } Op;
 
@@ -130,6 +140,7 @@ typedef struct {
 typedef struct Early { /* a message, or an offer, that came before its receive and stood in the way of others */
     struct Early *next;
     Op *op; /* a receive that takes it while its bytes arrive */
+    uint64_t claim; /* number by which a SIZED receive has met it, until it is accepted; or 0 */
     Head head;
     uint64_t moved, number;
     int64_t since_ns; /* time of its arrival */
@@ -191,6 +202,7 @@ typedef struct {
     int notes, taking, delivering; /* taking: the event loop is about to take both; delivering: it notifies owners */
     int probing; /* whether somebody wants to know of messages that no receive waits for */
     int64_t arrival_ns; /* time of the last message that arrived before its receive */
+    uint64_t claims;    /* how many messages have met a receive of any length */
     long owned; /* ends under way that have an owner */
     long pending;
     int coming;  /* messages that are coming in */
@@ -245,6 +257,8 @@ int progress_messages(Engine *engine);
 void release_messages(Engine *engine);
 PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count);
+PyObject *Engine_accept(Engine *engine, PyObject *const *args, Py_ssize_t count);
+PyObject *Engine_own(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_withdraw(Engine *engine, PyObject *given);
 PyObject *Engine_abandon(Engine *engine, PyObject *given);
 PyObject *Engine_lose(Engine *engine, PyObject *given);
@@ -261,6 +275,7 @@ int work_waits(const Engine *engine);
 void work(Engine *engine);
 void release_runs(Engine *engine);
 PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count);
+PyObject *Engine_peek(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_cancel(Engine *engine, PyObject *given);
 extern PyType_Spec Board_spec, Table_spec, Run_spec;
 extern PyTypeObject *Board_type, *Table_type, *Run_type;

@@ -27,6 +27,19 @@ static void copy_out(Ring *ring, uint64_t at, char *to, uint64_t nbytes)
     memcpy(to + first, ring->bytes, nbytes - first);
 }
 
+/* Return the checksum of a head: one wrong word changes it, whatever the bits, but for one case in 2^32. */
+static uint32_t checksum_of(const Head *head)
+{
+    const uint64_t factor = 0x9E3779B97F4A7C15;
+    uint64_t sums[4] = {1, 2, 3, 4}, words[HEAD_BYTES / 8];
+    Head copy = *head;
+    copy.checksum = 0;
+    memcpy(words, &copy, HEAD_BYTES);
+    for (int i = 0; i < HEAD_BYTES / 8; i++)
+        sums[i % 4] = (sums[i % 4] ^ words[i]) * factor; /* four chains, for the processor to do at once */
+    return (uint32_t)((((sums[0] * factor + sums[1]) * factor + sums[2]) * factor + sums[3]) * factor >> 32);
+}
+
 /* Return the bytes between two counts of a ring; NONSENSE unless they are whole lines that it can hold. */
 static uint64_t between(const Ring *ring, uint64_t behind, uint64_t ahead)
 {
@@ -46,7 +59,14 @@ static void append(Queue *queue, Op *op)
 
 static unsigned bucket(uint64_t tag, uint64_t lane)
 {
-    return (unsigned)(((tag ^ (lane * 0xD6E8FEB86659FD93)) * 0x9E3779B97F4A7C15) >> 56);
+    return (unsigned)(((tag ^ ((uint32_t)lane * 0xD6E8FEB86659FD93)) * 0x9E3779B97F4A7C15) >> 56); /* any source */
+}
+
+/* Whether a receive is for the messages of a tag and lane. */
+static int is_for(const Op *op, const Head *head)
+{
+    return op->head.tag == head->tag && (op->head.lane == head->lane || (op->head.lane >> 32 == ANY_SOURCE &&
+                                                                         (uint32_t)op->head.lane == (uint32_t)head->lane));
 }
 
 /* How far a send has begun. */
@@ -126,7 +146,7 @@ static void end(Engine *engine, Op *op, int state)
 
 static uint64_t kept_bytes(const Head *head)
 {
-    return head->kind == WHOLE ? LINE + ROUND_UP(head->nbytes) : 0;
+    return head->kind == WHOLE ? HEAD_BYTES + ROUND_UP(head->nbytes) : 0;
 }
 
 static void count_kept(Peer *peer, uint64_t kept)
@@ -202,9 +222,10 @@ static uint64_t room_left(const Ring *out)
 static void write_head(Ring *out, const Head *head, uint32_t kind)
 {
     Head written = *head;
-    written.kind = kind;
-    memcpy(out->bytes + out->own % out->room, &written, LINE);
-    out->own += LINE;
+    written.kind = (uint16_t)kind;
+    written.checksum = checksum_of(&written);
+    copy_in(out, out->own, (const char *)&written, HEAD_BYTES);
+    out->own += HEAD_BYTES;
 }
 
 /* Write the question of a receive for the offer that it has taken. */
@@ -212,6 +233,10 @@ static void ask(Engine *engine, Peer *peer, Op *op)
 {
     Head head = {.tag = op->number, .nbytes = op->wanted};
     take_out(&peer->asking, op);
+    if (op->refused) {
+        head = op->head, head.tag = op->number;
+        head.nbytes = op->wanted == ANY_LENGTH ? NO_LENGTH : op->wanted;
+    }
     write_head(&peer->out, &head, op->refused ? REFUSE : ASK);
     if (op->refused)
         end(engine, op, op->refused);
@@ -225,8 +250,8 @@ static int begin(Peer *peer, Op *op)
     Ring *out = &peer->out;
     if (op->begun) /* the peer has asked for it */
         write_head(out, &(Head){.tag = op->number, .nbytes = op->head.nbytes}, ANSWER);
-    else if (op->head.nbytes <= out->room - LINE &&
-             atomic_load(&out->counts->kept) + LINE + ROUND_UP(op->head.nbytes) <= KEPT_RINGS * out->room)
+    else if (op->head.nbytes <= out->room - HEAD_BYTES &&
+             atomic_load(&out->counts->kept) + HEAD_BYTES + ROUND_UP(op->head.nbytes) <= KEPT_RINGS * out->room)
         write_head(out, &op->head, WHOLE);
     else {
         write_head(out, &op->head, OFFER);
@@ -264,17 +289,17 @@ static int push(Engine *engine, int index)
     int urgent = 0;
     while (peer->sends.first != NULL || peer->asking.first != NULL || peer->forgotten != NULL) {
         uint64_t left = room_left(out);
-        if (left < 2 * LINE) {
+        if (left < LEAST_ROOM) {
             atomic_store(&out->counts->full, 1);
             left = room_left(out);
-            if (left < 2 * LINE && peer->sends.first != NULL && peer->sends.first->control)
+            if (left < LEAST_ROOM && peer->sends.first != NULL && peer->sends.first->control)
                 press(peer);
         }
         if (left == NONSENSE) {
             fail(engine, index);
             return 1;
         }
-        if (left < 2 * LINE)
+        if (left < LEAST_ROOM)
             break;
         Op *op = peer->sends.first;
         uint64_t n = 0;
@@ -288,7 +313,7 @@ static int push(Engine *engine, int index)
             take_out(&peer->sends, op);
             end(engine, op, DONE);
             urgent = 1;
-        } else if (op->begun == WRITING || (left -= LINE, begin(peer, op))) {
+        } else if (op->begun == WRITING || (left -= HEAD_BYTES, begin(peer, op))) {
             n = op->head.nbytes - op->moved;
             n = n < left ? n : left;
             n = n < PIECE_BYTES ? n : PIECE_BYTES;
@@ -315,12 +340,23 @@ static int push(Engine *engine, int index)
     return 1;
 }
 
+/* Whether two signatures disagree: in a part that both of them state. */
+static int disagree(uint64_t mine, uint64_t theirs)
+{
+    const uint64_t parts[] = {0xFFFFFF0000000000, 0x000000FFFFF00000, 0x00000000000FFFFF};
+    uint64_t difference = mine ^ theirs;
+    for (int i = 0; difference != 0 && i < 3; i++)
+        if (difference & parts[i] && mine & parts[i] && theirs & parts[i])
+            return 1;
+    return 0;
+}
+
 /* Find the first receive that matches a message, and remove it; `waits`: whether there are others for the peer. */
 static Op *matching(Engine *engine, int index, const Head *head, int *waits)
 {
     *waits = engine->peers[index].receiving || engine->from_any;
     for (Op *op = engine->receives[bucket(head->tag, head->lane)].first; op != NULL; op = op->next) {
-        if ((op->peer != index && op->peer >= 0) || op->head.tag != head->tag || op->head.lane != head->lane)
+        if ((op->peer != index && op->peer >= 0) || !is_for(op, head))
             continue;
         op->met = 1;
         take_receive(engine, op);
@@ -333,10 +369,11 @@ static Op *matching(Engine *engine, int index, const Head *head, int *waits)
 static int differs(Op *op, int index, const Head *head)
 {
     op->source = index;
-    if (op->head.call == head->call && op->head.nbytes == head->nbytes)
+    int other = disagree(op->head.fingerprint, head->fingerprint);
+    if (!other && op->wanted == head->nbytes)
         return 0;
-    op->head = *head;
-    return 1;
+    op->theirs = *head;
+    return other || op->wanted != ANY_LENGTH;
 }
 
 /* Let a receive take an offer. */
@@ -348,7 +385,7 @@ static void take_offer(Peer *peer, Op *op, uint64_t number, int differs)
 }
 
 /* Make room for the message that arrives; where there is no memory, receives that wait fail, and it is lost. */
-static void keep_early(Engine *engine, Peer *peer, uint64_t number)
+static void keep_early(Engine *engine, Peer *peer, uint64_t number, uint64_t claim)
 {
     const Head *head = &peer->head;
     Early *early = malloc(sizeof(Early) + (head->kind == WHOLE ? head->nbytes : 0));
@@ -357,6 +394,7 @@ static void keep_early(Engine *engine, Peer *peer, uint64_t number)
         return;
     }
     early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0, early->number = number;
+    early->claim = claim;
     int64_t now = now_ns();
     engine->arrival_ns = now > engine->arrival_ns ? now : engine->arrival_ns + 1;
     early->since_ns = engine->arrival_ns;
@@ -368,6 +406,14 @@ static void keep_early(Engine *engine, Peer *peer, uint64_t number)
     count_kept(peer, peer->kept + kept_bytes(head));
     if (engine->probing && engine->door >= 0)
         open_door(engine->door);
+}
+
+/* Let a receive of any length meet a message, which is kept until its owner accepts it. */
+static uint64_t claim(Engine *engine, Op *op)
+{
+    op->claim = ++engine->claims;
+    end(engine, op, SIZED);
+    return op->claim;
 }
 
 static void give_early(Engine *engine, Peer *peer, Early *early)
@@ -407,10 +453,8 @@ static int answered_offer(Engine *engine, Peer *peer)
         queue_send(&peer->sends, op);
     else if (peer->head.nbytes == NONSENSE)
         end(engine, op, WITHDRAWN);
-    else if (op->end.owner == NULL) /* the receiver's error notifies its thread */
-        end(engine, op, DONE);
     else {
-        op->head.nbytes = peer->head.nbytes;
+        op->theirs = peer->head;
         end(engine, op, MISMATCH);
     }
     return ALONE;
@@ -426,7 +470,7 @@ static int offer_is_withdrawn(Peer *peer)
         for (early = peer->early_in[i].first; early != NULL; early = early->next)
             if (early->head.kind == OFFER && early->number == peer->head.tag)
                 break;
-    if (early == NULL)
+    if (early == NULL || early->claim)
         return ALONE;
     Number *forgotten = malloc(sizeof(Number));
     if (forgotten == NULL)
@@ -444,7 +488,7 @@ static int offer_is_withdrawn(Peer *peer)
 static int answer_begins(Peer *peer)
 {
     Op *op = numbered(&peer->asked, peer->head.tag);
-    if (peer->head.tag >= peer->offers_in || (op != NULL && op->head.nbytes != peer->head.nbytes))
+    if (peer->head.tag >= peer->offers_in || (op != NULL && op->wanted != peer->head.nbytes))
         return BAD;
     if (op != NULL)
         take_out(&peer->asked, op);
@@ -460,7 +504,7 @@ static int message_begins(Engine *engine, int index)
     int waits;
     if (head->kind == OFFER && peer->early_offers == MOST_OFFERS)
         return BAD;
-    if (head->kind == WHOLE && (head->nbytes > peer->in.room - LINE ||
+    if (head->kind == WHOLE && (head->nbytes > peer->in.room - HEAD_BYTES ||
                                 peer->kept + kept_bytes(head) > (KEPT_RINGS + 1) * peer->in.room))
         return BAD;
     Op *op = matching(engine, index, head, &waits);
@@ -469,7 +513,9 @@ static int message_begins(Engine *engine, int index)
     uint64_t number = head->kind == OFFER ? peer->offers_in++ : 0;
     int other = op != NULL && differs(op, index, head);
     if (op == NULL)
-        keep_early(engine, peer, number);
+        keep_early(engine, peer, number, 0);
+    else if (!other && op->wanted == ANY_LENGTH)
+        keep_early(engine, peer, number, claim(engine, op));
     else if (head->kind == OFFER)
         take_offer(peer, op, number, other);
     else if (other)
@@ -482,6 +528,8 @@ static int message_begins(Engine *engine, int index)
 static int head_arrives(Engine *engine, int index)
 {
     Peer *peer = &engine->peers[index];
+    if (peer->head.checksum != checksum_of(&peer->head) || peer->head.text_bytes > TEXT_BYTES)
+        return BAD;
     switch (peer->head.kind) {
     case WHOLE:
     case OFFER:
@@ -516,13 +564,13 @@ static int pull(Engine *engine, int index)
             break;
         }
         if (there != NONSENSE && !peer->coming) {
-            memcpy(&peer->head, in->bytes + in->own % in->room, LINE);
-            head = head_arrives(engine, index);
+            copy_out(in, in->own, (char *)&peer->head, HEAD_BYTES);
+            head = there < HEAD_BYTES ? BAD : head_arrives(engine, index);
             if (head == UNWANTED)
                 break;
             if (head == BYTES_FOLLOW)
                 peer->coming = 1, engine->coming++, peer->moved = 0;
-            in->own += LINE, there -= LINE;
+            in->own += HEAD_BYTES, there -= HEAD_BYTES;
         }
         if (there == NONSENSE || head == BAD) {
             fail(engine, index);
@@ -567,20 +615,15 @@ static PyObject *Op_state(Op *op, void *unused)
     return PyLong_FromLong(atomic_load(&op->end.state));
 }
 
-static PyObject *Op_call(Op *op, void *unused)
+/* The fingerprint, text and length of the other end, where they differ or were not known. */
+static PyObject *Op_theirs(Op *op, void *unused)
 {
-    return Py_BuildValue("kK", (unsigned long)op->head.call, (unsigned long long)op->head.nbytes);
+    const Head *theirs = &op->theirs;
+    return Py_BuildValue("Ky#K", (unsigned long long)theirs->fingerprint, theirs->text, (Py_ssize_t)theirs->text_bytes,
+                         (unsigned long long)theirs->nbytes);
 }
 
-static PyObject *Op_site(Op *op, void *unused)
-{
-    return PyBytes_FromStringAndSize(op->head.site, strnlen(op->head.site, SITE_BYTES));
-}
-
-static PyGetSetDef Op_fields[] = {{"state", (getter)Op_state},
-                                  {"call", (getter)Op_call},
-                                  {"site", (getter)Op_site},
-                                  {NULL}};
+static PyGetSetDef Op_fields[] = {{"state", (getter)Op_state}, {"theirs", (getter)Op_theirs}, {NULL}};
 
 static PyMemberDef Op_members[] = {{"source", T_INT, offsetof(Op, source), READONLY},
                                    {"met", T_INT, offsetof(Op, met), READONLY},
@@ -593,8 +636,7 @@ PyType_Spec Op_spec = {"transports.shared_memory._native.Op", sizeof(Op), 0,
                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, Op_slots};
 PyTypeObject *Op_type;
 
-static Op *new_op(Engine *engine, int peer, uint64_t tag, uint32_t call, unsigned long long address, uint64_t nbytes,
-                  PyObject *keeps)
+static Op *new_op(Engine *engine, int peer, uint64_t tag, unsigned long long address, uint64_t nbytes, PyObject *keeps)
 {
     if (refuse_fork(engine))
         return NULL;
@@ -609,10 +651,27 @@ static Op *new_op(Engine *engine, int peer, uint64_t tag, uint32_t call, unsigne
         return NULL;
     memset((char *)op + offsetof(Op, end.next_ended), 0, sizeof(Op) - offsetof(Op, end.next_ended));
     op->keeps = Py_NewRef(keeps);
-    op->bytes = nbytes ? (char *)(uintptr_t)address : op->head.site; /* memory of nothing may be NULL */
+    op->bytes = nbytes ? (char *)(uintptr_t)address : op->head.text; /* memory of nothing may be NULL */
     op->peer = peer;
-    op->head.tag = tag, op->head.call = call, op->head.nbytes = op->wanted = nbytes;
+    op->head.tag = tag, op->head.nbytes = op->wanted = nbytes;
     return op;
+}
+
+/* Give an op its signature. Return -1 with an error if the text is too long. */
+static int sign(Op *op, PyObject *fingerprint, PyObject *given)
+{
+    char *text;
+    Py_ssize_t length;
+    op->head.fingerprint = PyLong_AsUnsignedLongLongMask(fingerprint);
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(given, &text, &length) < 0)
+        return -1;
+    if (length > TEXT_BYTES) {
+        PyErr_Format(PyExc_ValueError, "the text of a signature has at most %d bytes, not %zd", TEXT_BYTES, length);
+        return -1;
+    }
+    op->head.text_bytes = (uint16_t)length;
+    memcpy(op->head.text, text, length);
+    return 0;
 }
 
 /* Give an op its owner, if there is one. */
@@ -620,28 +679,7 @@ static void own(Op *op, PyObject *owner, int submitting)
 {
     op->end.owner = Py_NewRef(owner);
     op->end.submitting = submitting;
-    op->end.heavy = op->wanted > PIECE_BYTES;
-}
-
-/* Unlock the engine after an op was begun; return whether it has ended at once, and nobody else knows it. */
-static int op_is_begun(Engine *engine, Op *op)
-{
-    attend(engine);
-    int at_once = op->end.submitting == ENDED_AT_ONCE;
-    op->end.submitting = 0;
-    unlock(engine);
-    return at_once;
-}
-
-/* Return an op that was begun to its caller. */
-static PyObject *begun(Engine *engine, Op *op, int at_once)
-{
-    if (at_once) {
-        Py_CLEAR(op->end.owner);
-        Py_DECREF(op);
-    }
-    release_ended(engine);
-    return (PyObject *)op;
+    op->end.heavy = op->wanted > PIECE_BYTES && op->wanted != ANY_LENGTH;
 }
 
 /* Return the address of a buffer, or the number that is given instead of one. */
@@ -664,52 +702,65 @@ static long clamped(PyObject *given)
     return beyond ? beyond * LONG_MAX : found;
 }
 
-static void begin_send(Engine *engine, int index, Op *op)
+static void begin_send(Engine *engine, Op *op)
 {
-    Peer *to = &engine->peers[index];
+    Peer *to = &engine->peers[op->peer];
     begin_end(engine, &op->end);
     if (to->corrupt || to->lost)
         end(engine, op, to->corrupt ? CORRUPT : LOST);
     else {
         queue_send(&to->sends, op);
         if (to->sends.first == op)
-            push(engine, index);
+            push(engine, op->peer);
         if (op->control && atomic_load(&op->end.state) == PENDING)
             press(to); /* it waits behind a message that is half written, and that the peer may not want */
     }
 }
 
+/* Begin an op of the peer, once it has been made; return it. */
+static PyObject *start(Engine *engine, Op *op, void (*begin)(Engine *engine, Op *op))
+{
+    int at_once;
+    Py_INCREF(op); /* as long as it is pending */
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    begin(engine, op);
+    attend(engine);
+    at_once = op->end.submitting == ENDED_AT_ONCE; /* then nobody else knows it */
+    op->end.submitting = 0;
+    unlock(engine);
+    Py_END_ALLOW_THREADS
+    if (at_once) {
+        Py_CLEAR(op->end.owner);
+        Py_DECREF(op);
+    }
+    release_ended(engine);
+    return (PyObject *)op;
+}
+
+/* send(peer, tag, fingerprint, text, address, nbytes, keeps[, lane, priority, owner]) */
 PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 7 && count != 10)
         return PyErr_Format(PyExc_TypeError, "send takes 7 arguments or 10");
     int peer = (int)PyLong_AsLong(args[0]);
     uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]);
-    uint32_t call = (uint32_t)PyLong_AsUnsignedLongMask(args[2]);
     unsigned long long address = address_in(args[4], args[6], 0);
     uint64_t nbytes = PyLong_AsUnsignedLongLong(args[5]);
     uint64_t lane = count == 10 ? PyLong_AsUnsignedLongLong(args[7]) : 0;
     long priority = count == 10 ? clamped(args[8]) : 0;
-    char *site;
-    Py_ssize_t length;
-    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[3], &site, &length) < 0)
+    if (PyErr_Occurred())
         return NULL;
     Op *op = peer < 0 ? (PyErr_SetString(PyExc_ValueError, "a send has one peer"), NULL)
-                      : new_op(engine, peer, tag, call, address, nbytes, args[6]);
-    if (op == NULL)
+                      : new_op(engine, peer, tag, address, nbytes, args[6]);
+    if (op == NULL || sign(op, args[2], args[3]) < 0) {
+        Py_XDECREF(op);
         return NULL;
-    memcpy(op->head.site, site, length < SITE_BYTES ? length : SITE_BYTES);
+    }
     op->head.lane = lane, op->priority = priority;
     if (count == 10)
         own(op, args[9], SUBMITTING);
-    int at_once;
-    Py_INCREF(op); /* as long as it is pending */
-    Py_BEGIN_ALLOW_THREADS
-    lock(engine);
-    begin_send(engine, peer, op);
-    at_once = op_is_begun(engine, op);
-    Py_END_ALLOW_THREADS
-    return begun(engine, op, at_once);
+    return start(engine, op, begin_send);
 }
 
 /* note(peer, word, word, word[, owner]): write three integers for a peer, whose event loop takes them. */
@@ -721,37 +772,32 @@ PyObject *Engine_note(Engine *engine, PyObject *const *args, Py_ssize_t count)
     uint64_t words[3];
     for (int i = 0; i < 3; i++)
         words[i] = PyLong_AsUnsignedLongLongMask(args[1 + i]);
-    Op *op = PyErr_Occurred() ? NULL : new_op(engine, peer, words[0], 0, 0, 0, Py_None);
+    Op *op = PyErr_Occurred() ? NULL : new_op(engine, peer, words[0], 0, 0, Py_None);
     if (op == NULL)
         return NULL;
     op->control = NOTE, op->priority = LONG_MIN;
     op->head.lane = words[1], op->head.nbytes = words[2];
     if (count == 5)
         own(op, args[4], SUBMITTING);
-    int at_once;
-    Py_INCREF(op);
-    Py_BEGIN_ALLOW_THREADS
-    lock(engine);
-    begin_send(engine, peer, op);
-    at_once = op_is_begun(engine, op);
-    Py_END_ALLOW_THREADS
-    return begun(engine, op, at_once);
+    return start(engine, op, begin_send);
 }
 
+/* Return the oldest message for a receive that is here, and where it comes from; NULL: there is none. */
 static Early *early_for(Engine *engine, Op *op, int *from)
 {
+    Early *oldest = NULL;
     for (int i = 0; i < engine->size; i++) {
-        int index = (engine->turn + i) % engine->size;
-        if (op->peer >= 0 && op->peer != index)
+        if (op->peer >= 0 && op->peer != i)
             continue;
-        const EarlyQueue *queue = &engine->peers[index].early_in[bucket(op->head.tag, op->head.lane)];
-        for (Early *early = queue->first; early != NULL; early = early->next)
-            if (early->head.tag == op->head.tag && early->head.lane == op->head.lane && early->op == NULL) {
-                *from = index;
-                return early;
+        for (Early *early = engine->peers[i].early_in[bucket(op->head.tag, op->head.lane)].first; early != NULL;
+             early = early->next)
+            if (is_for(op, &early->head) && early->op == NULL && early->claim == op->claim) {
+                if (oldest == NULL || early->since_ns < oldest->since_ns)
+                    oldest = early, *from = i;
+                break;
             }
     }
-    return NULL;
+    return oldest;
 }
 
 static void take_early(Engine *engine, Op *op, int from, Early *early)
@@ -759,6 +805,10 @@ static void take_early(Engine *engine, Op *op, int from, Early *early)
     Peer *peer = &engine->peers[from];
     int other = differs(op, from, &early->head);
     op->met = 1;
+    if (!other && op->wanted == ANY_LENGTH) {
+        early->claim = claim(engine, op);
+        return;
+    }
     if (early->head.kind == WHOLE && !other) {
         early->op = op;
         if (peer->early != early)
@@ -785,43 +835,85 @@ static int corrupt_peer(Engine *engine, int peer)
     return -1;
 }
 
-PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count)
+static void begin_receive(Engine *engine, Op *op)
 {
-    if (count != 6 && count != 8)
-        return PyErr_Format(PyExc_TypeError, "receive takes 6 arguments or 8");
-    int peer = (int)PyLong_AsLong(args[0]);
-    uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]);
-    uint32_t call = (uint32_t)PyLong_AsUnsignedLongMask(args[2]);
-    unsigned long long address = address_in(args[3], args[5], 1);
-    uint64_t nbytes = PyLong_AsUnsignedLongLong(args[4]);
-    uint64_t lane = count == 8 ? PyLong_AsUnsignedLongLong(args[6]) : 0;
-    if (PyErr_Occurred())
-        return NULL;
-    Op *op = new_op(engine, peer, tag, call, address, nbytes, args[5]);
-    if (op == NULL)
-        return NULL;
-    op->head.lane = lane;
-    if (count == 8)
-        own(op, args[7], SUBMITTING_IN_ORDER);
-    int at_once;
-    Py_INCREF(op);
-    Py_BEGIN_ALLOW_THREADS
-    lock(engine);
-    begin_end(engine, &op->end);
     int from = -1;
+    begin_end(engine, &op->end);
     Early *early = early_for(engine, op, &from);
     if (early != NULL)
         take_early(engine, op, from, early);
-    else if ((from = corrupt_peer(engine, peer)) >= 0) {
+    else if ((from = corrupt_peer(engine, op->peer)) >= 0) {
         op->source = from;
         end(engine, op, CORRUPT);
-    } else if (peer >= 0 && engine->peers[peer].lost)
+    } else if (op->peer >= 0 && (engine->peers[op->peer].lost || op->claim))
         end(engine, op, LOST);
     else
         queue_receive(engine, op);
-    at_once = op_is_begun(engine, op);
-    Py_END_ALLOW_THREADS
-    return begun(engine, op, at_once);
+}
+
+/* receive(peer, tag, fingerprint, text, address, nbytes, keeps[, lane, owner]) */
+PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 7 && count != 9)
+        return PyErr_Format(PyExc_TypeError, "receive takes 7 arguments or 9");
+    int peer = (int)PyLong_AsLong(args[0]);
+    uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]);
+    uint64_t nbytes = PyLong_AsUnsignedLongLong(args[5]);
+    unsigned long long address = nbytes == ANY_LENGTH ? 0 : address_in(args[4], args[6], 1);
+    uint64_t lane = count == 9 ? PyLong_AsUnsignedLongLong(args[7]) : 0;
+    if (PyErr_Occurred())
+        return NULL;
+    Op *op = new_op(engine, peer, tag, address, nbytes, args[6]);
+    if (op == NULL || sign(op, args[2], args[3]) < 0) {
+        Py_XDECREF(op);
+        return NULL;
+    }
+    op->head.lane = lane;
+    if (count == 9)
+        own(op, args[8], SUBMITTING_IN_ORDER);
+    return start(engine, op, begin_receive);
+}
+
+/* accept(op, address, keeps[, owner]): receive the message that a SIZED receive has met; without memory, refuse it. */
+PyObject *Engine_accept(Engine *engine, PyObject *const *args, Py_ssize_t count)
+{
+    if ((count != 3 && count != 4) || Py_TYPE(args[0]) != Op_type || ((Op *)args[0])->claim == 0)
+        return PyErr_Format(PyExc_TypeError, "accept takes a receive that is SIZED, an address, its memory, and an owner");
+    const Op *sized = (Op *)args[0];
+    int refused = args[2] == Py_None;
+    unsigned long long address = refused ? 0 : address_in(args[1], args[2], 1);
+    Op *op = PyErr_Occurred() ? NULL
+                              : new_op(engine, sized->source, sized->head.tag, address, sized->theirs.nbytes, args[2]);
+    if (op == NULL)
+        return NULL;
+    op->head = sized->head, op->claim = sized->claim;
+    op->head.nbytes = op->wanted;
+    if (refused)
+        op->wanted = NO_LENGTH;
+    if (count == 4)
+        own(op, args[3], SUBMITTING_IN_ORDER);
+    return start(engine, op, begin_receive);
+}
+
+/* own(op, owner): notify an owner of an op that had none; False if it has ended already. */
+PyObject *Engine_own(Engine *engine, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2 || Py_TYPE(args[0]) != Op_type || ((Op *)args[0])->end.owner != NULL)
+        return PyErr_Format(PyExc_TypeError, "own takes an Op without an owner, and an owner");
+    Op *op = (Op *)args[0];
+    int pending = 0;
+    if (engine->pid == getpid()) {
+        Py_BEGIN_ALLOW_THREADS
+        lock(engine);
+        pending = atomic_load(&op->end.state) == PENDING;
+        if (pending)
+            op->end.owner = args[1], engine->owned++;
+        unlock(engine);
+        Py_END_ALLOW_THREADS
+    }
+    if (pending)
+        Py_INCREF(args[1]);
+    return PyBool_FromLong(pending);
 }
 
 /* Give a rank's end up, if nothing has met it; False if that is still open, or something has: then it goes on. */
@@ -833,7 +925,7 @@ static int withdraw_owned(Engine *engine, Op *op, Op *forget)
         if (holds(&peer->offered, op) && !op->withdrawn) {
             op->withdrawn = 1;
             forget->peer = i, forget->head.tag = op->number;
-            begin_send(engine, i, forget);
+            begin_send(engine, forget);
             return 0;
         }
         if (op->begun == WRITING && holds(&peer->sends, op)) { /* it is sent, once the peer has read what is before it */
@@ -881,7 +973,7 @@ PyObject *Engine_withdraw(Engine *engine, PyObject *given)
     if (engine->pid != getpid())
         Py_RETURN_TRUE;
     if (op->end.owner != NULL) {
-        forget = new_op(engine, -1, 0, 0, 0, 0, Py_None);
+        forget = new_op(engine, -1, 0, 0, 0, Py_None);
         if (forget == NULL)
             return NULL;
         forget->control = FORGET, forget->priority = LONG_MIN;
@@ -1031,8 +1123,8 @@ PyObject *Engine_probe(Engine *engine, PyObject *on)
 
 typedef struct {
     int64_t since_ns;
-    uint64_t lane, tag, nbytes;
     int peer;
+    Head head;
 } Announced;
 
 /* Copy the unmatched messages for a rank; return their number. */
@@ -1041,13 +1133,13 @@ static size_t copy_announced(Engine *engine, uint32_t rank, Announced *copies, s
     size_t count = 0;
     for (int i = 0; i < engine->size * BUCKETS; i++)
         for (const Early *early = engine->peers[i / BUCKETS].early_in[i % BUCKETS].first; early != NULL; early = early->next)
-            if (early->op == NULL && early->head.lane != 0 && (uint32_t)early->head.lane == rank && count++ < room)
-                copies[count - 1] =
-                    (Announced){early->since_ns, early->head.lane, early->head.tag, early->head.nbytes, i / BUCKETS};
+            if (early->op == NULL && early->claim == 0 && early->head.lane != 0 && (uint32_t)early->head.lane == rank &&
+                count++ < room)
+                copies[count - 1] = (Announced){early->since_ns, i / BUCKETS, early->head};
     return count;
 }
 
-/* announced(rank): return (since_ns, peer, lane, tag, nbytes) of each unmatched message for a rank, which is the lower
+/* announced(rank): return (since_ns, peer, lane, tag, nbytes, fingerprint, text) of each unmatched message for a rank, which is the lower
    half of its lane; since_ns is the time of its arrival, different for each message. */
 PyObject *Engine_announced(Engine *engine, PyObject *rank)
 {
@@ -1071,9 +1163,11 @@ PyObject *Engine_announced(Engine *engine, PyObject *rank)
     if (count && copies == NULL)
         PyErr_NoMemory();
     for (size_t i = 0; i < room && !PyErr_Occurred(); i++) {
-        const Announced *at = &copies[i];
-        PyObject *words = Py_BuildValue("LiKKK", (long long)at->since_ns, at->peer, (unsigned long long)at->lane,
-                                        (unsigned long long)at->tag, (unsigned long long)at->nbytes);
+        const Head *head = &copies[i].head;
+        PyObject *words = Py_BuildValue(
+            "LiKKKKy#", (long long)copies[i].since_ns, copies[i].peer, (unsigned long long)head->lane,
+            (unsigned long long)head->tag, (unsigned long long)head->nbytes, (unsigned long long)head->fingerprint,
+            head->text, (Py_ssize_t)head->text_bytes);
         if (words != NULL)
             PyList_Append(found, words);
         Py_XDECREF(words);

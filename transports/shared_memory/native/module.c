@@ -105,7 +105,7 @@ char *taken(Engine *engine, PyObject *memory, Py_ssize_t least)
 
 static int take_ring(Engine *engine, PyObject *memory, Ring *ring)
 {
-    char *start = taken(engine, memory, COUNTS_BYTES + 4 * LINE);
+    char *start = taken(engine, memory, COUNTS_BYTES + 2 * LEAST_ROOM);
     if (start == NULL)
         return -1;
     ring->counts = (Counts *)start;
@@ -157,9 +157,11 @@ static PyObject *Engine_new(PyTypeObject *type, PyObject *args, PyObject *names)
 
 static PyMethodDef Engine_methods[] = {
     {"send", (PyCFunction)(void (*)(void))Engine_send, METH_FASTCALL,
-     "send(peer, tag, call, site, address, nbytes, keeps[, lane, priority, owner])"},
+     "send(peer, tag, fingerprint, text, address, nbytes, keeps[, lane, priority, owner])"},
     {"receive", (PyCFunction)(void (*)(void))Engine_receive, METH_FASTCALL,
-     "receive(peer, tag, call, address, nbytes, keeps[, lane, owner])"},
+     "receive(peer, tag, fingerprint, text, address, nbytes, keeps[, lane, owner])"},
+    {"accept", (PyCFunction)(void (*)(void))Engine_accept, METH_FASTCALL, "accept(op, address, keeps[, owner])"},
+    {"own", (PyCFunction)(void (*)(void))Engine_own, METH_FASTCALL, "own(op, owner)"},
     {"note", (PyCFunction)(void (*)(void))Engine_note, METH_FASTCALL, "note(peer, word, word, word)"},
     {"probe", (PyCFunction)Engine_probe, METH_O, "probe(on)"},
     {"announced", (PyCFunction)Engine_announced, METH_O, "announced(rank)"},
@@ -169,7 +171,8 @@ static PyMethodDef Engine_methods[] = {
     {"lose", (PyCFunction)Engine_lose, METH_O, "lose(peer)"},
     {"sending", (PyCFunction)Engine_sending, METH_NOARGS, "sending()"},
     {"submit", (PyCFunction)(void (*)(void))Engine_submit, METH_FASTCALL,
-     "submit(board, table, owner, number, tag, source, target, priority, home, how)"},
+     "submit(board, table, owner, number, tag, source, target, priority, home, how[, fingerprint, text])"},
+    {"peek", (PyCFunction)(void (*)(void))Engine_peek, METH_FASTCALL, "peek(board, position, number, owner)"},
     {"loop", (PyCFunction)Engine_loop, METH_O, "loop(awake)"},
     {"cancel", (PyCFunction)Engine_cancel, METH_O, "cancel(run)"},
     {"forget", (PyCFunction)Engine_forget, METH_O, "forget(end)"},
