@@ -3,7 +3,7 @@
 # docs/architecture.md has the map: a diagram, every package, and routes through the code, as that of an all_reduce.
 #
 #   front, embedded/         run() and connect();  settings, config: the settings of a run
-#   runtime/                 ranks of one process: calls, issue, streams, matching, executors, futures
+#   runtime/                 ranks of one process: calls, ports, streams, matching, plans, futures
 #   simulation/              the virtual clock;  cost/: predicted times;  collectives/: schedules
 #   launch/, processes/      starts processes, and detects their losses;  state/: saved for restarts
 #   survival/                worlds that go on after losses: agreement, witness, epochs

@@ -17,6 +17,7 @@ from types import CodeType
 from typing import Protocol, TypeAlias, cast
 from weakref import ref
 
+from ..timeline.recording import RawSpan, Recorder
 from .layout import (
     CALL_BYTES,
     CALL_HEAD,
@@ -74,8 +75,9 @@ class RankFlight:
     issued: Callable[[Recordable, Known, object, int, int], int]
     # Takes the record and the instant, negative if it failed; the thread that runs it.
     ended: Callable[[int, int], None]
-    # Takes the record and the instants at which a collective began on this rank and ended well.
-    carried: Callable[[int, int, int], None]
+    # Takes the record, the instants at which a collective began on this rank and ended well, and its span in the
+    # timeline, None for none: one call for both, at the end of every operation.
+    carried: Callable[[int, int, int, RawSpan | None], None]
     # Takes the record and the instant at which a thread began to run it; any thread.
     started: Callable[[int, int], None]
     # Takes the record, the operation, and what `issued` took before the number: the call is known now.
@@ -85,17 +87,18 @@ class RankFlight:
     kept: Callable[[int], None]  # Takes a step whose state or checkpoint is on the disk
 
 
-NOT_RECORDED = RankFlight(
-    issued=lambda operation, known, call, number, now_ns: -1,
-    ended=lambda record, now_ns: None,
-    carried=lambda record, began_ns, now_ns: None,
-    started=lambda record, now_ns: None,
-    described=lambda record, operation, known, call: None,
-    step=lambda index: -1,
-    left=lambda: None,
-    kept=lambda index: None,
-)
-"""Records nothing, for ranks in simulated time: nothing is lost when their process ends."""
+def without_record(append: Callable[[RawSpan], None]) -> RankFlight:
+    """Return functions that record spans only, for ranks in simulated time: nothing is lost when their process ends."""
+    return RankFlight(
+        issued=lambda operation, known, call, number, now_ns: -1,
+        ended=lambda record, now_ns: None,
+        carried=lambda record, began_ns, now_ns, span: None if span is None else append(span),
+        started=lambda record, now_ns: None,
+        described=lambda record, operation, known, call: None,
+        step=lambda index: -1,
+        left=lambda: None,
+        kept=lambda index: None,
+    )
 
 
 class Writer:
@@ -122,9 +125,9 @@ class Writer:
             RANK.pack_into(self._memory, at, rank, -1, 0, 0, -1)
         HEAD.pack_into(self._memory, 0, MAGIC, VERSION, len(ranks), RECORDS, CALLS)
 
-    def rank(self, rank: int) -> RankFlight:
-        """Return the functions that record a rank of this process."""
-        flight, write_to = _recording_functions(self._memory, *self._places[rank], self._calls)
+    def rank(self, rank: int, spans: Recorder) -> RankFlight:
+        """Return the functions that record a rank of this process, and its spans in `spans`."""
+        flight, write_to = _recording_functions(self._memory, *self._places[rank], self._calls, spans)
         self._redirects.append(write_to)
         return flight
 
@@ -281,7 +284,7 @@ class _Queue:
 
 
 def _recording_functions(
-    memory: bytearray, base: int, begin: int, calls: _Calls
+    memory: bytearray, base: int, begin: int, calls: _Calls, spans: Recorder
 ) -> tuple[RankFlight, Callable[[bytearray], None]]:
     """Return the functions that record a rank, and one that redirects them; closures are faster than methods.
 
@@ -290,6 +293,7 @@ def _recording_functions(
     words = memoryview(memory).cast("q")
     first = begin // _WORD
     free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
+    count_span, push_span = spans.count, spans.push
     take, give, pack = free.popleft, free.append, ISSUE.pack_into
     step_at, left_at, waiting_at, kept_at = (base // _WORD + index for index in (1, 2, 3, 4))
     current = -1
@@ -325,8 +329,11 @@ def _recording_functions(
             if waiting:
                 queue.go_on()
 
-    def record_collective_end(record: int, began_ns: int, now_ns: int) -> None:
-        """Record the start and the end of a collective, and free its record."""
+    def record_collective_end(record: int, began_ns: int, now_ns: int, span: RawSpan | None) -> None:
+        """Record the start and the end of a collective, free its record, and record its span."""
+        if span is not None:
+            count_span()
+            push_span(span)
         if record < 0:
             record = queue.end(record)
             words[waiting_at] = len(waiting)

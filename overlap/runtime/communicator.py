@@ -17,15 +17,12 @@ from transports import TransportError
 from ..collectives.call import Call
 from ..errors import PeerFailedError, RankLeftError
 from .context import RankContext
-from .executor import Executor
 from .failure import Failure
 from .match import Key, Match, Unfit
-from .operation import Operation, OperationPort, StreamLike
+from .operation import Operation, OperationPort
+from .plan import CallPlan
 from .put_back import PutBack
 from .stream import MessageLane, Stream
-
-# Cached executors of each rank: training repeats a few calls, but blocks of different shapes make a new one each time.
-_EXECUTORS = 256
 
 
 class BaseEngine(ABC):
@@ -40,8 +37,8 @@ class BaseEngine(ABC):
         """Whether the ranks are all in this process, and no bytes move before all of them have arrived."""
 
     @abstractmethod
-    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
-        """Choose the executor of a rank's operations with a call.
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
+        """Make the plan of a rank's operations with a call.
 
         Args:
             communicator: Communicator of the operations.
@@ -108,6 +105,7 @@ class Communicator(PutBack):
     size: int
     here: int
 
+    spans = False  # Whether only some members are in this process
     first_seq = 0
     closed: bool = False
     lasts: bool = False
@@ -121,13 +119,8 @@ class Communicator(PutBack):
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
-        self._executors: dict[tuple[Call, int], Executor] = {}  # by call and world rank
         self._moving: dict[int, Match] = {}  # matches with all ends here, until they are over
         self._broken: Callable[[], BaseException] | None = None  # error of all operations from now on
-
-    def port(self, context: RankContext, stream: StreamLike, position: int) -> OperationPort:
-        """Make the port of a rank at a position of the group."""
-        return OperationPort(self, stream, position=position, place=self.place(position, context.rank))
 
     def message_port(self, context: RankContext, stream: Stream, position: int, towards: str) -> OperationPort:
         """Return the sender's (0) or receiver's (1) port of messages, which lasts while any are in flight."""
@@ -177,7 +170,6 @@ class Communicator(PutBack):
             if isinstance(port.stream, MessageLane):
                 port.stream.on_idle = None
         self.ports.clear()
-        self._executors.clear()
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
@@ -190,17 +182,14 @@ class Communicator(PutBack):
         # find its match, by number
         match = self._matches.get(seq)
         if match is None:
-            match = self._matches[seq] = Match(self.here)
+            match = self._matches[seq] = Match([None] * self.here)
             match.pattern, match.first = operation.call, operation
-            if self._broken is not None:
-                match.error = self._broken
-            elif self._left:
-                self._fail_if_left(match, operation)
-        match.arrived[port.place] = operation
-        match.count += 1
+            self.fail_if_broken(match, operation)
+        match[port.place] = operation
+        match.arrived += 1
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        complete = match.count == self.here
+        complete = match.arrived == self.here
         if complete:
             del self._matches[seq]
         # start all ends together, or this one alone
@@ -209,42 +198,43 @@ class Communicator(PutBack):
             operation.fail(Failure(match.error()))
         elif self.direct and not complete:
             operation.lock()
-        elif self.direct and (executor := self.executor(call, operation)).together:
+        elif self.direct and (plan := self.plan(call, operation)).together:
             try:
-                executor.start(match, operation)
+                plan.start(match, operation)
             except Unfit as unfit:
                 self.fail_one(match, unfit.operation, Failure(unfit.__cause__ or unfit))
             except Exception as error:
                 self.fail_one(match, operation, Failure(error))
         else:
-            self._start_arrived(match, operation)
-            if complete and match.ended < self.here:
-                self._moving[seq] = match
+            self.start_arrived(match, operation)
         if self._messages and port.position == 0:  # a receive from any source may take it
             self._shared.announce(self.key)
 
-    def executor(self, call: Call, operation: Operation) -> Executor:
-        """Return the executor of one rank's end of an operation, with the call that all ranks agree on."""
-        executors, key = self._executors, (call, operation.context.rank)
-        executor = executors.get(key)
-        if executor is None:
-            executor = self._engine.executor(self, call, operation)
-            if executor.lasts:
-                if len(executors) >= _EXECUTORS * self.here:
-                    executors.clear()
-                executors[key] = executor
-        return executor
+    def plan(self, call: Call, operation: Operation, match: Match | None = None) -> CallPlan:
+        """Return the plan of one rank's end of an operation, with the call that all ranks agree on.
 
-    def _start_arrived(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:
+        A plan that runs the ends of all ranks of a `match` is that of all their ports.
+        """
+        plan = operation.port.plans.get(call)
+        if plan is None:
+            plan = self._engine.plan(self, call, operation)
+            if plan.lasts:
+                for end in match.ends if match is not None and plan.together else (operation,):
+                    end.port.keep_plan(call, plan)
+        return plan
+
+    def start_arrived(self, match: Match, operation: Operation, plan: CallPlan | None = None) -> None:
         """Start the end that has arrived, if it can start, and lock its arrays unless it ends at once."""
         if not (lock_later := operation.may_leave_at_once):
             operation.lock()
-        if executor is None:
+        if plan is None:
             self._start_settled_ends(match)
         else:
-            self.start_end(match, operation, executor)
+            self.start_end(match, operation, plan)
         if lock_later and not operation.done:
             operation.lock()
+        if not self.spans and match.arrived == self.here and match.ended < self.here:
+            self._moving[operation.seq] = match
 
     def _start_settled_ends(self, match: Match) -> None:
         """Start all ends here that are not running, once any rank has given dtype and shape."""
@@ -253,10 +243,10 @@ class Communicator(PutBack):
                 if operation.can_start:
                     self.start_end(match, operation)
 
-    def start_end(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:
-        """Start one rank's end, by its executor unless another one is given; an error ends it."""
+    def start_end(self, match: Match, operation: Operation, plan: CallPlan | None = None) -> None:
+        """Start one rank's end, by its plan unless another one is given; an error ends it."""
         try:
-            (executor or self.executor(cast("Call", match.pattern), operation)).start(match, operation)
+            (plan or self.plan(cast("Call", match.pattern), operation)).start(match, operation)
         except Exception as error:  # no memory, no wire between the ranks, no schedule that fits
             operation.stopped()
             self.settle(match, operation, error)
@@ -276,9 +266,9 @@ class Communicator(PutBack):
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match because one rank has no input for it."""
-        match = self._matches.setdefault(operation.seq, Match(self.here))
-        match.count += 1
-        if match.count == self.here:
+        match = self._matches.setdefault(operation.seq, Match([None] * self.here))
+        match.arrived += 1
+        if match.arrived == self.here:
             del self._matches[operation.seq]
         self.fail_one(match, operation, failure)
 
@@ -317,8 +307,7 @@ class Communicator(PutBack):
     def missing(self, seq: int) -> list[int]:
         """Return the world ranks that have not arrived at operation `seq`; empty if no rank has."""
         match = self._matches.get(seq)
-        ends = match.arrived if match is not None else ()
-        return [rank for rank, end in zip(self.members, ends, strict=False) if end is None]
+        return [rank for rank, end in zip(self.members, match or (), strict=False) if end is None]
 
     def forget(self, seq: int) -> None:
         """Drop a match that will not take place."""
@@ -358,11 +347,14 @@ class Communicator(PutBack):
         """Return the world ranks that have finished without operation `seq`, which no rank here has issued."""
         return self._left.intersection(self.members)
 
-    def _fail_if_left(self, match: Match, operation: Operation) -> None:
-        """Give a match an error if a rank that it needs has finished its program."""
-        left = self._left_without(operation.seq)
+    def fail_if_broken(self, match: Match, operation: Operation) -> None:
+        """Give a new match an error if nothing more is matched, or a rank that it needs has finished its program."""
+        if self._broken is not None:
+            match.error = self._broken
+            return
+        left = self._left_without(operation.seq) if self._left else set()
         if left:
-            match.arrived[operation.port.place] = operation
+            match[operation.port.place] = operation
             match.error = self._left_error(min(left), match)
 
     def _left_error(self, rank: int, match: Match) -> Callable[[], RankLeftError]:

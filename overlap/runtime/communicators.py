@@ -15,6 +15,7 @@ from .callbacks import call_when_done
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
 from .failure import Failure
+from .interceptor import Interceptor
 from .match import Key
 from .operation import CollectiveFuture, Operation, OperationPort, ReturnedMessage
 from .outstanding import IssuedFuture
@@ -35,6 +36,7 @@ class Communicators:
             were over on all ranks when ranks turned out to differ.
         later: Calls a function on the loop's thread at a time that programs cannot notice, unless the loop has ended;
             any thread, and at any point of a program.
+        intercept: Decides when the collectives of a port arrive; None: at once.
         over: Whether the world has ended, and its transport with it.
     """
 
@@ -55,6 +57,7 @@ class Communicators:
         self.engine, self.left, self.closing, self._keeps = engine, set[int](), set[int](), keeps
         self._resting: deque[Communicator] = deque()  # idle ones that are kept
         self._used: dict[Key, None] = {}  # idle ones that were closed last: a program may use a tag for each message
+        self.intercept: Interceptor | None = None
         self.unraised: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
         # Keys of the communicators of each group, by its ranks and occurrence: to make the key of the group takes

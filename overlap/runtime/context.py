@@ -17,7 +17,7 @@ from trio.lowlevel import checkpoint
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
 from ..errors import PeerFailedError, in_one_line
-from ..flight.recorder import NOT_RECORDED, RankFlight
+from ..flight.recorder import RankFlight
 from ..timeline.recording import RawSpan
 from .ending import WorldEnding
 from .failure import Failure
@@ -62,7 +62,7 @@ class RankContext:
     ending: WorldEnding  # End of the world
     handover: Handover  # Way of other threads to the event loop
     thread: int  # Ident of the event loop's thread
-    flight: RankFlight = NOT_RECORDED  # Writes the flight record
+    flight: RankFlight  # Writes the flight record, and with it the timeline of collectives
     nursery: trio.Nursery | None = None  # For tasks of this rank; open as long as it lives
     step: int | None = None  # Index of its present step, if any
     open_steps: list[tuple[int, int]] = field(default_factory=list)  # Its open steps with their start times

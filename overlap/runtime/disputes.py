@@ -48,7 +48,7 @@ class Disputes:
     def _check_results(self, match: Match) -> None:
         """Compare the `out` of ranks that only receive with the dtype and shape, which are known now."""
         assert match.pattern is not None
-        for end in match.arrived:
+        for end in match:
             if end is not None and match.error is None:
                 try:
                     check_result(end.out, match.pattern, end.member.rank)
@@ -90,6 +90,6 @@ class Disputes:
     def _fail(self, match: Match, error: Callable[[], BaseException]) -> None:
         """Fail every end, each with an error of its own: one exception raised in two tasks would mix tracebacks."""
         match.error = error
-        for end in match.arrived:
+        for end in match:
             if end is not None:
                 end.fail(Failure(error()))

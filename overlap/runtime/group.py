@@ -30,6 +30,7 @@ from .match import Key
 from .memory.arrays import metadata
 from .operation import GroupLike
 from .outstanding import CallSite, checked_name
+from .port import Ports
 from .stream import Stream, Streams
 
 _MOST = 1 << 63  # integers that travel as int64
@@ -38,7 +39,7 @@ _MOST = 1 << 63  # integers that travel as int64
 class Surroundings(Protocol):
     """The world of a group: its own, or a simulated one."""
 
-    issuer: type[Issuer]  # Class of the issuers of groups
+    issuer: type[Issuer]  # Class of the issuers of messages
     communicators: Communicators  # The communicators of all groups of the process
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
@@ -129,7 +130,8 @@ class Group(GroupCalls):
         key = Key(ranks, self._occurrence, "")
         self._use = GroupUse(context, around.communicators, key)
         member = GroupRank(self, key)
-        self._issuer = around.issuer(context, around.communicators, streams, member, ranks, self._occurrence, self._use)
+        place = context, around.communicators, streams, member, ranks, self._occurrence, self._use
+        self._issuer, self._ports = around.issuer(*place), Ports(*place)
 
     def __repr__(self) -> str:
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
@@ -183,7 +185,7 @@ class Group(GroupCalls):
         """
         if self._context.ending.forked:
             raise self._context.ending.peer_failed()
-        self._issuer.abort(error)
+        self._ports.abort(error)
 
     def on(self, stream: Stream | str) -> Group:
         """Return the same group, with another stream for operations that name none.
@@ -194,7 +196,9 @@ class Group(GroupCalls):
             UsageError: If there is no such stream, or it is another rank's.
         """
         other = copy(self)
-        other._issuer = self._issuer.preferring(self._streams.find(stream), GroupRank(other, self._use.key))
+        preferred, member = self._streams.find(stream), GroupRank(other, self._use.key)
+        other._issuer = self._issuer.preferring(preferred, member)
+        other._ports = self._ports.preferring(preferred, member)
         return other
 
     async def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group | None:
@@ -232,7 +236,7 @@ class Group(GroupCalls):
         """Return the rows of integers of all ranks, also where arrays have no data. For this package."""
         own = metadata(row, np.int64)
         stream = None if stream is None else self._streams.find(stream)
-        gathered = self._issuer.issue(ALL_GATHER, own, None, stream, 0, name, None, call_site)
+        gathered = self._ports.issue(ALL_GATHER, own, None, stream, 0, name, None, call_site)
         notes = self._around.notes((self.ranks, self._occurrence), gathered.seq)
         notes[self.rank] = own.tolist()
         rows: list[list[int]] = (await gathered).reshape(self.size, len(row)).tolist()

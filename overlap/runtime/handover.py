@@ -8,8 +8,8 @@ than a small operation takes. So one thread at a time may take the place of the 
   it back before anything of it runs (`_Sleep`). A thread works in the loop's place only while it holds the turn
   (`Handover.in_place`).
 * **Only work that wakes no task.** Tasks belong to Trio's own thread. An operation is issued in place if nothing of it
-  starts or wakes a task: `Issuer._enqueue_in_place` checks all of it in one expression, and its executor answers for
-  itself (`Executor.takes_threads`). It ends in place unless its end wakes the loop (`CollectiveFuture.end_wakes_loop`);
+  starts or wakes a task: `Ports._enqueue_in_place` checks all of it in one expression, and its plan answers for itself
+  (`CallPlan.takes_threads`). It ends in place unless its end wakes the loop (`CollectiveFuture.end_wakes_loop`);
   otherwise the end is posted.
 * **Order.** Posted work (`post`) runs before work in place, which is refused while any of it waits. Ends of pieces of
   work that only their own operation waits for go by the loop's token, out of this order.

@@ -1,8 +1,8 @@
-"""Issues operations: checks a call, numbers it, and hands it to a stream."""
+"""Issues messages: checks a call, numbers it, and hands it to its lane."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from sys import _getframe
@@ -11,11 +11,10 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from numpy import ndarray
 
-from ..collectives.call import call
-from ..collectives.kinds import P2P, PERMUTE, Collective, check_counts
-from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
+from ..collectives.kinds import P2P
+from ..errors import PeerFailedError, UsageError, shown
 from ..flight.recorder import Known
-from .arguments import check_options, check_pairs, check_peer, check_root, prepare, receive_like, take_output
+from .arguments import check_peer, prepare, receive_like, take_output
 from .communicators import Communicators
 from .context import STEP_OF_TASK, RankContext
 from .derived import check_here
@@ -29,8 +28,7 @@ from .received import ReceiveBuffers, TreeReceive
 from .settling import conclude
 from .state import ISSUED, MATCHING
 from .stream import MessageLane, Stream, Streams, activate
-from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
-from .trees import is_tree
+from .tree_operation import tree_future
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -44,7 +42,7 @@ _FORMS = (list, tuple, dict)
 
 
 class Issuer:
-    """Issues the operations of one rank on one group.
+    """Issues the messages of one rank on one group.
 
     Any thread of the process may issue. A call from a thread other than the event loop's is checked at once and its
     arrays are locked at once; the loop numbers it later, in the order of the calls, or that thread does so itself, in
@@ -72,186 +70,69 @@ class Issuer:
         self._communicators, self._streams = communicators, streams
         self._ranks, self._occurrence = ranks, occurrence
         # Ports of earlier calls with their lanes, by the `stream` argument of the call.
-        self._ports: dict[Stream | str | None, tuple[OperationPort, StreamLike]] = {}
         self._message_ports: dict[tuple[Ends, Stream | str | None], tuple[OperationPort, StreamLike]] = {}
-        self._opened: dict[Stream, OperationPort] = {}
-        self._part_ports: dict[
-            tuple[OperationPort, int], OperationPort
-        ] = {}  # of parts, by port of the whole and place
         self._messages: dict[Ends, Known] = {}  # calls with fields in the flight record
 
     def preferring(self, stream: Stream, group: Member) -> Self:
         """Return an issuer of the same group for another place object, with another default stream."""
         other = copy(self)
         other.group, other._streams = group, self._streams.preferring(stream)
-        other._ports, other._message_ports = {}, {}
+        other._message_ports = {}
         return other
-
-    # -- collectives ---------------------------------------------------------------------------------------------
-
-    def issue(
-        self,
-        kind: Collective,
-        x: object,
-        out: object,
-        stream: Stream | str | None,
-        priority: int,
-        name: str | None,
-        timeout_s: float | None,
-        call_site: CallSite | None,
-        algorithm: str | None = None,
-        op: str | None = None,
-        root: int = 0,
-        exact: bool = False,
-        *,
-        counts: object = None,
-        shared: bool = False,
-        pairs: Sequence[tuple[int, int]] = (),
-    ) -> CollectiveFuture[Any]:
-        """Check, number and start a collective: at once if its stream has room, which short latencies need.
-
-        The call site is the caller of the calling method, unless it is given.
-        """
-        caller = _getframe(2) if call_site is None else call_site
-        future_class: type[CollectiveFuture[Any]] = CollectiveFuture
-        tree = False
-        if type(x) is not ndarray:
-            tree = isinstance(x, _FORMS) and is_tree(x)
-            if tree:
-                x = tree_future(x, self.context)
-            if tree or isinstance(x, Future) or (x is None and out is None and kind.traits.rooted):
-                future_class = TreeOperation  # a rooted call without an array: the root may have a tree
-        operation = future_class(
-            kind,
-            x,
-            out,
-            caller,
-            priority,
-            name,
-            op,
-            root,
-            algorithm,
-            counts,
-            exact,
-            shared,
-            pairs,  # type: ignore[arg-type]  # `start` checks the pairs
-        )
-        if future_class is not CollectiveFuture:
-            cast("TreeOperation", operation).issue_part = self._issue_part
-            if tree:
-                check_tree(operation)
-        return self.start(operation, stream, timeout_s)
 
     def start(
         self,
         operation: CollectiveFuture[Any],
         stream: Stream | str | None,
         timeout_s: float | None,
-        ends: Ends | None = None,
+        ends: Ends,
     ) -> CollectiveFuture[Any]:
-        """Check, number and start an operation that exists already; an error leaves no trace.
+        """Check, number and start a message; an error leaves no trace.
 
         Args:
             stream: The caller's `stream` argument.
             timeout_s: Time within which it must end.
         """
-        context, group, kind = self.context, self.group, operation.kind
+        context = self.context
         if context.closed:
             raise context.ended()
-        # check the arguments
-        if kind.traits.rooted:
-            check_root(group, operation)
-        elif kind is PERMUTE:
-            operation.pairs = check_pairs(group, operation.pairs)
-        elif operation.counts is not None:
-            operation.counts = check_counts(kind, operation.counts, group.size)
         if type(operation.priority) is not int and not isinstance(operation.priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
-        if operation.exact is not False or operation.shared is not False or operation.requested_algorithm is not None:
-            check_options(group, operation)
         if timeout_s is not None:
             check_timeout(timeout_s)
             operation.deadline_s = timeout_s
         # set its rank and its arrays: `prepare` finds its input, and the call that all ranks must agree on
         rank, step = STEP_OF_TASK.get()
-        operation.member, operation.context, operation.step = group, context, step if rank is context else context.step
+        operation.member, operation.context = self.group, context
+        operation.step = step if rank is context else context.step
         out, x = operation.out, operation.input
         if out is not None and not (type(out) is ndarray and out.flags.carray):
             take_output(operation)
-        if type(x) is ndarray and out is None and x.flags.carray and kind is not P2P and operation.counts is None:
-            operation.source = x  # inlined from `prepare` for the most frequent inputs
-            try:
-                operation.call = call(
-                    kind.text, operation.reduction, x.dtype, x.shape, group.size, operation.root, operation.pairs, (),
-                    operation.exact, operation.shared, operation.requested_algorithm, "",
-                )  # fmt: skip
-            except TypeError:  # not hashable
-                prepare(operation)  # raises the error
-        elif isinstance(x, Future):
+        if isinstance(x, Future):
             check_here(x, context.thread)
         else:
             prepare(operation)
         # find its port, which numbers it: mostly opened by an earlier call
-        if ends is not None and not (type(ends[1]) is type(ends[2]) is int):  # 1.0 would be the same key as 1
+        if not (type(ends[1]) is type(ends[2]) is int):  # 1.0 would be the same key as 1
             ends = self._check_ends(ends)
         if get_ident() != context.thread:
             self._enqueue_elsewhere(operation, ends, stream)
             return operation
         try:
-            port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
+            port, lane = self._message_ports[ends, stream]
             usable = port.stream is lane and not port.communicator.closed
         except (KeyError, TypeError):  # not hashable, so no stream: `Streams.find` raises
             usable = False
         self._enqueue(operation, port if usable else self._open_port(ends, stream))
         return operation
 
-    def _issue_part(self, part: CollectiveFuture[Any], position: int, port_of_whole: OperationPort, seq: int) -> None:
-        """Issue a part of a tree, with the number of its operation."""
-        port = self._part_ports.get((port_of_whole, position))
-        if port is None:
-            name, window = port_of_whole.stream.name, port_of_whole.stream.window
-            key = Key(self._ranks, self._occurrence, name, tag=position)
-            communicator = self._communicators.get_or_make(key, self.group.name, self._ranks)
-            port = communicator.port(self.context, PartLane(name, window, self.context.outstanding), self.group.rank)
-            port.group, self._part_ports[port_of_whole, position] = self.group.label, port
-        port.next_seq = seq
-        self._enqueue(part, port)
-
-    def _open_port(self, ends: Ends | None, stream: Stream | str | None) -> OperationPort:
-        """Return the port of a stream, or of the messages to or from a peer.
+    def _open_port(self, ends: Ends, stream: Stream | str | None) -> OperationPort:
+        """Return the port of the messages to or from a peer.
 
         Raises:
             UsageError: If there is no such stream, or no such peer.
         """
-        named = self._streams.find(stream)
-        if ends is not None:
-            return self._message_port(self._check_ends(ends), named, stream)
-        port = self._opened.get(named)
-        if port is None:
-            key = Key(self._ranks, self._occurrence, named.name)
-            communicator = self._communicators.get_or_make(key, self.group.name, self._ranks)
-            port = self._opened[named] = communicator.port(self.context, named, self.group.rank)
-            port.group = self.group.label
-        self._ports[stream] = port, named
-        return port
-
-    def abort(self, error: BaseException | str | None) -> None:
-        """Abort the group, here and in other processes."""
-        rank, name = self.context.rank, self.group.name
-        why = "" if error is None else f": {error if isinstance(error, str) else in_one_line(error)}"
-        cause = error if isinstance(error, BaseException) else None
-        message = f"group '{name}' was aborted by rank {rank}{why}"
-
-        def aborted() -> GroupAbortedError:
-            aborted_error = GroupAbortedError(message, culprit=rank)
-            aborted_error.__cause__ = cause
-            return aborted_error
-
-        abort = partial(self._communicators.abort, self._ranks, self._occurrence, aborted)
-        if get_ident() == self.context.thread:
-            abort()
-        else:
-            self.context.from_thread(abort)
+        return self._message_port(self._check_ends(ends), self._streams.find(stream), stream)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -359,7 +240,7 @@ class Issuer:
         operation._enter(ISSUED)
         self._enqueue(operation, chosen)
 
-    # -- all operations ------------------------------------------------------------------------------------------
+    # -- both ends -----------------------------------------------------------------------------------------------
 
     def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
         """Number an operation, and match it with the other ranks' operations as soon as its stream has room."""
@@ -376,26 +257,22 @@ class Issuer:
             context.expire(operation, operation.deadline_s)
         if not lane.admit(operation):
             return
-        x = operation.input
-        if type(x) is not ndarray and (isinstance(x, Future) or isinstance(operation, TreeOperation)):
+        if isinstance(operation.input, Future):
             activate(operation)
         else:  # inlined from `activate`, for a short latency
             operation.state = MATCHING
             port.communicator.arrive(operation)
 
-    def _enqueue_elsewhere(
-        self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None
-    ) -> None:
+    def _enqueue_elsewhere(self, operation: CollectiveFuture[Any], ends: Ends, stream: Stream | str | None) -> None:
         """Issue from another thread: in the place of the sleeping loop if no task starts, else soon on the loop.
 
         The arrays are locked at once.
         """
-        late = isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts)
+        late = isinstance(operation.input, Future)
         if not late and self.context.handover.in_place(partial(self._enqueue_in_place, operation, ends, stream), False):
             return
         self._streams.find(stream)
-        if ends is not None:
-            self._check_ends(ends)
+        self._check_ends(ends)
         operation.lock()
         try:
             self.context.from_thread(self._enqueue_late, operation, ends, stream)
@@ -403,16 +280,14 @@ class Issuer:
             operation.release()
             raise
 
-    def _enqueue_in_place(
-        self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None
-    ) -> bool:
+    def _enqueue_in_place(self, operation: CollectiveFuture[Any], ends: Ends, stream: Stream | str | None) -> bool:
         """Enqueue an operation in this thread, if nothing needs the event loop; False: it must."""
         context = self.context
         try:
-            port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
+            port, lane = self._message_ports[ends, stream]
         except (KeyError, TypeError):
             return False
-        operation.port = port  # which executors read
+        operation.port = port  # which plans read
         in_place = (
             not context.closed
             and lane is port.stream
@@ -428,7 +303,7 @@ class Issuer:
             operation.port = NOWHERE
         return in_place
 
-    def _enqueue_late(self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None) -> None:
+    def _enqueue_late(self, operation: CollectiveFuture[Any], ends: Ends, stream: Stream | str | None) -> None:
         """Enqueue an operation on the event loop, after a call in another thread; fail it if the rank has ended."""
         if operation.done:  # cancelled in the meantime
             return

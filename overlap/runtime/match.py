@@ -65,12 +65,13 @@ class Key(NamedTuple):
         return (self.tag_base() >> CALL_BITS << CALL_BITS) | (self.tag_base(*call) >> 40 << CHANNEL_BITS)
 
 
-class Match:
-    """The members' ends of one operation, as they arrive.
+class Match(list["Operation | None"]):
+    """The members' ends of one operation by place, as they arrive; None for an end that has not arrived.
+
+    A list, because one is made for every operation, and a constructor in Python takes as long as all its fields.
 
     Attributes:
-        arrived: Ends by place; None for an end that has not arrived.
-        count: Number of ends that have arrived.
+        arrived: Number of ends that have arrived.
         pattern: Call of the first arrival, or of the first with dtype and shape.
         first: The operation with that call.
         error: Maker of the error of each end.
@@ -78,19 +79,16 @@ class Match:
         disputed: Whether ends differ, and more must arrive before the minority is clear.
     """
 
-    count = ended = 0
+    arrived = ended = 0
     pattern: Call | None = None
     first: Operation | None = None
     error: Callable[[], BaseException] | None = None
     disputed = False
 
-    def __init__(self, members: int) -> None:
-        self.arrived: list[Operation | None] = [None] * members
-
     @property
     def ends(self) -> list[Operation]:
         """The ends that have arrived."""
-        return [end for end in self.arrived if end is not None]
+        return [end for end in self if end is not None]
 
 
 class Unfit(Exception):

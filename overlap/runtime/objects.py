@@ -16,11 +16,10 @@ from ..errors import UsageError
 from .arguments import check_one_a_rank, check_rank
 from .derived import Derived
 from .future import Future
-from .issue import Issuer
 from .memory.arrays import metadata
 from .memory.foreign import as_input
-from .operation import CollectiveFuture
 from .outstanding import CallSite
+from .port import Ports
 from .stream import Stream
 
 _HEADER = np.dtype(np.int64).itemsize  # of each object: how many bytes follow
@@ -28,7 +27,7 @@ _TUPLE, _COMPLEX, _ARRAY, _SCALAR = range(4)  # msgpack's extension types
 
 
 def give(
-    issuer: Issuer,
+    ports: Ports,
     kind: Collective,
     value: object,
     root: int,
@@ -41,21 +40,19 @@ def give(
 ) -> Future[Any]:
     """Send the root's object to all, or one of its objects to each rank; the size goes with each object."""
     caller = _getframe(2) if call_site is None else call_site
-    check_rank(issuer.group, "root", root)
+    check_rank(ports.group, "root", root)
     rows = None
-    if root == issuer.group.rank:
+    if root == ports.group.rank:
         if kind is SCATTER:
-            check_one_a_rank(issuer.group, "values", value)
+            check_one_a_rank(ports.group, "values", value)
         values = cast("Sequence[object]", value) if kind is SCATTER else [value]
         rows = _rows([pack(item, pickled=pickled) for item in values])
-    operation: CollectiveFuture[Array] = CollectiveFuture(kind, rows, None, caller, priority, name, None, root)
-    result = Derived([operation], lambda got: _objects(got[0], 1, pickled)[0], issuer.context).begin()
-    issuer.start(operation, stream, timeout_s)
-    return result
+    operation = ports.issue(kind, rows, None, stream, priority, name, timeout_s, caller, root=root)
+    return Derived([operation], lambda got: _objects(got[0], 1, pickled)[0], ports.context).begin()
 
 
 def gather(
-    issuer: Issuer,
+    ports: Ports,
     kind: Collective,
     value: object,
     root: int,
@@ -68,17 +65,13 @@ def gather(
 ) -> Future[Any]:
     """Agree on the size of the largest object, then gather rows of that size."""
     caller = _getframe(2) if call_site is None else call_site
-    packed, context, size = pack(value, pickled=pickled), issuer.context, issuer.group.size
-    check_rank(issuer.group, "root", root)
-    longest: CollectiveFuture[Array] = CollectiveFuture(
-        ALL_REDUCE, metadata([len(packed)]), None, caller, priority, f"{name}: size", "max"
-    )
+    packed, context, size = pack(value, pickled=pickled), ports.context, ports.group.size
+    check_rank(ports.group, "root", root)
+    row = metadata([len(packed)])
+    longest = ports.issue(ALL_REDUCE, row, None, stream, priority, f"{name}: size", timeout_s, caller, op="max")
     padded = Derived([longest], lambda got: _rows([packed], int(got[0][0])), context).begin()
-    operation: CollectiveFuture[Array] = CollectiveFuture(kind, padded, None, caller, priority, name, None, root)
-    result = Derived([operation], lambda got: _objects(got[0], size, pickled), context).begin()
-    issuer.start(longest, stream, timeout_s)
-    issuer.start(operation, stream, timeout_s)
-    return result
+    operation = ports.issue(kind, padded, None, stream, priority, name, timeout_s, caller, root=root)
+    return Derived([operation], lambda got: _objects(got[0], size, pickled), context).begin()
 
 
 def _rows(packed: Sequence[bytes], longest: int = 0) -> Array:

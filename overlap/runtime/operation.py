@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter
 from types import CodeType, FrameType
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..flight.recorder import Known
 from ..timeline.ranklist import listed
-from ..timeline.recording import RawGroup, RawMatch
+from ..timeline.recording import RawGroup, RawMatch, RawSpan
 from .context import RankContext
 from .derived import sources
 from .event_loop import Cancels
@@ -40,9 +40,15 @@ from .handover import OperationRun
 from .memory.arrays import read_only
 from .outstanding import CallSite, IssuedFuture, checked_name, code_place
 from .settling import conclude
-from .state import DONE, ISSUED, MATCHING, RUNNING, STOPPING
+from .state import DONE, FOLLOWS, ISSUED, MATCHING, RUNNING, STOPPING
+
+if TYPE_CHECKING:
+    from .plan import CallPlan
 
 T_co = TypeVar("T_co", covariant=True)
+
+# Plans kept at a port: training repeats a few calls, but blocks of different shapes make a new one each time.
+_PLANS = 256
 
 
 class GroupLike(Protocol):
@@ -125,8 +131,21 @@ class StreamLike(Protocol):
     """The interface of a stream to its operations."""
 
     name: str  # Name in messages and in the timeline
+    started: int  # Number of operations started
     priority: int  # Added to the priority of each operation
     window: int  # Number of operations in flight at once
+
+    @property
+    def in_flight(self) -> dict[Operation, int] | None:
+        """Operations in flight, with the number of operations started before each; None: it has no window."""
+
+    @property
+    def queue(self) -> Collection[Operation]:
+        """Operations that wait for room."""
+
+    @property
+    def on_idle(self) -> Callable[[], None] | None:
+        """Function to call when none of its operations is in flight any more."""
 
     @property
     def idle(self) -> bool:
@@ -168,14 +187,15 @@ class OperationPort:
         stream: Stream or lane of its operations.
         returned: Received messages that no task has taken; the next receives get them, in order.
         known: Calls that the flight record has fields for.
+        plans: Plans by call, and by the arguments of earlier calls; the only cache of a call.
         src: Group rank that sends; None for collectives, and until a receive from any source has chosen a sender.
         towards: Peer of messages as text.
         group: Name and ranks of the group, for the timeline.
     """
 
     __slots__ = (
-        "communicator", "group", "known", "next_seq", "place", "position", "returned", "src", "stream",
-        "towards",
+        "communicator", "group", "known", "next_seq", "place", "plans", "position", "returned", "src",
+        "stream", "towards",
     )  # fmt: skip
 
     group: RawGroup
@@ -193,7 +213,18 @@ class OperationPort:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
         self.next_seq, self.towards, self.src = 0, towards, None
         self.known: Known = Known()
+        self.plans: dict[object, CallPlan] = {}
         self.returned: Sequence[ReturnedMessage] = ()  # a list is made when needed: most ports last for one message
+
+    def keep_plan(self, key: object, plan: CallPlan) -> None:
+        """Keep a plan, by its call or by the arguments of a call."""
+        if len(self.plans) >= _PLANS:
+            self.plans.clear()
+        self.plans[key] = plan
+
+    def arrive(self, operation: Operation) -> None:
+        """Match an operation whose input exists now."""
+        self.communicator.arrive(operation)
 
     def give_back(self, seq: int) -> None:
         """Give the number of a receive that takes no message to the next receive."""
@@ -244,6 +275,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         "member",
         "out",
         "pairs",
+        "plan",
         "poll",
         "port",
         "priority",
@@ -275,6 +307,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
     priority: int  # Lower is more urgent
     input: object  # Input as passed by the caller: an array, a future of one, or None
     out: Array | None  # The caller's array; once it is issued, the array for the result
+    plan: CallPlan | None  # How it is carried out, if it is known yet
     caller_out: object  # The caller's `out`, if it is another object with the memory of an array
     input_changed: Callable[[], bool] | None  # Whether the input was changed, for inputs that count changes
     source: Array | None  # Array that the operation reads
@@ -313,7 +346,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
         self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out  # type: ignore[assignment]
         self.requested_algorithm = algorithm
-        self.caller_out = self.input_changed = self.source = self.target = None
+        self.caller_out = self.input_changed = self.source = self.target = self.plan = None
         self.port = NOWHERE
         self.locked, self._input_locked = (), False
         self.priority, self.name = priority, kind.text if name is None else checked_name(name, kind.text)
@@ -411,7 +444,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     def arrive(self) -> None:
         """Match it with the operations of the other ranks, now that its input exists."""
-        self.port.communicator.arrive(self)
+        self.port.arrive(self)
 
     def fit(self, pattern: Call) -> None:
         """Make the array of the result, unless there is one; `pattern` has its dtype and shape.
@@ -446,19 +479,34 @@ class CollectiveFuture(IssuedFuture[T_co]):
             message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
             self.fail(Failure(UsageError(message)))
             return
-        context, started_ns, (code, instruction) = self.context, self.started_ns, self.place
+        context, started_ns, stream = self.context, self.started_ns, self.port.stream
+        code, instruction = self.place
         info = (meeting, self.issued_ns, self.priority, code, instruction, self.awaited_ns, self.step)
-        context.record(("comm", self.port.stream.name, self.name, started_ns, end_ns, info))
-        context.flight.carried(self.record, started_ns, end_ns)
+        span: RawSpan = "comm", stream.name, self.name, started_ns, end_ns, info
+        context.flight.carried(self.record, started_ns, end_ns, span)
         if self.shared and not context.arrays.shapes_only:
             self.out = read_only(cast(Array, self.out))
         value = self.out if self.caller_out is None else self.caller_out
-        self.release()  # first: a waiter may need the same arrays at once
-        self._settle(value, None, DONE, True)  # alone: only the loop, or a thread in its place, ends it
+        # unlock first: a waiter may need the same arrays at once; inlined from `release`, for a short latency
+        if self.locked:
+            context.locks.unlock(self.locked)
+            self.locked = ()
+        self.input = self.source = self.target = self.out = self.caller_out = self.input_changed = None
+        # settle, inlined: only the loop, or a thread in its place, ends it
+        if not FOLLOWS[self.state][DONE]:
+            self._refuse(DONE)
+        self._value, self.state = value, DONE
+        if self._threads is not None:
+            self._wake_threads()
+        if self._anywhere is not None:
+            self._call_anywhere()
+        # let its stream go on, inlined where nothing waits for that
         if self.deadline_s is not None or self._waiters is not None or self._callbacks is not None:
             self._deliver()
+        elif stream.queue or stream.in_flight is None or stream.on_idle is not None or context.outstanding.draining:
+            stream.finished(self, None)
         else:
-            self.port.stream.finished(self, None)
+            del context.outstanding.operations[self], stream.in_flight[self]
 
     @property
     def end_wakes_loop(self) -> bool:

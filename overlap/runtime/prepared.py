@@ -1,7 +1,7 @@
 """Calls that PyTorch has made before, issued again by a thread in few steps.
 
 A training loop repeats its calls, and the time of an operation on its calling thread hides no communication. So the
-parts that follow from the call alone are made once: checks, the port, the executor, the table that the engine executes.
+parts that follow from the call alone are made once: checks, the port, the plan, the table that the engine executes.
 An operation that is issued so is numbered, recorded, watched and ended as any other.
 """
 
@@ -11,7 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, cast
 
-from .engine.host_memory import HostExecutor, HostRun
+from .engine.host_memory import HostPlan, HostRun
 from .operation import NOWHERE, CollectiveFuture
 from .spanning import SpanningCommunicator
 from .state import MATCHING
@@ -21,10 +21,10 @@ from .stream import Stream
 class PreparedCall:
     """A collective between processes of one host that a rank has issued before, from a thread."""
 
-    __slots__ = ("_call", "_communicator", "_context", "_executor", "_lane", "_member", "_name", "_port")
+    __slots__ = ("_call", "_communicator", "_context", "_lane", "_member", "_name", "_plan", "_port")
 
-    def __init__(self, operation: CollectiveFuture[Any], executor: HostExecutor) -> None:
-        self._port, self._call, self._executor = operation.port, operation.call, executor
+    def __init__(self, operation: CollectiveFuture[Any], plan: HostPlan) -> None:
+        self._port, self._call, self._plan = operation.port, operation.call, plan
         self._context, self._member = operation.context, operation.member
         self._name = None if operation.name == operation.kind.text else operation.name
         self._communicator = cast("SpanningCommunicator", operation.port.communicator)
@@ -38,10 +38,10 @@ class PreparedCall:
         communicator = operation.port.communicator
         if not isinstance(communicator, SpanningCommunicator):
             return None
-        executor = communicator.cached_executor(operation)
-        if not isinstance(executor, HostExecutor) or not executor.lasts or executor.call.shared:
+        plan = operation.port.plans.get(operation.call)
+        if not isinstance(plan, HostPlan) or not plan.lasts or plan.call.shared:
             return None
-        return cls(operation, executor)
+        return cls(operation, plan)
 
     def issue(
         self,
@@ -71,7 +71,7 @@ class PreparedCall:
         self, operation: CollectiveFuture[Any], source: int, target: int, memory: object, waited_for: bool
     ) -> bool:
         """Issue and start an operation, as `Issuer` and the communicator do, if nothing else must come first."""
-        context, port, executor, communicator = self._context, self._port, self._executor, self._communicator
+        context, port, plan, communicator = self._context, self._port, self._plan, self._communicator
         lane, timeout_s = self._lane, operation.deadline_s
         if (
             context.closed
@@ -79,7 +79,7 @@ class PreparedCall:
             or lane.end_wakes
             or context.deadlines.wakes(timeout_s)
             or not communicator.calm
-            or not executor.takes_threads()
+            or not plan.takes_threads()
         ):
             return False
         operation.port, operation.seq = port, port.next_seq
@@ -92,7 +92,7 @@ class PreparedCall:
         lane.admit(operation)
         operation._enter(MATCHING)
         communicator.record_call(operation)
-        run = HostRun(executor, operation)
+        run = HostRun(plan, operation)
         run.submit(source, target, memory, waited_for=waited_for)
         if not run.finish_at_once():
             run.wait(communicator.make_lone_match(operation))

@@ -47,7 +47,7 @@ class PutBack(Disputes):
             Whether it is withdrawn now; None if that is still open.
         """
         match = self._matches.get(operation.seq)
-        if match is None or match.count > 1 or match.error is not None:
+        if match is None or match.arrived > 1 or match.error is not None:
             return False
         if operation.scope is not None:
             scope = operation.scope
@@ -61,9 +61,9 @@ class PutBack(Disputes):
         """Forget a receive that the transport has given back; a sender that arrived in between waits for the next."""
         seq = operation.seq
         match = self._matches.pop(seq, None) or self._moving.pop(seq, None)
-        if match is not None and match.count > 1:
-            match.arrived[operation.port.place] = None
-            match.count -= 1
+        if match is not None and match.arrived > 1:
+            match[operation.port.place] = None
+            match.arrived -= 1
             (sender,) = match.ends
             match.pattern, match.first = sender.call, sender
             self._matches[seq] = match

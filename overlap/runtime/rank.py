@@ -98,7 +98,8 @@ class Rank(GroupCalls):
         self._computes = Known()
         self._streams = Streams(context)
         self.world: Group = Group(context, around, self._streams, {}, everybody, "world")
-        self._issuer = self.world._issuer  # a call on a rank is a call on the group of all
+        # a call on a rank is a call on the group of all
+        self._issuer, self._ports = self.world._issuer, self.world._ports
 
     def __repr__(self) -> str:
         unfinished = len(self._context.outstanding.operations)

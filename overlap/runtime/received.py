@@ -117,6 +117,7 @@ class TreeReceive(ReceiveFuture[object]):
             except Exception as error:  # no memory, or an invalid form
                 self.fail(Failure(error))
                 return
+        self._tree_locked = False
         super().finish(end_ns, meeting)
 
     def call_and_bytes(self, value: object) -> tuple[Call, Array | None]:

@@ -22,7 +22,6 @@ from ..timeline.recording import call_site
 from .arguments import call_by_out
 from .communicator import Communicator
 from .communicators import Communicators
-from .executor import Executor
 from .failure import Failure
 from .match import Key, Match, RankCall, mismatch
 from .operation import Operation
@@ -103,7 +102,7 @@ class SpanningMatch(Match):
     @property
     def started_ns(self) -> int:
         """Start time of the first end here."""
-        return min((end.started_ns for end in self.arrived if end is not None), default=0)
+        return min((end.started_ns for end in self if end is not None), default=0)
 
 
 class SpanningCommunicator(Communicator):
@@ -114,6 +113,7 @@ class SpanningCommunicator(Communicator):
         issued: Number of operations issued by each member here, by world rank.
     """
 
+    spans = True
     _matches: dict[int, SpanningMatch]  # type: ignore[assignment]
 
     def __init__(
@@ -159,24 +159,22 @@ class SpanningCommunicator(Communicator):
             self._take_returned(operation)
             return
         self.record_call(operation)
-        # a call with a cached executor, while all is well
-        executor = self._executors.get((operation.call, operation.context.rank))
-        if executor is not None and self.calm:
-            if not executor.finish_now(operation):
-                self._start_arrived(self.make_lone_match(operation), operation, executor)
+        # a call with a plan, while all is well
+        plan = operation.port.plans.get(operation.call)
+        if plan is not None and self.calm:
+            if not plan.finish_now(operation):
+                self.start_arrived(self.make_lone_match(operation), operation, plan)
             return
         # find its match, by number
         seq = operation.seq
         match = self._matches.get(seq)
         if match is None:
-            match = self._matches[seq] = SpanningMatch(self.size)
-            match.error = self._broken
-            if match.error is not None:
+            match = self._matches[seq] = SpanningMatch([None] * self.size)
+            self.fail_if_broken(match, operation)
+            if self._broken is not None:
                 self._note_reported()
-            elif self._left:
-                self._fail_if_left(match, operation)
-        match.arrived[operation.port.position] = operation
-        match.count += 1
+        match[operation.port.position] = operation
+        match.arrived += 1
         # compare the known calls of the other processes
         if match.pattern is not operation.call:
             self._compare(match, operation)
@@ -186,7 +184,7 @@ class SpanningCommunicator(Communicator):
             self._assume_or_ask(match, operation)
         # start it
         if match.error is None:
-            self._start_arrived(match, operation)
+            self.start_arrived(match, operation)
         else:
             operation.fail(Failure(match.error()))
             self.ended(match, operation)
@@ -219,25 +217,21 @@ class SpanningCommunicator(Communicator):
     def needs_no_task(self, operation: Operation) -> bool:
         """Whether an arrival neither wakes nor starts a task: nothing has failed, and nothing is to be reported.
 
-        The event loop makes the first executor, because it opens the resources that ranks share.
+        The event loop makes the first plan, because it opens the resources that ranks share.
         """
-        call, cached = operation.call, bool(self._executors)
-        return cached and call.has_all_values and self.calm and self.executor(call, operation).takes_threads()
+        call, used = operation.call, bool(operation.port.plans)
+        return used and call.has_all_values and self.calm and self.plan(call, operation).takes_threads()
 
     @property
     def calm(self) -> bool:
         """Whether a rank is alone in this process, no operation fails, and no report waits for its arrival."""
         return self.here == 1 and not self._left and self._broken is None and self._notices.silent
 
-    def cached_executor(self, operation: Operation) -> Executor | None:
-        """Return the cached executor for an operation."""
-        return self._executors.get((operation.call, operation.context.rank))
-
     def make_lone_match(self, operation: Operation) -> Match:
-        """Return the match of an operation with a cached executor: all its other ends are in other processes."""
-        match = self._matches[operation.seq] = SpanningMatch(self.size)
-        match.arrived[operation.port.position] = match.first = operation
-        match.count, match.pattern = 1, operation.call
+        """Return the match of an operation with a plan: all its other ends are in other processes."""
+        match = self._matches[operation.seq] = SpanningMatch([None] * self.size)
+        match[operation.port.position] = match.first = operation
+        match.arrived, match.pattern = 1, operation.call
         return match
 
     def ended(self, match: Match, operation: Operation) -> None:
@@ -248,8 +242,8 @@ class SpanningCommunicator(Communicator):
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match, here and in other processes, because one rank has no input for it."""
-        match = self._matches.setdefault(operation.seq, SpanningMatch(self.size))
-        match.count += 1
+        match = self._matches.setdefault(operation.seq, SpanningMatch([None] * self.size))
+        match.arrived += 1
         rank, seq = self.members[operation.port.position], operation.seq
         self.issued[rank] = max(self.issued.get(rank, 0), seq + 1)
         self._withdrawn[seq] = None
@@ -305,7 +299,7 @@ class SpanningCommunicator(Communicator):
         for seq, match in self._matches.items():
             if not match.announced and match.first is not None and match.started_ns <= before_ns:
                 match.announced = True
-                for end in match.arrived:
+                for end in match:
                     if end is not None:
                         yield seq, self._make_rank_call(end)
 
@@ -417,7 +411,7 @@ class SpanningCommunicator(Communicator):
     def _is_missing(self, match: Match, rank: int, seq: int) -> bool:
         """Whether a rank has not arrived at an operation; one of another process counts once it has finished."""
         if rank in self._local:
-            return match.arrived[self.members.index(rank)] is None
+            return match[self.members.index(rank)] is None
         return rank in self._left_without(seq)
 
     def _left_without(self, seq: int) -> set[int]:

@@ -44,20 +44,23 @@ class Stream:
         priority: Added to the priority of each of its operations; lower is more urgent.
         window: Number of unfinished operations that may be in flight at once.
         rank: World rank that owns the stream.
+        in_flight: Operations in flight in issue order, with the number of operations started before each.
+        queue: Operations that wait for room.
+        started: Number of operations started.
         on_idle: Function to call when none of its operations is in flight any more, or None.
     """
 
     __slots__ = (
         "_context",
-        "_in_flight",
         "_outstanding",
         "_span",
-        "_started",
-        "_waiting",
+        "in_flight",
         "name",
         "on_idle",
         "priority",
+        "queue",
         "rank",
+        "started",
         "window",
     )  # fmt: skip
     name: str
@@ -68,58 +71,58 @@ class Stream:
     def __init__(self, context: RankContext, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> None:
         self.rank, self.name, self.priority, self.window = context.rank, name, priority, window
         self._context, self._outstanding = context, context.outstanding
-        self._in_flight: dict[Operation, int] = {}  # in issue order, with the number of operations started before
-        self._started, self._span = 0, max(window, SPAN)
-        self._waiting: deque[Operation] = deque()
+        self.in_flight: dict[Operation, int] = {}  # in issue order, with the number of operations started before
+        self.started, self._span = 0, max(window, SPAN)
+        self.queue: deque[Operation] = deque()
         self.on_idle: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
-        in_flight, queued = len(self._in_flight), len(self._waiting)
+        in_flight, queued = len(self.in_flight), len(self.queue)
         return f"<Stream '{self.name}' of rank {self.rank}: {in_flight} in flight, {queued} queued>"
 
     @property
     def idle(self) -> bool:
         """Whether all of its operations have ended."""
-        return not self._in_flight
+        return not self.in_flight
 
     def waiting(self) -> Collection[Operation]:
         """Return the operations that wait for room."""
-        return self._waiting
+        return self.queue
 
     @property
     def first(self) -> Operation | None:
         """The first of the operations that have not ended."""
-        return next(iter(self._in_flight), None)
+        return next(iter(self.in_flight), None)
 
     @property
     def last(self) -> Operation | None:
         """The last of the operations that have not ended."""
-        return self._waiting[-1] if self._waiting else next(reversed(self._in_flight), None)
+        return self.queue[-1] if self.queue else next(reversed(self.in_flight), None)
 
     @property
     def has_room(self) -> bool:
         """Whether there is room for one more operation. If so, no operation is waiting, so its end starts no other."""
-        in_flight = self._in_flight
+        in_flight = self.in_flight
         if len(in_flight) >= self.window:
             return False
-        return not in_flight or self._started - next(iter(in_flight.values())) < self._span
+        return not in_flight or self.started - next(iter(in_flight.values())) < self._span
 
     @property
     def end_wakes(self) -> bool:
         """Whether the end of an operation wakes another one that waits for room, or the end of the rank."""
-        return bool(self._waiting) or self._outstanding.draining
+        return bool(self.queue) or self._outstanding.draining
 
     def admit(self, operation: Operation) -> bool:
         """Take an operation in; return whether the window has room for it now. Else it starts when its turn comes."""
         self._outstanding.operations[operation] = None
-        in_flight = self._in_flight
+        in_flight = self.in_flight
         if not in_flight or (len(in_flight) < self.window and self.has_room):
-            in_flight[operation] = self._started
-            self._started += 1
+            in_flight[operation] = self.started
+            self.started += 1
             return True
         operation._enter(QUEUED)
         operation.lock()
-        self._waiting.append(operation)
+        self.queue.append(operation)
         return False
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
@@ -129,19 +132,19 @@ class Stream:
             return  # a receive that has given its place back
         if outstanding.draining or failure is not None:
             outstanding.note_end(operation, failure)
-        if self._in_flight.pop(operation, None) is None:  # failed while queued; a failing world starts at the end
-            if self._waiting[-1] is operation:
-                self._waiting.pop()
+        if self.in_flight.pop(operation, None) is None:  # failed while queued; a failing world starts at the end
+            if self.queue[-1] is operation:
+                self.queue.pop()
             else:
-                self._waiting.remove(operation)
+                self.queue.remove(operation)
             return
-        while self._waiting and self.has_room:
-            following = self._waiting.popleft()
-            self._in_flight[following] = self._started
-            self._started += 1
+        while self.queue and self.has_room:
+            following = self.queue.popleft()
+            self.in_flight[following] = self.started
+            self.started += 1
             following._enter(ADMITTED)
             self._context.soon(partial(activate_late, following))
-        if self.on_idle is not None and not self._in_flight:
+        if self.on_idle is not None and not self.in_flight:
             self.on_idle()
 
 

@@ -37,6 +37,10 @@ class PartLane:
     """Lane of parts: each starts at once, as it takes no room besides that of its operation."""
 
     idle: bool = True
+    in_flight = None
+    queue = ()
+    started = 0
+    on_idle = None
     first: Operation | None = None
     last: Operation | None = None
     has_room: bool = True
@@ -71,7 +75,7 @@ class TreePart(CollectiveFuture[Any]):
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Keep the result; the timeline shows the operation that it is part of."""
         if self.state < DONE:
-            self.context.flight.carried(self.record, self.started_ns, end_ns)
+            self.context.flight.carried(self.record, self.started_ns, end_ns, None)
             value = self.out
             self.release()
             conclude(self, value)
@@ -137,7 +141,7 @@ class TreeOperation(CollectiveFuture[Any]):
         """Add the operation and its parts to their communicators, to be matched with the other ranks."""
         port, issue_part, self.issue_part = self.port, self.issue_part, None
         if not self.parts:
-            port.communicator.arrive(self)
+            port.arrive(self)
             return
         for index, part in enumerate(self.parts):
             part.priority = self.priority  # with that of the stream
@@ -145,7 +149,7 @@ class TreeOperation(CollectiveFuture[Any]):
             issue_part(part, index, port, self.seq)
         failure = self._failure_of_parts
         if failure is None:
-            port.communicator.arrive(self)
+            port.arrive(self)
         elif self.state < DONE:
             port.communicator.withdraw(self, failure)
 
@@ -195,7 +199,7 @@ class TreeOperation(CollectiveFuture[Any]):
         kind, algorithm, group, seq, nbytes, dtype, met_ns = meeting
         nbytes += sum(part.call.nbytes for part in self.parts)
         super().finish(end_ns, (kind, algorithm, group, seq, nbytes, dtype, met_ns))
-        self.parts = ()  # and their results
+        self.parts, self._make = (), None  # and their results
 
     def fail(self, failure: Failure) -> None:
         """End with an error, that of the first part that has failed if one has, and with it the parts under way.

@@ -16,7 +16,7 @@ from transports import LinkLostError, Transport, TransportError
 
 from ..diagnostics import is_interrupt, make_presentable, origin, split_stops, unwrap_single_error, where
 from ..errors import DeadlineError, PeerError, RemoteError, StallError, in_one_line, text_of, type_name
-from ..flight.recorder import NOT_RECORDED, Writer
+from ..flight.recorder import Writer, without_record
 from ..hints import find_hint
 from ..timeline.ranklist import listed
 from ..timeline.recording import KeptSteps, Recorder
@@ -26,7 +26,7 @@ from .blame.loop import place_in
 from .blame.reports import LocalRank, Reports, call_program, world_watch
 from .blame.stall import Others, StallLimits
 from .blame.standing import Standing
-from .checking import CheckingIssuer
+from .checking import CheckedInputs, CheckingIssuer
 from .communicator import BaseEngine
 from .communicators import Communicators
 from .compute import STARVED_SHARE, ComputeStreams
@@ -38,6 +38,7 @@ from .event_loop import InTurn
 from .failure import Failure
 from .group import GroupRules
 from .handover import Handover
+from .interceptor import Interceptor
 from .interpreter import tuned_interpreter
 from .interrupts import calls_program, deferring_interrupts
 from .issue import Issuer
@@ -134,6 +135,8 @@ class World:
             others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
         )
         self.communicators.later = self.backend.later(self._handover)
+        if check is not None:
+            self.communicators.intercept = CheckedInputs(self.communicators.intercept or Interceptor())
         self._cluster, self._processes, self._flight = cluster, others, flight
         self._survival, self._steps = (restart, state_dir, dict(zip(sorted(local), epochs, strict=bool(epochs)))), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
@@ -163,7 +166,7 @@ class World:
             handover=self._handover,
             thread=get_ident(),
             pause=self.backend.pause,
-            flight=self._flight.rank(rank) if self._flight is not None else NOT_RECORDED,
+            flight=self._flight.rank(rank, recorder) if self._flight is not None else without_record(recorder.append),
         )
         place = divmod(rank, self._cluster.ranks_per_node or self.size)
         compute = ComputeStreams(partial(self.backend.compute_stream, context))

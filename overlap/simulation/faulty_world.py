@@ -13,10 +13,11 @@ from ..runtime.blame.reports import call_program
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.context import RankContext
-from ..runtime.executor import Executor
+from ..runtime.interceptor import Interceptor
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
 from ..runtime.outstanding import IssuedFuture
+from ..runtime.port import Port
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from .faults import Fates
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
 
-    from ..collectives.call import Call
 
 T = TypeVar("T")
 
@@ -62,6 +62,42 @@ class FaultInjector:
                 raise
         await trio.sleep_forever()
         raise AssertionError("unreachable: the dead are only cancelled")
+
+    def let_arrive(
+        self,
+        operation: Operation,
+        arrive: Callable[[], None],
+        delay: Callable[[Operation, Callable[[], None]], Callable[[], None]],
+    ) -> None:
+        """Let one rank's operation arrive now, later, or never, as its fate says.
+
+        Args:
+            operation: The operation.
+            arrive: Lets it arrive.
+            delay: Takes the operation and what lets it arrive late; returns the function to call then.
+        """
+        context = operation.context
+        if context.rank in self.fates.dead:
+            return
+        fate = self.fates.next(context.rank, operation.step)
+        operation.lock()
+        dies = fate.dies_at is not None
+
+        def arrive_now() -> None:
+            """Let the operation arrive; then kill its rank if it dies at it."""
+            arrive()
+            if dies:
+                self.kill(context, operation)
+
+        if fate.dies_at is not None and fate.dies_at < 0.5:
+            self.kill(context, operation)
+        elif fate.lost:
+            self.lose(context, operation)
+        elif fate.late_ns:
+            due_ns = self.kernel.now_ns + fate.late_ns
+            self.kernel.call_at(due_ns, context.rank, delay(operation, arrive_now), order=EventOrder.WAKE)
+        else:
+            arrive_now()
 
     def kill(self, context: RankContext, issued: IssuedFuture[Any]) -> None:
         """Kill a rank at a compute or an operation; nothing happens if the rank is dead or has ended."""
@@ -140,20 +176,47 @@ class FaultyWorld(World):
         return await super().live(partial(self._injector.live, main), args, timeout_s)
 
 
+class FaultyArrivals(Interceptor):
+    """Collectives that arrive late or never."""
+
+    def __init__(self, injector: FaultInjector) -> None:
+        self._injector, self._dead = injector, injector.fates.dead
+
+    def arrive(self, port: Port, operation: Operation) -> None:
+        """Let one rank's operation arrive now, later, or never, as its fate says."""
+        self._injector.let_arrive(operation, partial(port.match, operation), self.delay)
+
+    def delay(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that lets a delayed operation arrive, unless it has failed by then."""
+
+        def arrive_late() -> None:
+            if not operation.done and operation.context.rank not in self._dead:
+                operation.started_ns = self._injector.kernel.now_ns
+                arrive()
+
+        return arrive_late
+
+    def starts(self, match: Match, operation: Operation) -> bool:
+        """Whether no rank of the group is dead; else all others wait."""
+        return self._dead.isdisjoint(operation.port.communicator.members)
+
+
 class FaultyCommunicators(Communicators):
     """Communicators in which ranks arrive late or never."""
 
     def __init__(self, engine: BaseEngine, injector: FaultInjector) -> None:
         super().__init__(engine)
-        self._injector = injector
+        self._injector, self.intercept = injector, FaultyArrivals(injector)
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return a new communicator in which ranks arrive late or never."""
+        """Return a new communicator; one of messages lets them arrive late or never."""
+        if not key.messages:
+            return super().make(key, name, members)
         return FaultyCommunicator(self, key, name, members, self._injector)
 
 
 class FaultyCommunicator(Communicator):
-    """A communicator in which operations arrive late or never."""
+    """A communicator in which messages arrive late or never."""
 
     def __init__(
         self, shared: Communicators, key: Key, name: str, members: Sequence[int], injector: FaultInjector
@@ -164,25 +227,7 @@ class FaultyCommunicator(Communicator):
 
     def arrive(self, operation: Operation) -> None:
         """Add one rank's operation now, later, or never, as its fate says."""
-        context, injector = operation.context, self._injector
-        if context.rank in self._dead:
-            return
-        fate = injector.fates.next(context.rank, operation.step)
-        operation.lock()
-        if fate.dies_at is not None and fate.dies_at < 0.5:
-            injector.kill(context, operation)
-        elif fate.lost:
-            injector.lose(context, operation)
-        elif fate.late_ns:
-            kernel, arrive_late = injector.kernel, partial(self._arrive_now, operation, dies=fate.dies_at is not None)
-            kernel.call_at(
-                kernel.now_ns + fate.late_ns,
-                context.rank,
-                self.delay_arrival(operation, arrive_late),
-                order=EventOrder.WAKE,
-            )
-        else:
-            self._arrive_now(operation, dies=fate.dies_at is not None)
+        self._injector.let_arrive(operation, partial(super().arrive, operation), self.delay_arrival)
 
     def delay_arrival(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
         """Return a function that adds a delayed operation, unless it was withdrawn or has failed by then."""
@@ -201,32 +246,3 @@ class FaultyCommunicator(Communicator):
     def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
         """Withdraw a receive, delayed or arrived; see `Communicator.withdraw_receive`."""
         return self._delayed.pop(operation, None) is not None or super().withdraw_receive(operation, later)
-
-    def _arrive_now(self, operation: Operation, *, dies: bool) -> None:
-        """Add an operation to its match; then kill its rank if `dies`."""
-        if not self._can_complete:
-            self._executors.clear()
-        super().arrive(operation)
-        if dies:
-            self._injector.kill(operation.context, operation)
-
-    def executor(self, call: Call, operation: Operation) -> Executor:
-        """Return the executor of an operation; one that starts nothing if a rank is dead, except for messages."""
-        return super().executor(call, operation) if self._can_complete else _DeadExecutor()
-
-    @property
-    def _can_complete(self) -> bool:
-        """Whether operations can complete: no rank of the group is dead. Sent messages arrive in any case."""
-        return self.key.messages or self._dead.isdisjoint(self.members)
-
-
-class _DeadExecutor(Executor):
-    """Executor of operations with a dead rank, which starts nothing."""
-
-    lasts, together = False, True
-
-    def start(self, match: Match, operation: Operation) -> None:
-        """Do nothing, so that all ranks wait."""
-
-    def __str__(self) -> str:
-        return "nothing: a rank is dead"

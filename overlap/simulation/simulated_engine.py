@@ -18,9 +18,9 @@ from ..cost.select import DIRECT
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.context import RankContext
 from ..runtime.engine.in_process import fit_all, run_here
-from ..runtime.executor import Executor
 from ..runtime.match import Match
 from ..runtime.operation import Operation
+from ..runtime.plan import CallPlan
 from . import EventOrder, FabricDriver, Kernel, ReachedRanks, Transfer
 from .simulated_compute import SimulatedCompute
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ..collectives.call import Call
 
 
-class ModelledExecutor(Executor):
-    """Executor of operations in modelled time, once all ranks have met."""
+class ModelledPlan(CallPlan):
+    """Plan of operations in modelled time, once all ranks have met."""
 
     together = True
 
-    def __init__(self, begin: Callable[[Communicator, Match], None], communicator: Communicator) -> None:
-        self._begin, self._communicator = begin, communicator
+    def __init__(self, begin: Callable[[Communicator, Match], None], communicator: Communicator, call: Call) -> None:
+        self._begin, self._communicator, self.call = begin, communicator, call
 
     def __str__(self) -> str:
         return "model"
@@ -82,9 +82,9 @@ class SimulatedEngine(BaseEngine):
         kernel = self._traffic.kernel
         kernel.call_at(kernel.now_ns, context.rank, look, order=EventOrder.SETTLE)
 
-    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
-        """Return the executor, which takes the time of the model."""
-        return ModelledExecutor(self._move_and_begin, communicator)
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
+        """Return the plan, which takes the time of the model."""
+        return ModelledPlan(self._move_and_begin, communicator, call)
 
     async def aclose(self) -> None:
         """Return at once, as nothing runs in the background."""
@@ -148,7 +148,7 @@ class SimulatedEngine(BaseEngine):
 
 def _operations(match: Match) -> list[Operation]:
     """Return the operations of a match whose ranks have all arrived."""
-    return cast("list[Operation]", match.arrived)
+    return cast("list[Operation]", match)
 
 
 def _pattern(match: Match) -> Call:

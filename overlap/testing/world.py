@@ -16,11 +16,18 @@ from ..runtime.communicators import Communicators
 from ..runtime.issue import Ends, Issuer
 from ..runtime.match import Key
 from ..runtime.operation import CollectiveFuture, Operation, OperationPort
+from ..runtime.port import Port
 from ..runtime.settling import Onlooker
 from ..runtime.state import CANCELLED, PARKED
 from ..runtime.stream import Stream
 from ..runtime.world import World
-from ..simulation.faulty_world import FaultInjector, FaultyCommunicator, FaultyCommunicators, FaultyWorld
+from ..simulation.faulty_world import (
+    FaultInjector,
+    FaultyArrivals,
+    FaultyCommunicator,
+    FaultyCommunicators,
+    FaultyWorld,
+)
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
 from ..timeline.spans import Timeline
 from .faults import Fault, FaultPlan
@@ -37,7 +44,7 @@ T = TypeVar("T")
 
 
 class RecordingIssuer(Issuer):
-    """Issues operations and records them."""
+    """Issues messages and records them."""
 
     _message: Ends | None = None  # of the message that is being issued
 
@@ -46,9 +53,9 @@ class RecordingIssuer(Issuer):
         operation: CollectiveFuture[Any],
         stream: Stream | str | None,
         timeout_s: float | None,
-        ends: Ends | None = None,
+        ends: Ends,
     ) -> CollectiveFuture[Any]:
-        """Start an operation; a message's ends are recorded with it."""
+        """Start a message; its ends are recorded with it."""
         self._message = ends
         return super().start(operation, stream, timeout_s, ends)
 
@@ -74,6 +81,7 @@ class TestedCommunicators(FaultyCommunicators):
 
     def __init__(self, engine: BaseEngine, injector: FaultInjector, record: Record) -> None:
         super().__init__(engine, injector)
+        self.intercept = _TestedArrivals(self, injector)
         self.record = record
         self.unfinished: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
         self.released: dict[int, int] = {}  # by rank: the index from which its operations wait for no other rank
@@ -82,7 +90,9 @@ class TestedCommunicators(FaultyCommunicators):
         self._opened: Counter[str] = Counter()  # how often each was opened: those of messages close when they are idle
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator at which planned faults happen."""
+        """Make a communicator; planned faults happen at the messages of one, and at the ports of the others."""
+        if not key.messages:
+            return super().make(key, name, members)
         return _TestedCommunicator(self, key, name, members, self._injector)
 
     def record_operation(
@@ -144,6 +154,30 @@ class TestedCommunicators(FaultyCommunicators):
         first = self.released.get(operation.context.rank)
         return first is not None and 0 <= self.unfinished[id(operation)][0].index - first < _RELEASED
 
+    def let_arrive(
+        self,
+        operation: Operation,
+        arrive: Callable[[], None],
+        delay: Callable[[Operation, Callable[[], None]], Callable[[], None]],
+    ) -> None:
+        """Let a rank's operation arrive, in turn if a seed decides, unless a planned fault stops it.
+
+        Args:
+            operation: The operation.
+            arrive: Lets it arrive, as its fate says.
+            delay: Takes the operation and what lets it arrive late; returns the function to call then.
+        """
+        plan = self._injector.fates
+        assert isinstance(plan, FaultPlan)
+        if self.waits_for_none(operation):
+            now_ns = operation.context.now_ns()
+            operation.finish(now_ns, operation.describe(operation.call, now_ns))
+        elif plan.turns is not None:
+            operation.lock()
+            plan.turns.hold(operation.context.rank, delay(operation, arrive))
+        elif operation.context.rank in plan.dead or plan.apply_faults(operation):
+            arrive()
+
     def drop_withdrawn(self) -> None:
         """Drop receives with a cancelled await from the record: nobody waits for their messages."""
         for issue, operation in self.unfinished.values():
@@ -195,24 +229,30 @@ def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:
         issue.what, issue.nbytes = issue.name + text[text.index("(") :] if issue.name else text, call.nbytes
 
 
+class _TestedArrivals(FaultyArrivals):
+    """Collectives that are recorded, and at which planned faults happen."""
+
+    def __init__(self, shared: TestedCommunicators, injector: FaultInjector) -> None:
+        super().__init__(injector)
+        self._shared = shared
+
+    def issued(self, port: Port, operation: Operation) -> None:
+        """Record an operation."""
+        operation.port, operation.seq = port, port.next_seq  # as it is about to be
+        self._shared.record_operation(operation, port, None, ())
+
+    def arrive(self, port: Port, operation: Operation) -> None:
+        """Let a rank's operation arrive, unless a fault stops it."""
+        self._shared.let_arrive(operation, partial(super().arrive, port, operation), self.delay)
+
+
 class _TestedCommunicator(FaultyCommunicator):
-    """A communicator at which planned faults happen."""
+    """A communicator at whose messages planned faults happen."""
 
     def arrive(self, operation: Operation) -> None:
-        """Let a rank's operation arrive, unless a fault stops it."""
-        plan, shared = self._injector.fates, self._shared
-        assert isinstance(plan, FaultPlan)
-        assert isinstance(shared, TestedCommunicators)
-        if shared.waits_for_none(operation):
-            now_ns = operation.context.now_ns()
-            operation.finish(now_ns, operation.describe(operation.call, now_ns))
-            return
-        if plan.turns is not None:
-            operation.lock()
-            arrive = partial(FaultyCommunicator.arrive, self, operation)
-            plan.turns.hold(operation.context.rank, self.delay_arrival(operation, arrive))
-        elif operation.context.rank in plan.dead or plan.apply_faults(operation):
-            super().arrive(operation)
+        """Let a rank's message arrive, unless a fault stops it."""
+        assert isinstance(self._shared, TestedCommunicators)
+        self._shared.let_arrive(operation, partial(super().arrive, operation), self.delay_arrival)
 
 
 class TestedWorld(FaultyWorld):

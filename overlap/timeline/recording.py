@@ -80,9 +80,10 @@ class Recorder:
         rank: The rank in the world.
         append: Takes one `RawSpan`, from any thread. It costs about 0.1 microseconds: the tuple is stored as it is, and
             read only when columns are asked for.
+        count, push: The same in two parts, for code that is on the path of every operation: call both, in this order.
     """
 
-    __slots__ = ("_appended", "_count_reads", "_ring", "append", "rank")
+    __slots__ = ("_appended", "_count_reads", "_ring", "append", "count", "push", "rank")
 
     def __init__(self, rank: int, *, capacity: int | None = None, steps: KeptSteps | None = None) -> None:
         self.rank: int = rank
@@ -90,9 +91,12 @@ class Recorder:
         self._ring: deque[RawSpan] = deque(maxlen=capacity or default_capacity)
         self._appended = count()
         self._count_reads = 0
+        self.count: Callable[[], object] = self._appended.__next__
+        self.push: Callable[[RawSpan], None] = self._ring.append
         self.append: Callable[[RawSpan], None] = _make_counting_append(self._ring, self._appended)
         if steps is not None:
-            self.append = _make_filtering_append(self._ring, self._appended, steps)
+            self.append = self.push = _make_filtering_append(self._ring, self._appended, steps)
+            self.count = int  # the filter counts what it keeps
 
     @property
     def dropped(self) -> int:
@@ -142,6 +146,7 @@ def _restore_recorder(rank: int, capacity: int, dropped: int, raws: list[RawSpan
     recorder = Recorder(rank, capacity=capacity)
     recorder._ring.extend(raws)
     recorder._appended = count(dropped + len(raws))
+    recorder.count = recorder._appended.__next__
     recorder.append = _make_counting_append(recorder._ring, recorder._appended)
     return recorder
 

@@ -154,14 +154,14 @@ class _Recorded:
 def measure_flight(sampling: Sampling) -> Times:
     """Time to put an operation into the flight record when it is issued, and again when it ends."""
     memory = mmap(-1, file_bytes(1))
-    flight = Writer(memory, [0], {}).rank(0)
+    flight = Writer(memory, [0], {}).rank(0, Recorder(0))
     issued, carried, operation = flight.issued, flight.carried, _Recorded()
     known = Known()
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
         begun_ns = perf_counter_ns()
         for seq in range(_SPANS):
-            carried(issued(operation, known, "call", seq, begun_ns), begun_ns, begun_ns)
+            carried(issued(operation, known, "call", seq, begun_ns), begun_ns, begun_ns, None)
         samples.append((perf_counter_ns() - begun_ns) / _SPANS)
     return Times.of(samples[sampling.warmup :])
 

@@ -1,4 +1,4 @@
-"""The executor of each call: what decides is where the ranks live, the call, and its size."""
+"""The plan of each call: what decides is where the ranks live, the call, and its size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ import overlap
 from overlap.collectives.call import Call
 from overlap.runtime.communicator import Communicator
 from overlap.runtime.engine.real_engine import RealEngine
-from overlap.runtime.executor import Executor
 from overlap.runtime.match import Match
 from overlap.runtime.operation import Operation
-from overlap.simulation.simulated_engine import ModelledExecutor
+from overlap.runtime.plan import CallPlan
+from overlap.simulation.simulated_engine import ModelledPlan
 from transports.common import PAYLOAD_BYTES
 from transports.shared_memory.engine import BUILT
 
@@ -23,7 +23,7 @@ from .worlds import run
 pytestmark = pytest.mark.skipif(not BUILT, reason="it was not compiled")
 
 Issue = Callable[[overlap.Rank], Any]
-Made = list[tuple[int, Executor]]
+Made = list[tuple[int, CallPlan]]
 
 FITS = PAYLOAD_BYTES // 8
 
@@ -47,7 +47,7 @@ CALLS: dict[str, Issue] = {
 HERE, HOST = "memory of this process", "memory of this host"
 RING, MESH, DOUBLING = "program ring over wires", "program mesh over wires", "program recursive_doubling over wires"
 
-# Processes, ranks of each, and the executors of all calls.
+# Processes, ranks of each, and the plans of all calls.
 WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
     "one process": (1, 2, {}, {**{name: {HERE} for name in CALLS}, "ring": {RING}}),
     "one process, wires": (
@@ -110,20 +110,20 @@ WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Executors that are chosen, and for which rank."""
+    """Plans that are made, and for which rank."""
     made: Made = []
-    choose = RealEngine.executor
+    choose = RealEngine.plan
 
-    def executor(self: RealEngine, communicator: Communicator, call: Call, operation: Operation) -> Executor:
+    def plan(self: RealEngine, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
         made.append((operation.context.rank, choose(self, communicator, call, operation)))
         return made[-1][1]
 
-    monkeypatch.setattr(RealEngine, "executor", executor)
+    monkeypatch.setattr(RealEngine, "plan", plan)
     return made
 
 
 async def issue_all(rank: overlap.Rank, made: Made) -> dict[str, list[str]]:
-    """Issue each call three times; return its executors as they were decided."""
+    """Issue each call three times; return its plans as they were made."""
     for _ in range(2):
         await rank.barrier()  # a board is ready when the second one begins
     found = {}
@@ -134,12 +134,12 @@ async def issue_all(rank: overlap.Rank, made: Made) -> dict[str, list[str]]:
             if future is not None:
                 await future
             await rank.barrier()
-        found[name] = [str(executor) for each, executor in made[before:] if each == rank.rank]
+        found[name] = [str(plan) for each, plan in made[before:] if each == rank.rank]
     return found
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_executors(name: str, made: Made) -> None:
+def test_plans(name: str, made: Made) -> None:
     processes, each, options, expected = WORLDS[name]
     found: list[Any] = (
         run(issue_all, each, made, **options)
@@ -150,7 +150,7 @@ def test_executors(name: str, made: Made) -> None:
     assert last == expected
 
 
-def test_an_executor_is_chosen_once_unless_it_may_change(made: Made) -> None:
+def test_a_plan_is_made_once_unless_it_may_change(made: Made) -> None:
     found: list[Any] = run_far(issue_all, 2, 1, made, wires=by_shared_memory)
     for ranks in found:
         assert [len(ranks[name]) for name in ("small", "longer", "long", "shared", "ring", "barrier")] == [1] * 6
@@ -158,18 +158,18 @@ def test_an_executor_is_chosen_once_unless_it_may_change(made: Made) -> None:
 
 
 def test_the_model_carries_out_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    executors = list[str]()
-    start = ModelledExecutor.start
+    plans = list[str]()
+    start = ModelledPlan.start
 
-    def started(self: ModelledExecutor, match: Match, operation: Operation) -> None:
-        executors.append(str(self))
+    def started(self: ModelledPlan, match: Match, operation: Operation) -> None:
+        plans.append(str(self))
         start(self, match, operation)
 
-    monkeypatch.setattr(ModelledExecutor, "start", started)
+    monkeypatch.setattr(ModelledPlan, "start", started)
 
     async def main(rank: overlap.Rank) -> None:
         await rank.all_reduce(np.ones(2))
         await rank.all_reduce(np.ones(1 << 18), algorithm="ring")
 
     overlap.run(main, ranks=2, clock="virtual")
-    assert executors == ["model"] * 2
+    assert plans == ["model"] * 2

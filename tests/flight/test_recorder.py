@@ -19,6 +19,7 @@ from overlap.flight.layout import CALLS, KEPT, RECORDS, file_bytes
 from overlap.flight.reading import Flight, read_flight
 from overlap.flight.recorder import Known, Writer
 from overlap.runtime.operation import CollectiveFuture
+from overlap.timeline.recording import Recorder
 from tests import interpreters
 
 from . import KILLED
@@ -435,7 +436,8 @@ class Placed:
 
 
 def test_two_lines_that_issue_the_same_call_in_turn_need_no_more_memory():
-    flight, known, lines = Writer(mmap(-1, file_bytes(1)), [0], {}).rank(0), Known(), (Placed(1), Placed(2))
+    flight = Writer(mmap(-1, file_bytes(1)), [0], {}).rank(0, Recorder(0))
+    known, lines = Known(), (Placed(1), Placed(2))
 
     def issue(times: int) -> None:
         for number in range(times):

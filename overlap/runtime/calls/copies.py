@@ -105,7 +105,7 @@ class Copies(Issues):
         Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank. Blocks that differ are sent as in
         `reduce_scatter`.
         """
-        return self._issuer.issue(
+        return self._ports.issue(
             ALL_GATHER, x, out, stream, priority, name, timeout_s, call_site, algorithm, counts=counts, shared=shared
         )
 
@@ -176,7 +176,7 @@ class Copies(Issues):
             root: Group rank that gets the result.
             out: On the root, shape `(x.shape[0] * size, *x.shape[1:])`.
         """
-        return self._issuer.issue(GATHER, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root)
+        return self._ports.issue(GATHER, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root)
 
     @overload
     def broadcast(
@@ -258,7 +258,7 @@ class Copies(Issues):
             out: Array for the result; `out=x` is in place.
             shared: Return a read-only array that ranks of one host share; see `GroupCalls`.
         """
-        return self._issuer.issue(
+        return self._ports.issue(
             BROADCAST, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root, shared=shared
         )
 
@@ -335,4 +335,4 @@ class Copies(Issues):
             root: Group rank of the sender.
             out: Shape `(x.shape[0] // size, *x.shape[1:])`.
         """
-        return self._issuer.issue(SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root)
+        return self._ports.issue(SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root)

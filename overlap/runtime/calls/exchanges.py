@@ -114,7 +114,7 @@ class Exchanges(Issues):
 
         Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
         """
-        return self._issuer.issue(
+        return self._ports.issue(
             ALL_TO_ALL, x, out, stream, priority, name, timeout_s, call_site, algorithm, counts=counts
         )
 
@@ -182,7 +182,7 @@ class Exchanges(Issues):
                 list on all ranks.
             out: The shape of `x`; may not overlap it.
         """
-        return self._issuer.issue(PERMUTE, x, out, stream, priority, name, timeout_s, call_site, pairs=pairs)
+        return self._ports.issue(PERMUTE, x, out, stream, priority, name, timeout_s, call_site, pairs=pairs)
 
     def barrier(
         self,
@@ -194,7 +194,7 @@ class Exchanges(Issues):
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[None]:
         """Wait until every rank has issued the barrier and finished all earlier operations of this stream's window."""
-        return self._issuer.issue(BARRIER, None, None, stream, priority, name, timeout_s, call_site)
+        return self._ports.issue(BARRIER, None, None, stream, priority, name, timeout_s, call_site)
 
     def send(
         self,

@@ -40,7 +40,7 @@ class Objects(Issues):
         from ..objects import gather  # and with it msgpack, which few programs need
 
         name = "all_gather_object" if name is None else name
-        return gather(self._issuer, ALL_GATHER, value, 0, pickle, stream, priority, name, timeout_s, call_site)
+        return gather(self._ports, ALL_GATHER, value, 0, pickle, stream, priority, name, timeout_s, call_site)
 
     def gather_object(
         self,
@@ -64,7 +64,7 @@ class Objects(Issues):
         from ..objects import gather
 
         name = "gather_object" if name is None else name
-        return gather(self._issuer, GATHER, value, root, pickle, stream, priority, name, timeout_s, call_site)
+        return gather(self._ports, GATHER, value, root, pickle, stream, priority, name, timeout_s, call_site)
 
     def broadcast_object(
         self,
@@ -88,7 +88,7 @@ class Objects(Issues):
         from ..objects import give
 
         name = "broadcast_object" if name is None else name
-        return give(self._issuer, BROADCAST, value, root, pickle, stream, priority, name, timeout_s, call_site)
+        return give(self._ports, BROADCAST, value, root, pickle, stream, priority, name, timeout_s, call_site)
 
     def scatter_object(
         self,
@@ -112,4 +112,4 @@ class Objects(Issues):
         from ..objects import give
 
         name = "scatter_object" if name is None else name
-        return give(self._issuer, SCATTER, values, root, pickle, stream, priority, name, timeout_s, call_site)
+        return give(self._ports, SCATTER, values, root, pickle, stream, priority, name, timeout_s, call_site)

@@ -126,7 +126,7 @@ class ReductionCalls(Issues):
         the same bytes, but to all others, in two steps, and needs memory for another array; or, where that is cheaper,
         sums go through all ranks in a chain. `overlap plan --exact` prints the price on a machine.
         """
-        return self._issuer.issue(
+        return self._ports.issue(
             ALL_REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, shared=shared
         )
 
@@ -241,7 +241,7 @@ class ReductionCalls(Issues):
         Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank. Blocks that differ are sent by
         the same algorithms without padding; a step of a ring takes as long as its largest block.
         """
-        return self._issuer.issue(
+        return self._ports.issue(
             REDUCE_SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, counts=counts
         )
 
@@ -314,4 +314,4 @@ class ReductionCalls(Issues):
             op: As for `all_reduce`.
             out: On the root, where to put the result; `out=x` is in place.
         """
-        return self._issuer.issue(REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, root)
+        return self._ports.issue(REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, root)

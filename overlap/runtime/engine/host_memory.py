@@ -28,11 +28,11 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Reducer
 from ...defaults import SLICED_BYTES
 from ..communicator import Communicator
-from ..executor import Executor
 from ..handover import Handover, OperationRun
 from ..match import Match
 from ..memory.arrays import held
 from ..operation import Operation
+from ..plan import CallPlan
 from ..settling import LONGEST_WAIT_S
 from .host_bytes import address_of, array_at
 from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
@@ -46,7 +46,7 @@ _MEANS = {"i": 3, "u": 4}
 
 
 class HostMemory:
-    """Executors of operations with ranks in several processes of this host.
+    """Plans of operations with ranks in several processes of this host.
 
     Args:
         transport: Transport, with the memory that ranks share.
@@ -57,23 +57,23 @@ class HostMemory:
         patience: Time for which the loop looks before it sleeps.
     """
 
-    program: Callable[[Communicator, Call, Operation], Executor]
+    program: Callable[[Communicator, Call, Operation], CallPlan]
 
     def __init__(
-        self, transport: Transport, workers: Workers, program: Callable[[Communicator, Call, Operation], Executor]
+        self, transport: Transport, workers: Workers, program: Callable[[Communicator, Call, Operation], CallPlan]
     ) -> None:
         self._transport, self._workers, self.program = transport, workers, program
         self._boards: dict[Communicator, Board | None] = {}
         self.patience: Patience = Patience(0.0)
 
-    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor | None:
-        """Return the executor of one rank's operations with a call; None if the engine cannot run it."""
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan | None:
+        """Return the plan of one rank's operations with a call; None if the engine cannot run it."""
         if communicator not in self._boards:
             self._boards[communicator] = self._open(communicator, operation)
         board = self._boards[communicator]
         if board is None or not (call.reducer is None or _reducer(call.reducer, call.size)):
             return None
-        return HostExecutor(self, communicator, board, call, communicator.members.index(operation.context.rank))
+        return HostPlan(self, communicator, board, call, communicator.members.index(operation.context.rank))
 
     def close(self, communicator: Communicator) -> None:
         """Free the memory of a communicator that no rank of any process uses any more."""
@@ -92,7 +92,7 @@ class HostMemory:
         return board
 
 
-class HostExecutor(Executor):
+class HostPlan(CallPlan):
     """Runs the operations of one rank, at a group position, out of the memory of the processes of this host."""
 
     memory: HostMemory
@@ -156,12 +156,12 @@ class HostExecutor(Executor):
 class HostRun(OperationRun):
     """One rank's end of an operation in the engine; also the operation's `scope`."""
 
-    __slots__ = ("_addresses", "_executor", "_match", "_memory", "_over", "_run", "operation")
+    __slots__ = ("_addresses", "_match", "_memory", "_over", "_plan", "_run", "operation")
 
     operation: Operation
 
-    def __init__(self, executor: HostExecutor, operation: Operation) -> None:
-        self._executor, self.operation = executor, operation
+    def __init__(self, plan: HostPlan, operation: Operation) -> None:
+        self._plan, self.operation = plan, operation
         self._match: Match | None = None
         self._run: engine.Run | None = None
         self._over = False
@@ -181,7 +181,7 @@ class HostRun(OperationRun):
         """Submit the operation, now that the board is ready or lost; the loop's thread, or one in its place."""
         if self._over:
             return
-        board = self._executor.board
+        board = self._plan.board
         if not board.ready:  # and never will be
             self._settle(self._error(engine.LOST))
             return
@@ -197,12 +197,12 @@ class HostRun(OperationRun):
 
     def submit_arrays(self) -> None:
         """Let the engine start with the arrays of the operation."""
-        executor, operation = self._executor, self.operation
-        call, home = executor.call, 0
+        plan, operation = self._plan, self.operation
+        call, home = plan.call, 0
         if call.shared:
-            nbytes = prod(call.result_at(executor.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
-            if nbytes and operation.seq % call.size == executor.position:  # the turn of this rank to provide the memory
-                home = executor.board.loan_to_all(nbytes) or 0
+            nbytes = prod(call.result_at(plan.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
+            if nbytes and operation.seq % call.size == plan.position:  # the turn of this rank to provide the memory
+                home = plan.board.loan_to_all(nbytes) or 0
         else:
             operation.fit(call)
         source, target = operation.source, operation.target
@@ -220,11 +220,11 @@ class HostRun(OperationRun):
             home: Address of the memory that this rank provides for a shared result.
             waited_for: Whether this thread waits for the operation at once.
         """
-        executor, operation = self._executor, self.operation
+        plan, operation = self._plan, self.operation
         number, self._memory, self._addresses = operation.seq, memory, (source, target)
-        self._run = executor.board.submit(
-            executor.table, self, number, executor.communicator.tag(executor.call, number), source, target,
-            operation.priority, executor.input_bytes, home, waited_for=waited_for,
+        self._run = plan.board.submit(
+            plan.table, self, number, plan.communicator.tag(plan.call, number), source, target,
+            operation.priority, plan.input_bytes, home, waited_for=waited_for,
         )  # fmt: skip
 
     def finish_at_once(self) -> bool:
@@ -233,7 +233,7 @@ class HostRun(OperationRun):
             return False
         operation, self._memory = self.operation, None
         self.take_result()
-        operation.finish(operation.context.now_ns(), operation.describe(self._executor.call, operation.started_ns))
+        operation.finish(operation.context.now_ns(), operation.describe(self._plan.call, operation.started_ns))
         return True
 
     # -- waiting -------------------------------------------------------------------------------------------------------
@@ -250,20 +250,16 @@ class HostRun(OperationRun):
         """
         if self._run is None or self._over:
             return
-        patience = self._executor.memory.patience
-        if (
-            self._run.state == engine.PENDING
-            and self._executor.communicator.here == 1
-            and (look_s := patience.take()) > 0
-        ):
-            patience.learn(came=self._executor.board.wait(self._run, look_s, look_s) != engine.PENDING)
+        patience = self._plan.memory.patience
+        if self._run.state == engine.PENDING and self._plan.communicator.here == 1 and (look_s := patience.take()) > 0:
+            patience.learn(came=self._plan.board.wait(self._run, look_s, look_s) != engine.PENDING)
         self.on_end()
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
         """Wait, in a thread that waits for the operation, without the interpreter; then end it in the loop's place."""
         if self._run is None:
             return
-        board, settled = self._executor.board, False
+        board, settled = self._plan.board, False
         try:
             board.wait(self._run, LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S), board.look_s)
             settled = self._run.state == engine.PENDING or handover.in_place(self._ended_in_place, False)
@@ -289,7 +285,7 @@ class HostRun(OperationRun):
         if state == engine.CANCELLED:
             self._close()
             self.operation.stopped()
-            self._executor.communicator.ended(self._match, self.operation)
+            self._plan.communicator.ended(self._match, self.operation)
         elif state == engine.HOMELESS:
             self._fall_back()
         elif state != engine.DONE:
@@ -309,22 +305,22 @@ class HostRun(OperationRun):
                 error = raised
         self._close()
         self.operation.stopped()
-        self._executor.communicator.settle(self._match, self.operation, error)
+        self._plan.communicator.settle(self._match, self.operation, error)
 
     def take_result(self) -> None:
         """Set the shared result of the operation, at the address that the engine has found."""
-        executor = self._executor
-        if not executor.call.shared or self.operation.done:
+        plan = self._plan
+        if not plan.call.shared or self.operation.done:
             return
-        dtype, shape = cast("np.dtype[np.generic]", executor.call.dtype), executor.call.result_at(executor.position)
-        nbytes, owner = prod(shape) * dtype.itemsize, self.operation.seq % executor.call.size
+        dtype, shape = cast("np.dtype[np.generic]", plan.call.dtype), plan.call.result_at(plan.position)
+        nbytes, owner = prod(shape) * dtype.itemsize, self.operation.seq % plan.call.size
         if not nbytes:
             self.operation.out = self.operation.target = np.empty(shape, dtype)
             return
         assert self._run is not None, "this is a bug in overlap: a result before its operation"
         home = self._run.home
-        release = executor.board.make_release(executor.position, owner, home, nbytes)
-        self.operation.out = held(executor.board.loan_view(owner, home, nbytes).toreadonly(), shape, dtype, release)
+        release = plan.board.make_release(plan.position, owner, home, nbytes)
+        self.operation.out = held(plan.board.loan_view(owner, home, nbytes).toreadonly(), shape, dtype, release)
         self.operation.target = self.operation.out
 
     def _error(self, state: int) -> BaseException:
@@ -337,11 +333,11 @@ class HostRun(OperationRun):
             return LinkLostError(
                 "a process of this host wrote invalid data into its board; install the same overlap for all processes"
             )
-        return LinkLostError(self._executor.board.lost or "the memory of a process of this host cannot be read")
+        return LinkLostError(self._plan.board.lost or "the memory of a process of this host cannot be read")
 
     def _fall_back(self) -> None:
         """Let a program run the operation, which takes tasks."""
-        context, communicator = self.operation.context, self._executor.communicator
+        context, communicator = self.operation.context, self._plan.communicator
         if get_ident() != context.thread:
             context.from_thread(self._fall_back)
             return
@@ -353,34 +349,34 @@ class HostRun(OperationRun):
         self.operation.scope = None
         if not self.operation.done:
             assert self._match is not None, "this is a bug in overlap: an operation falls back before its match"
-            executor = self._executor.memory.program(communicator, self._executor.call, self.operation)
-            communicator.start_end(self._match, self.operation, executor)
+            plan = self._plan.memory.program(communicator, self._plan.call, self.operation)
+            communicator.start_end(self._match, self.operation, plan)
 
     def _use_arrays(self) -> None:
         """Make arrays, which a program needs, for memory that was submitted without any."""
-        (source, target), call, operation = self._addresses, self._executor.call, self.operation
+        (source, target), call, operation = self._addresses, self._plan.call, self.operation
         operation.caller_out = self._memory  # held as long as the operation may touch it
         if source:
             operation.input = operation.source = array_at(source, call.shape or (), call.dtype)
         if target:
             same = target == source and call.kind is Collective.ALL_REDUCE
-            out = operation.source if same else array_at(target, call.result_at(self._executor.position), call.dtype)
+            out = operation.source if same else array_at(target, call.result_at(self._plan.position), call.dtype)
             operation.out = out
 
     def cancel(self) -> None:
         """End, once no memory of this rank is touched any more."""
-        if self._over or (self._run is not None and not self._executor.board.cancel(self._run)):
+        if self._over or (self._run is not None and not self._plan.board.cancel(self._run)):
             return
         self._close()
         self.operation.stopped()
         if self._match is not None:
-            self._executor.communicator.ended(self._match, self.operation)
+            self._plan.communicator.ended(self._match, self.operation)
 
     def _close(self) -> None:
         """Take the operation from the board, and release its memory."""
         self._over = True
         if self._run is not None and self._run.queued:  # a thread has waited for it
-            self._executor.board.forget(self._run)
+            self._plan.board.forget(self._run)
         self._memory = None
 
 

@@ -22,44 +22,30 @@ from ...collectives.call import Call
 from ...collectives.kinds import ALL_REDUCE
 from ...collectives.reduce import Array, Reducer
 from ...defaults import INLINE_BYTES
-from ..executor import Executor
 from ..failure import Failure
 from ..match import Match, Unfit
 from ..operation import Operation
+from ..plan import CallPlan
 from .pulls import MemoryMove, moves
 from .workers import PIECE_BYTES, Workers
 
 
-class InMemory(Executor):
+class InMemory:
     """Runs operations with all ranks in this process, out of each other's memory; worker threads do large work."""
 
-    together = True
-
     def __init__(self, workers: Workers, token: TrioToken) -> None:
-        self._workers, self._token = workers, token
+        self.workers: Workers = workers
+        self._token = token
         self._in_flight = 0
         self._idle = trio.Event()
 
-    def __str__(self) -> str:
-        return "memory of this process"
-
-    def start(self, match: Match, operation: Operation) -> None:
-        """Run all ends, now that the last one has arrived: small ones here, large ones in worker threads."""
-        met_ns = operation.started_ns
-        operations: list[Operation] = match.arrived  # type: ignore[assignment]  # a call of `cast` takes time
-        pattern: Call = match.pattern  # type: ignore[assignment]
-        # a single rank may have its result where its input is
-        idle = len(operations) == 1 and operation.out is operation.source is not None
-        if idle or pattern.work_bytes * len(operations) <= INLINE_BYTES:
-            self._workers.quiet.run(run_here, operations, pattern)
-            end_ns, meeting = perf_counter_ns(), operations[0].describe(pattern, met_ns)
-            for end in operations:
-                end.finish(end_ns, meeting)
-            return
+    def begin(self, match: Match, operation: Operation, call: Call) -> None:
+        """Let worker threads run all ends of a large operation."""
         operation.lock()
-        work = pieces(operations, pattern)
-        done = partial(self._done, match, met_ns)
-        self._workers.submit(
+        operations = match.ends
+        work = pieces(operations, call)
+        done = partial(self._done, match, operation.started_ns)
+        self.workers.submit(
             work,
             lambda error: self._token.run_sync_soon(done, error),
             priority=min(operation.urgency for operation in operations),
@@ -91,6 +77,32 @@ class InMemory(Executor):
         while self._in_flight:
             self._idle = trio.Event()
             await self._idle.wait()
+
+
+class InProcessPlan(CallPlan):
+    """Runs the operations of all ranks with one call: small ones at once, large ones in worker threads."""
+
+    together = True
+
+    def __init__(self, memory: InMemory, call: Call, ranks: int) -> None:
+        self._memory, self.call, self._quietly = memory, call, memory.workers.quiet.run
+        self._at_once = call.work_bytes * ranks <= INLINE_BYTES
+
+    def __str__(self) -> str:
+        return "memory of this process"
+
+    def start(self, match: Match, operation: Operation) -> None:
+        """Run all ends, now that the last one has arrived."""
+        operations: list[Operation] = match  # type: ignore[assignment]  # a call of `cast` takes time
+        # a single rank may have its result where its input is
+        idle = len(operations) == 1 and operation.out is operation.source is not None
+        if not (idle or self._at_once):
+            self._memory.begin(match, operation, self.call)
+            return
+        self._quietly(run_here, operations, self.call)
+        end_ns, meeting = perf_counter_ns(), operations[0].describe(self.call, operation.started_ns)
+        for end in operations:
+            end.finish(end_ns, meeting)
 
 
 @dataclass(frozen=True, slots=True)

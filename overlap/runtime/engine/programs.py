@@ -16,9 +16,9 @@ from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ..communicator import Communicator
-from ..executor import Executor
 from ..match import Match
 from ..operation import Operation
+from ..plan import CallPlan
 from .compiler import Compiled, Compiler
 from .execution import Execution, Station
 from .host_bytes import bytes_of
@@ -30,17 +30,17 @@ MESSAGE_ALGORITHM = "mesh"
 
 
 class Programs:
-    """Executors of operations with bytes that travel over a transport, while the ranks compute."""
+    """Plans of operations with bytes that travel over a transport, while the ranks compute."""
 
     def __init__(self, transport: Transport, workers: Workers, compiler: Compiler, token: TrioToken) -> None:
         self._transport, self._workers, self._token = transport, workers, token
         self.compiler: Compiler = compiler
         self._stations: dict[tuple[int, ...], Station] = {}  # by world rank and group members
 
-    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
-        """Return the executor of one rank's operations with a call."""
-        executor_class = MessageExecutor if call.kind is Collective.P2P else ProgramExecutor
-        return executor_class(self, communicator, call)
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
+        """Return the plan of one rank's operations with a call."""
+        plan_class = MessagePlan if call.kind is Collective.P2P else ProgramPlan
+        return plan_class(self, communicator, call)
 
     def station(self, communicator: Communicator, operation: Operation) -> Station:
         """Return the starters of a rank's messages; if the transport has none, each message gets a task."""
@@ -56,14 +56,14 @@ class Programs:
         return station
 
 
-class ProgramExecutor(Executor):
+class ProgramPlan(CallPlan):
     """Runs operations of one rank with one call as executions of a program, which the first one compiles."""
 
     _compiled: Compiled
     _station: Station | None = None
 
     def __init__(self, programs: Programs, communicator: Communicator, call: Call) -> None:
-        self._programs, self._communicator, self._call = programs, communicator, call
+        self._programs, self._communicator, self.call = programs, communicator, call
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
 
     def __str__(self) -> str:
@@ -76,14 +76,14 @@ class ProgramExecutor(Executor):
         communicator = self._communicator
         if self._station is None:
             position = operation.port.position
-            self._compiled = self._programs.compiler.compile(self._call, communicator.members, position)
+            self._compiled = self._programs.compiler.compile(self.call, communicator.members, position)
             self._station = self._programs.station(communicator, operation)
         operation.algorithm = self._compiled.schedule.algorithm
-        operation.fit(self._call)
+        operation.fit(self.call)
         execution = Execution(
             *self._compiled.laid(operation),
             self._station,
-            tag=communicator.tag(self._call, operation.seq),
+            tag=communicator.tag(self.call, operation.seq),
             priority=operation.urgency,
             spawn=operation.context.spawn,
         )
@@ -98,7 +98,7 @@ class ProgramExecutor(Executor):
         elsewhere = get_ident() != operation.context.thread
         if elsewhere and (error is not None or operation.end_wakes_loop or self._communicator.here > 1):
             operation.context.from_thread(self._end_operation, match, operation, error)
-        elif error is None and match.count < self._communicator.here:
+        elif error is None and match.arrived < self._communicator.here:
             operation.context.spawn(self._end_soon, match, operation)
         else:
             operation.stopped()
@@ -113,7 +113,7 @@ class ProgramExecutor(Executor):
         self._communicator.settle(match, operation, None)
 
 
-class MessageExecutor(ProgramExecutor):
+class MessagePlan(ProgramPlan):
     """Runs one rank's ends of messages with another rank, which need no program."""
 
     def __str__(self) -> str:
@@ -134,11 +134,11 @@ class MessageExecutor(ProgramExecutor):
         if self._station is None:
             self._station = self._programs.station(communicator, operation)
         operation.algorithm = MESSAGE_ALGORITHM
-        operation.fit(self._call)
+        operation.fit(self.call)
         peer = communicator.members[1 - position]
         message = MessageTransfer(self._station, peer, operation.context.spawn)
         operation.start_moving(message)
-        tag, ended = communicator.tag(self._call, operation.seq), partial(self._end_operation, match, operation)
+        tag, ended = communicator.tag(self.call, operation.seq), partial(self._end_operation, match, operation)
         if position == 1:
             over = message.receive(tag, bytes_of(cast(Array, operation.target).reshape(-1)), ended)
         else:

@@ -1,4 +1,4 @@
-"""Engine in real time: it chooses the executor of a call, from memory or as a program over a transport."""
+"""Engine in real time: it makes the plan of a call, from memory or as a program over a transport."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transports import Transport
 
 from ...collectives.call import Call
 from ..communicator import BaseEngine, Communicator
-from ..executor import Executor
 from ..operation import Operation
-from .in_process import InMemory
+from ..plan import CallPlan
+from .in_process import InMemory, InProcessPlan
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -48,19 +48,20 @@ class RealEngine(BaseEngine):
             return self._transport.shares_memory(members)
         return self._algorithm == "direct"
 
-    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
-        """Choose the executor of a rank's operations with a call: memory, if the ranks have any in common.
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
+        """Make the plan of a rank's operations with a call: memory, if the ranks have any in common.
 
         Inside a process all ranks do, unless the call requests an algorithm. Between processes messages and uneven
         blocks travel as programs.
         """
-        executor: Executor | None = None
+        plan: CallPlan | None = None
         uneven = call.counts and not call.shared
         if communicator.direct:
-            executor = self._memory if call.algorithm in _IN_MEMORY else None
+            if call.algorithm in _IN_MEMORY:
+                plan = InProcessPlan(self._memory, call, communicator.here)
         elif (call.algorithm or self._algorithm) in _IN_MEMORY and not (communicator.key.messages or uneven):
-            executor = self._host_memory.executor(communicator, call, operation)
-        return executor or self._programs.executor(communicator, call, operation)
+            plan = self._host_memory.plan(communicator, call, operation)
+        return plan or self._programs.plan(communicator, call, operation)
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that other processes of this host map, and the function to return it; None without it."""
@@ -70,11 +71,11 @@ class RealEngine(BaseEngine):
     def _host_memory(self) -> HostMemory:
         from .host_memory import HostMemory  # not needed by a single process
 
-        return HostMemory(self._transport, self._workers, lambda *call: self._programs.executor(*call))
+        return HostMemory(self._transport, self._workers, lambda *call: self._programs.plan(*call))
 
     @cached_property
     def _programs(self) -> Programs:
-        """Make the executor of programs over a transport; ranks with memory in common never need it."""
+        """Make the maker of programs over a transport; ranks with memory in common never need it."""
         from .compiler import Compiler, joined_by  # with the generators, not needed by ranks with memory in common
         from .programs import Programs
 

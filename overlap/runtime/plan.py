@@ -1,24 +1,27 @@
-"""Executors: the base class of engines' objects that run the operations of a rank with one call."""
+"""Plans: how one rank carries out its operations with one call."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from ..collectives.call import Call
 from .match import Match
 from .operation import Operation
 
 
-class Executor(ABC):
-    """Runs one rank's operations with one call; chosen once. Its text names it.
+class CallPlan(ABC):
+    """Carries out one rank's operations with one call; made once, by the first of them. Its text names it.
 
-    An end under way is the operation's `scope` (see `start_moving`); `Communicator.settle` ends it. A choice is
-    quick and starts nothing: compiling, for instance, waits for the first operation.
+    An end under way is the operation's `scope` (see `start_moving`); `Communicator.settle` ends it. Making a plan is
+    quick and starts nothing: compiling, for instance, waits for the first start.
 
     Attributes:
-        lasts: Whether it also runs later operations with this call, so that it is cached.
+        call: The call that all ranks agree on; it has all its values.
+        lasts: Whether the plan also serves later operations with this call, so that it is kept.
         together: Whether one start runs the ends of all ranks, which are in this process and have arrived.
     """
 
+    call: Call
     lasts: bool = True
     together = False
 
@@ -41,4 +44,4 @@ class Executor(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """Name the executor in a few words."""
+        """Name the plan in a few words."""

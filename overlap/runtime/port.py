@@ -1,0 +1,377 @@
+"""Ports: one rank's ends of a group's collectives, where calls are checked, numbered and matched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
+from sys import _getframe
+from threading import get_ident
+from typing import Any, Self, cast
+
+from numpy import ndarray
+
+from ..collectives.call import Call
+from ..collectives.kinds import ALL_REDUCE, BROADCAST, PERMUTE, Collective, check_counts
+from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
+from .arguments import check_options, check_pairs, check_root, prepare, take_output
+from .communicator import Communicator
+from .communicators import Communicators
+from .context import STEP_OF_TASK, RankContext
+from .derived import check_here
+from .failure import Failure
+from .future import Future
+from .interceptor import Interceptor
+from .match import Key, Match, Unfit
+from .operation import NOWHERE, CollectiveFuture, Member, OperationPort, StreamLike
+from .outstanding import CallSite, check_timeout
+from .settling import conclude
+from .state import MATCHING
+from .stream import Stream, Streams, activate
+from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
+from .trees import is_tree
+
+_FORMS = (list, tuple, dict)
+_IN_PLACE = (ALL_REDUCE, BROADCAST)  # may have their result in the place of the input, on any rank
+
+
+class Port(OperationPort):
+    """One rank's end of the collectives of a group on a stream, in the order that all its ranks have.
+
+    Attributes:
+        context: Context of the rank.
+        intercept: Decides when operations arrive, in simulations and checks; None: at once.
+    """
+
+    __slots__ = ("context", "intercept")
+
+    communicator: Communicator
+    context: RankContext
+    intercept: Interceptor | None
+
+    def __init__(
+        self,
+        context: RankContext,
+        communicator: Communicator,
+        stream: StreamLike,
+        member: Member,
+        intercept: Interceptor | None,
+    ) -> None:
+        super().__init__(
+            communicator, stream, position=member.rank, place=communicator.place(member.rank, context.rank)
+        )
+        self.context, self.group, self.intercept = context, member.label, intercept
+
+    def enqueue(self, operation: CollectiveFuture[Any]) -> None:
+        """Number an operation, and match it with the other ranks' operations as soon as its stream has room."""
+        context, lane, seq = self.context, self.stream, self.next_seq
+        if self.intercept is not None:
+            self.intercept.issued(self, operation)
+        operation.port, operation.seq, self.next_seq = self, seq, seq + 1
+        operation.priority += lane.priority
+        operation.issued_ns = operation.started_ns = now_ns = context.now_ns()
+        try:
+            call: Call | None = operation.call
+        except AttributeError:  # its input does not exist yet
+            call = None
+        operation.record = context.flight.issued(operation, self.known, call, seq, now_ns)
+        if operation.deadline_s is not None:
+            context.expire(operation, operation.deadline_s)
+        if lane.in_flight or lane.in_flight is None:
+            if not lane.admit(operation):
+                return
+        else:  # inlined from `admit`: most streams are idle
+            context.outstanding.operations[operation] = None
+            lane.in_flight[operation] = lane.started
+            lane.started += 1
+        x = operation.input
+        if type(x) is not ndarray and (isinstance(x, Future) or isinstance(operation, TreeOperation)):
+            activate(operation)
+            return
+        operation.state = MATCHING  # inlined from `activate`, for a short latency
+        if self.intercept is None:
+            self.match(operation)
+        else:
+            self.intercept.arrive(self, operation)
+
+    def arrive(self, operation: CollectiveFuture[Any]) -> None:
+        """Match an operation whose input exists now."""
+        if self.intercept is None:
+            self.match(operation)
+        else:
+            self.intercept.arrive(self, operation)
+
+    def match(self, operation: CollectiveFuture[Any]) -> None:
+        """Match the arrived end of one rank; operations start with the last end, or at once if bytes must travel."""
+        communicator, seq = self.communicator, operation.seq
+        if communicator.spans:
+            communicator.arrive(operation)
+            return
+        # find its match, by number
+        matches, here = communicator._matches, communicator.here
+        match = matches.get(seq)
+        if match is None:
+            match = matches[seq] = Match([None] * here)
+            match.pattern, match.first = operation.call, operation
+            if communicator._broken is not None or communicator._left:
+                communicator.fail_if_broken(match, operation)
+        match[self.place] = operation
+        match.arrived += 1
+        if match.pattern is not operation.call:
+            communicator._compare(match, operation)
+        complete = match.arrived == here
+        if complete:
+            del matches[seq]
+        # start all ends together, or this one alone
+        context = self.context
+        if match.error is not None:
+            operation.fail(Failure(match.error()))
+        elif not communicator.direct:
+            communicator.start_arrived(match, operation)
+        elif complete:
+            plan = operation.plan
+            if plan is None or plan.call is not match.pattern:
+                plan = communicator.plan(cast("Call", match.pattern), operation, match)
+            if self.intercept is not None and not self.intercept.starts(match, operation):
+                return
+            if not plan.together:
+                communicator.start_arrived(match, operation)
+                return
+            try:
+                plan.start(match, operation)
+            except Unfit as unfit:
+                communicator.fail_one(match, unfit.operation, Failure(unfit.__cause__ or unfit))
+            except Exception as error:
+                communicator.fail_one(match, operation, Failure(error))
+        elif type(operation.input) is not ndarray or operation.out is not None or operation.locked:
+            operation.lock()
+        elif not context.arrays.shapes_only:  # inlined from `lock`, for a short latency
+            operation._input_locked, operation.locked = True, context.locks.lock((operation.input,), None)
+
+
+class Ports:
+    """The ports of one rank on one group, by stream, and the calls that it issues there.
+
+    Any thread of the process may issue. A call from a thread other than the event loop's is checked at once and its
+    arrays are locked at once; the loop numbers it later, in the order of the calls, or that thread does so itself, in
+    the place of a loop that sleeps.
+
+    Args:
+        occurrence: Number of the group among groups of the same ranks.
+        use: Reference that is held as long as the rank may issue on the group.
+    """
+
+    context: RankContext
+    group: Member
+
+    def __init__(
+        self,
+        context: RankContext,
+        communicators: Communicators,
+        streams: Streams,
+        group: Member,
+        ranks: tuple[int, ...],
+        occurrence: int,
+        use: object,
+    ) -> None:
+        self.context, self.group, self._use = context, group, use
+        self._communicators, self._streams = communicators, streams
+        self._ranks, self._occurrence = ranks, occurrence
+        self._named: dict[Stream | str | None, Port] = {}  # ports in use, by the `stream` argument of a call
+        self._opened: dict[Stream, Port] = {}
+        self._parts: dict[tuple[OperationPort, int], Port] = {}  # of parts of trees, by port of the whole and place
+
+    def preferring(self, stream: Stream, group: Member) -> Self:
+        """Return the ports of the same group for another place object, with another default stream."""
+        other = copy(self)
+        other.group, other._streams, other._named = group, self._streams.preferring(stream), {}
+        return other
+
+    def issue(
+        self,
+        kind: Collective,
+        x: object,
+        out: object,
+        stream: Stream | str | None,
+        priority: int,
+        name: str | None,
+        timeout_s: float | None,
+        call_site: CallSite | None,
+        algorithm: str | None = None,
+        op: str | None = None,
+        root: int = 0,
+        exact: bool = False,
+        *,
+        counts: object = None,
+        shared: bool = False,
+        pairs: Sequence[tuple[int, int]] = (),
+    ) -> CollectiveFuture[Any]:
+        """Check, number and start a collective: at once if its stream has room, which short latencies need.
+
+        The call site is the caller of the calling method, unless it is given. An error leaves no trace.
+        """
+        caller, context, plain = _getframe(2) if call_site is None else call_site, self.context, type(x) is ndarray
+        future_class = CollectiveFuture if plain else self._future_class(kind, x, out)
+        operation: CollectiveFuture[Any] = future_class(
+            kind, x, out, caller, priority, name, op, root, algorithm, counts, exact, shared, pairs,  # type: ignore[arg-type]  # `_check` checks the pairs
+        )  # fmt: skip
+        if context.closed:
+            raise context.ended()
+        if type(priority) is not int and not isinstance(priority, int):
+            raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(priority)}")
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+            operation.deadline_s = timeout_s
+        rank, step = STEP_OF_TASK.get()
+        operation.member, operation.context = self.group, context
+        operation.step = step if rank is context else context.step
+        # find the port, and the plan that an earlier call with these arguments has made, if they are the usual ones
+        array: Any = x
+        usual = (
+            plain and (out is None or (out is x and kind in _IN_PLACE)) and counts is None and exact is False
+            and shared is False and algorithm is None and not pairs and type(root) is int and array.flags.carray
+        )  # fmt: skip
+        key = (kind.text, op, array.dtype, array.shape, root) if usual else None
+        try:
+            port = self._named.get(stream)
+            plan = None if port is None or key is None else port.plans.get(key)
+        except TypeError:  # not hashable: the checks refuse it
+            port = plan = None
+        if plan is not None:
+            operation.plan, operation.call, operation.source = plan, plan.call, array
+        else:
+            self._check(operation)
+            if port is not None and key is not None and operation.call in port.plans:
+                port.keep_plan(key, port.plans[operation.call])
+        # number it, on the event loop or in its place
+        if get_ident() != context.thread:
+            self._enqueue_elsewhere(operation, stream)
+        else:
+            (self._open(stream) if port is None else port).enqueue(operation)
+        return operation
+
+    def _future_class(self, kind: Collective, x: object, out: object) -> type[CollectiveFuture[Any]]:
+        """Return the class of an operation whose input is no array: it may have parts."""
+        rare = (isinstance(x, _FORMS) and is_tree(x)) or isinstance(x, Future)
+        # a rooted call without an array: the root may have a tree
+        return TreeOperation if rare or (x is None and out is None and kind.traits.rooted) else CollectiveFuture
+
+    def _check(self, operation: CollectiveFuture[Any]) -> None:
+        """Check the arguments of an operation; set its input, and its call if that exists already."""
+        context, group, kind = self.context, self.group, operation.kind
+        if isinstance(operation, TreeOperation):
+            operation.issue_part = self._issue_part
+            if isinstance(operation.input, _FORMS):
+                operation.input = tree_future(operation.input, context)
+                check_tree(operation)
+        if kind.traits.rooted:
+            check_root(group, operation)
+        elif kind is PERMUTE:
+            operation.pairs = check_pairs(group, operation.pairs)
+        elif operation.counts is not None:
+            operation.counts = check_counts(kind, operation.counts, group.size)
+        if operation.exact is not False or operation.shared is not False or operation.requested_algorithm is not None:
+            check_options(group, operation)
+        out, x = operation.out, operation.input
+        if out is not None and not (type(out) is ndarray and out.flags.carray):
+            take_output(operation)
+        if isinstance(x, Future):
+            check_here(x, context.thread)
+        else:
+            prepare(operation)
+
+    def _open(self, stream: Stream | str | None) -> Port:
+        """Return the port of a stream.
+
+        Raises:
+            UsageError: If there is no such stream.
+        """
+        named = self._streams.find(stream)
+        port = self._opened.get(named)
+        if port is None:
+            port = self._opened[named] = self._make(named, -1)
+        self._named[stream] = port
+        return port
+
+    def _make(self, stream: StreamLike, part: int) -> Port:
+        """Make the port of a stream, or that of a part of trees on it."""
+        communicators = self._communicators
+        key = Key(self._ranks, self._occurrence, stream.name, tag=part)
+        communicator = communicators.get_or_make(key, self.group.name, self._ranks)
+        return Port(self.context, communicator, stream, self.group, communicators.intercept)
+
+    def _issue_part(self, part: CollectiveFuture[Any], place: int, port_of_whole: OperationPort, seq: int) -> None:
+        """Issue a part of a tree, with the number of its operation."""
+        port = self._parts.get((port_of_whole, place))
+        if port is None:
+            whole = port_of_whole.stream
+            lane = PartLane(whole.name, whole.window, self.context.outstanding)
+            port = self._parts[port_of_whole, place] = self._make(lane, place)
+        port.next_seq = seq
+        port.enqueue(part)
+
+    def _enqueue_elsewhere(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> None:
+        """Issue from another thread: in the place of the sleeping loop if no task starts, else soon on the loop.
+
+        The arrays are locked at once.
+        """
+        context = self.context
+        late = isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts)
+        if not late and context.handover.in_place(partial(self._enqueue_in_place, operation, stream), False):
+            return
+        self._streams.find(stream)
+        operation.lock()
+        try:
+            context.from_thread(self._enqueue_late, operation, stream)
+        except PeerFailedError:
+            operation.release()
+            raise
+
+    def _enqueue_in_place(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> bool:
+        """Enqueue an operation in this thread, if nothing needs the event loop; False: it must."""
+        context, port = self.context, self._named.get(stream)
+        if port is None:
+            return False
+        operation.port = port  # which plans read
+        lane = port.stream
+        in_place = (
+            not context.closed
+            and port.intercept is None
+            and lane.has_room
+            and not lane.end_wakes
+            and not context.deadlines.wakes(operation.deadline_s)
+            and port.communicator.needs_no_task(operation)
+        )
+        if in_place:
+            port.enqueue(operation)
+        else:
+            operation.port = NOWHERE
+        return in_place
+
+    def _enqueue_late(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> None:
+        """Enqueue an operation on the event loop, after a call in another thread; fail it if the rank has ended."""
+        if operation.done:  # cancelled in the meantime
+            return
+        if not self.context.closed:
+            self._open(stream).enqueue(operation)
+            return
+        operation.release()
+        conclude(operation, None, Failure(self.context.ended(), seen=True))
+
+    def abort(self, error: BaseException | str | None) -> None:
+        """Abort the group, here and in other processes."""
+        rank, name = self.context.rank, self.group.name
+        why = "" if error is None else f": {error if isinstance(error, str) else in_one_line(error)}"
+        cause = error if isinstance(error, BaseException) else None
+        message = f"group '{name}' was aborted by rank {rank}{why}"
+
+        def aborted() -> GroupAbortedError:
+            aborted_error = GroupAbortedError(message, culprit=rank)
+            aborted_error.__cause__ = cause
+            return aborted_error
+
+        abort = partial(self._communicators.abort, self._ranks, self._occurrence, aborted)
+        if get_ident() == self.context.thread:
+            abort()
+        else:
+            self.context.from_thread(abort)
