@@ -17,7 +17,7 @@ import trio
 from ..collectives.reduce import Array
 from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
 from ..kernel_facts import queued_ns
-from ..timeline.recording import RawCompute
+from ..timeline.recording import RawSpan
 from .arguments import check_unwritten
 from .callbacks import wait_in_thread
 from .context import RankContext
@@ -29,7 +29,7 @@ from .memory.buffer_locks import arrays_in, explain
 from .outstanding import CallSite, arose_here, code_place, seconds_since
 from .own_code import OwnCode
 from .settling import advance, deliver, settle
-from .state import BLOCKED, DONE, QUEUED, RUNNING
+from .state import BLOCKED, DONE, ISSUED, QUEUED, RUNNING
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,10 +49,11 @@ class ComputeFuture(OwnCode[T_co]):
         cost: Its nanoseconds and their limit, on the virtual clock.
         issued_ns: Time at which it was queued; 0 before.
         started_ns: Time of the function's call; None before, and on the virtual clock.
+        span: Entry in the timeline, once the function has run in a thread.
     """
 
     __slots__ = (
-        "args", "awaited", "cost", "function", "issued_ns", "locked", "prompt", "record", "started_ns", "step",
+        "args", "awaited", "cost", "function", "issued_ns", "locked", "prompt", "record", "span", "started_ns", "step",
         "stream",
     )  # fmt: skip
     args: tuple[object, ...]
@@ -66,7 +67,9 @@ class ComputeFuture(OwnCode[T_co]):
         name: str,
         caller: CallSite,
     ) -> None:
-        super().__init__()
+        # the base class's part is inlined, as in `CollectiveFuture`
+        self.state, self._taken = ISSUED, False
+        self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
         self.context, self.step = context, context.step
         self.function: Callable[..., T_co] | None = function
         self.args, self.name = args, name
@@ -76,13 +79,10 @@ class ComputeFuture(OwnCode[T_co]):
         self.record: int = -1  # number in the flight record
         self.issued_ns: int = 0
         self.started_ns: int | None = None
+        self.span: RawSpan | None = None
         self.cost: tuple[int, str] | None = None
         self.stream: str | None = None
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
-
-    def describe(self) -> RawCompute:
-        """Return its entry in the timeline besides name and times."""
-        return (*self.place, self.issued_ns, self.step)
 
     @property
     def label(self) -> str:
@@ -117,28 +117,29 @@ class ComputeFuture(OwnCode[T_co]):
                 self.awaited.append(other)
                 if other.done:
                     arrays += arrays_in((outcome(other)[0],))[0]
-        self._lock(arrays)
+        if arrays and not self.context.arrays.shapes_only:  # else no array has data
+            self._lock(arrays)
 
     def resolve_arguments(self) -> tuple[tuple[object, ...], Failure | None]:
         """Return the arguments, with results in place of futures, and lock the arrays among these."""
-        if not self.awaited:
-            return self.args, None
         args, failure = resolve(self.args)
         if failure is not None:
             return (), failure
         resolved = cast("tuple[object, ...]", args)
         try:
-            self._lock(arrays_in(resolved)[0])
+            if not self.context.arrays.shapes_only:
+                self._lock(arrays_in(resolved)[0])
         except UsageError as error:
             return (), Failure(error)
         return resolved, None
 
     def _lock(self, arrays: list[Array]) -> None:
-        """Lock the arrays that the function uses, unless arrays have no data."""
-        if arrays and not self.context.arrays.shapes_only:  # else no array has data
-            locks = self.context.locks
-            check_unwritten(locks, arrays, self.label)
-            self.locked += locks.lock(tuple(arrays))
+        """Lock the arrays that the function uses."""
+        locks = self.context.locks
+        for array in arrays:
+            if not array.flags.writeable:
+                check_unwritten(locks, (array,), self.label)
+        self.locked += locks.lock(tuple(arrays))
 
     def unlock_arguments(self, value: object = None) -> None:
         """Unlock the arrays of a function that has returned `value` or will never run; any thread."""
@@ -154,16 +155,19 @@ class ComputeFuture(OwnCode[T_co]):
 
         Its end is recorded first: an operation that uses its result may end before the loop delivers it.
         """
-        self.unlock_arguments(value)
-        self._forget()
-        if self.state < DONE:
-            now_ns = self.context.now_ns()
-            self.context.flight.ended(self.record, now_ns if failure is None else -now_ns)
-        settle(self, value, failure)
-
-    def _forget(self) -> None:
-        """Release the function and its arguments: the queue holds a cancelled compute until its turn."""
+        if self.locked:
+            self.unlock_arguments(value)
         self.function, self.args, self.awaited = None, (), []
+        context = self.context
+        if self.state >= DONE or failure is not None or self.span is None:
+            if self.span is not None:
+                context.record(self.span)
+            if self.state < DONE:
+                now_ns = context.now_ns()
+                context.flight.ended(self.record, now_ns if failure is None else -now_ns)
+        else:
+            context.flight.carried(self.record, self.span[3], self.span[4], self.span)
+        settle(self, value, failure)
 
     def cancel(self) -> bool:
         """Withdraw the function, unless it has been called; see `Future.cancel`."""
@@ -171,7 +175,7 @@ class ComputeFuture(OwnCode[T_co]):
         if not settle(self, None, failure, before=RUNNING):
             return self.cancelled()
         self.unlock_arguments()
-        self._forget()
+        self.function, self.args, self.awaited = None, (), []  # the queue holds it until its turn
         self.context.flight.ended(self.record, -self.context.now_ns())
         if get_ident() == self.context.thread:
             deliver(self)
@@ -205,10 +209,12 @@ class ComputeStream(ABC):
         lane: Its name, also in the timeline.
         current: The function that a thread runs now.
         busy_ns: Time of all functions that have ended.
+        priced: Whether functions have a price, which is modelled, not measured.
     """
 
     context: RankContext
     lane: str
+    priced: bool = False
 
     def __init__(self, context: RankContext, lane: str = DEFAULT_LANE) -> None:
         self.context, self.lane = context, lane
@@ -308,7 +314,7 @@ class ThreadedCompute(ComputeStream):
             leave(failure.error if failure is not None else None)
         self.current = None
         operation.settle(value, failure)
-        self.context.handover.post(deliver, operation)
+        self.context.handover.post(operation._deliver)
         del operation, value, failure  # the traceback of an error holds this frame, a reference cycle
 
     def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
@@ -317,9 +323,9 @@ class ThreadedCompute(ComputeStream):
             if not future.done and advance(operation, BLOCKED):
                 wait_in_thread(future, unless=operation)
             del future
-        if operation.done:  # cancelled or abandoned
+        if operation.state >= DONE:  # cancelled or abandoned
             return None, None
-        args, failure = operation.resolve_arguments()
+        args, failure = operation.resolve_arguments() if operation.awaited else (operation.args, None)
         function = operation.function
         if failure is not None or self._stopped or function is None or not advance(operation, RUNNING):
             return None, failure
@@ -332,7 +338,8 @@ class ThreadedCompute(ComputeStream):
             end_ns = perf_counter_ns()
             self.busy_ns += end_ns - started_ns
             self._idle_ns += end_ns - started_ns - (thread_time_ns() - ran_ns)
-            self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, operation.describe()))
+            info = (*operation.place, operation.issued_ns, operation.step)
+            operation.span = "compute", self.lane, operation.name, started_ns, end_ns, info
             del operation, function, args  # as in `_run`
 
 

@@ -197,9 +197,11 @@ class Rank(GroupCalls):
             raise UsageError(f"fn: expected a function, got {type(fn).__name__}; pass its arguments separately")
         if inspect.iscoroutinefunction(fn):
             raise UsageError(f"fn: expected a plain function, got the async function {fn.__name__}; await it instead")
-        check_stream(stream)
-        check_errors(errors)
-        context = self._context
+        if stream is not None:
+            check_stream(stream)
+        if errors != "raise":
+            check_errors(errors)
+        context, default = self._context, self._compute.default
         if context.closed:
             raise context.ended()
         label = str(getattr(fn, "__name__", type(fn).__name__))
@@ -208,10 +210,12 @@ class Rank(GroupCalls):
         operation: ComputeFuture[T] = ComputeFuture(
             context, partial(copy_context().run, fn), args, label, _getframe(1) if call_site is None else call_site
         )
-        operation.cost = self._compute.default.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
-        operation.stream, operation.prompt = stream, errors == "raise" and context.prompt
+        if default.priced:
+            operation.cost = default.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+        on_loop = get_ident() == context.thread
+        operation.stream, operation.prompt = stream, errors == "raise" and on_loop and context.elsewhere is None
         operation.lock_arguments()
-        if get_ident() == context.thread:
+        if on_loop:
             self._submit(operation)
         else:
             context.from_thread(self._submit, operation)
@@ -228,7 +232,8 @@ class Rank(GroupCalls):
         operation.issued_ns = now_ns = context.now_ns()
         operation.record = context.flight.issued(operation, self._computes, operation.name, 0, now_ns)
         try:
-            self._compute.find(operation.stream).submit(operation)
+            streams, name = self._compute, operation.stream
+            (streams.default if name is None else streams.find(name)).submit(operation)
         except UsageError as error:
             operation.abandon(error)  # the call raises it
             raise

@@ -265,8 +265,11 @@ def take_back(future: Settling, state: OperationState) -> bool:
 def advance(future: Settling, state: OperationState) -> bool:
     """Move a future that has not ended to another state that is no end; any thread."""
     with LOCK:
-        if future.state < DONE:
-            future._enter(state)
+        before = future.state
+        if before < DONE:
+            if not FOLLOWS[before][state]:
+                future._refuse(state)
+            future.state = state
             return True
     return False
 

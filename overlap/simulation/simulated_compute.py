@@ -63,6 +63,7 @@ class SimulatedCompute(ComputeStream):
     """
 
     number: int
+    priced = True
 
     def __init__(self, context: RankContext, starts: ComputeStarts, lane: str) -> None:
         super().__init__(context, lane)
@@ -191,7 +192,8 @@ class SimulatedCompute(ComputeStream):
     ) -> None:
         """Record the span of a function, then settle its future."""
         end_ns = self._kernel.now_ns
-        self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, operation.describe()))
+        info = (*operation.place, operation.issued_ns, operation.step)
+        self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, info))
         self._settle_and_continue(operation, value, failure)
 
     def _settle_and_continue(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:

@@ -93,11 +93,15 @@ class BufferLocks:
 
     def follow(self, views: Iterable[Array], arrays: Iterable[Array]) -> None:
         """Make views of locked arrays, which are read-only because of that, writable together with them."""
-        owners = {id(_owner(array)): array for array in arrays}
+        users, owners = self._users, None
         with self._lock:
             for view in views:
+                if view.flags.writeable or id(view) in users:
+                    continue
+                if owners is None:
+                    owners = {id(_owner(array)): array for array in arrays}
                 array = owners.get(id(_owner(view)))
-                if array is not None and not view.flags.writeable and id(view) not in self._users:
+                if array is not None:
                     self._wait(view, array)
 
     # -- below: with the lock held ---------------------------------------------------------------------------------
