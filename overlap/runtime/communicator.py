@@ -251,6 +251,11 @@ class Communicator(PutBack):
             operation.stopped()
             self.settle(match, operation, error)
 
+    @property
+    def calm(self) -> bool:
+        """Whether a thread may issue an operation whose plan takes threads."""
+        return False
+
     def needs_no_task(self, operation: Operation) -> bool:
         """Whether an arrival neither wakes nor starts a task; False where that is not known."""
         return False

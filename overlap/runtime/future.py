@@ -134,7 +134,11 @@ class Future(Settling, NotAValue, Generic[T_co]):
             trio.WouldBlock: On the thread of an event loop, if the operation has not ended.
             TimeoutError: If it has not ended in time.
         """
-        _, failure = self._settled(timeout)
+        if timeout is None and self.state >= DONE:  # the usual case of a thread that has waited already
+            self._claim()
+            failure = self._failure
+        else:
+            _, failure = self._settled(timeout)
         if failure is None:
             return None
         failure.note_seen()

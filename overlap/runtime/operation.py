@@ -273,6 +273,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         "kind",
         "locked",
         "member",
+        "memory",
         "out",
         "pairs",
         "plan",
@@ -310,6 +311,8 @@ class CollectiveFuture(IssuedFuture[T_co]):
     plan: CallPlan | None  # How it is carried out, if it is known yet
     caller_out: object  # The caller's `out`, if it is another object with the memory of an array
     input_changed: Callable[[], bool] | None  # Whether the input was changed, for inputs that count changes
+    # In place of arrays: addresses of the input and of the result, their owner, and whether the caller waits at once
+    memory: tuple[int, int, object, bool] | None
     source: Array | None  # Array that the operation reads
     target: Array | None  # A view of `out` that stays writable
     locked: tuple[Array, ...]  # Arrays to unlock at the end
@@ -346,7 +349,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
         self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out  # type: ignore[assignment]
         self.requested_algorithm = algorithm
-        self.caller_out = self.input_changed = self.source = self.target = self.plan = None
+        self.caller_out = self.input_changed = self.source = self.target = self.memory = self.plan = None
         self.port = NOWHERE
         self.locked, self._input_locked = (), False
         self.priority, self.name = priority, kind.text if name is None else checked_name(name, kind.text)
@@ -491,7 +494,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         if self.locked:
             context.locks.unlock(self.locked)
             self.locked = ()
-        self.input = self.source = self.target = self.out = self.caller_out = self.input_changed = None
+        self.input = self.source = self.target = self.out = self.caller_out = self.input_changed = self.memory = None
         # settle, inlined: only the loop, or a thread in its place, ends it
         if not FOLLOWS[self.state][DONE]:
             self._refuse(DONE)
@@ -501,9 +504,12 @@ class CollectiveFuture(IssuedFuture[T_co]):
         if self._anywhere is not None:
             self._call_anywhere()
         # let its stream go on, inlined where nothing waits for that
-        if self.deadline_s is not None or self._waiters is not None or self._callbacks is not None:
+        if self._waiters is not None or self._callbacks is not None:
             self._deliver()
-        elif stream.queue or stream.in_flight is None or stream.on_idle is not None or context.outstanding.draining:
+            return
+        if self.deadline_s is not None:
+            context.deadlines.drop(self, self.deadline_s)
+        if stream.queue or stream.in_flight is None or stream.on_idle is not None or context.outstanding.draining:
             stream.finished(self, None)
         else:
             del context.outstanding.operations[self], stream.in_flight[self]
@@ -604,7 +610,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         if self.locked:
             self.context.locks.unlock(self.locked)
             self.locked = ()
-        self.input = self.source = self.target = self.out = self.caller_out = self.input_changed = None
+        self.input = self.source = self.target = self.out = self.caller_out = self.input_changed = self.memory = None
 
 
 Operation: TypeAlias = CollectiveFuture[object]

@@ -19,11 +19,13 @@ class CallPlan(ABC):
         call: The call that all ranks agree on; it has all its values.
         lasts: Whether the plan also serves later operations with this call, so that it is kept.
         together: Whether one start runs the ends of all ranks, which are in this process and have arrived.
+        takes_memory: Whether an operation may have addresses in place of arrays; see `CollectiveFuture.memory`.
     """
 
     call: Call
     lasts: bool = True
     together = False
+    takes_memory: bool = False
 
     @abstractmethod
     def start(self, match: Match, operation: Operation) -> None:

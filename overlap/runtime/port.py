@@ -76,7 +76,7 @@ class Port(OperationPort):
             call = None
         operation.record = context.flight.issued(operation, self.known, call, seq, now_ns)
         if operation.deadline_s is not None:
-            context.expire(operation, operation.deadline_s)
+            context.deadlines.add(operation, operation.deadline_s, context.spawn, context.now_ns)
         if lane.in_flight or lane.in_flight is None:
             if not lane.admit(operation):
                 return
@@ -310,6 +310,43 @@ class Ports:
         port.next_seq = seq
         port.enqueue(part)
 
+    def reissue(
+        self,
+        key: object,
+        memory: tuple[int, int, object, bool],
+        name: str | None,
+        timeout_s: float,
+        caller: CallSite,
+    ) -> CollectiveFuture[Any] | None:
+        """Issue a call from a thread as one before that has a key, if nothing needs the event loop; else return None.
+
+        Args:
+            key: Key of the call, as given to `keep`.
+            memory: Memory of the arrays; see `CollectiveFuture.memory`.
+            name: Name of the operation, if it has one of its own.
+            timeout_s: Time within which it must end.
+            caller: The program's line.
+        """
+        port, context = self._named.get(None), self.context
+        plan = None if port is None else port.plans.get(key)
+        if plan is None:
+            return None
+        call = plan.call
+        operation: CollectiveFuture[Any] = CollectiveFuture(
+            call.kind, None, None, caller, 0, name, call.op, call.root, None, None, call.exact
+        )
+        operation.memory, operation.plan, operation.call = memory, plan, call
+        operation.member, operation.context, operation.step = self.group, context, context.step
+        operation.deadline_s = timeout_s
+        issued = context.handover.in_place(partial(self._enqueue_in_place, operation, None), False)
+        return operation if issued else None
+
+    def keep(self, key: object, operation: CollectiveFuture[Any]) -> None:
+        """Keep a call on the default stream for `reissue`, if its memory may be given by addresses."""
+        plan = self._named[None].plans.get(operation.call) if None in self._named else None
+        if plan is not None and plan.takes_memory and type(operation) is CollectiveFuture:
+            operation.port.keep_plan(key, plan)
+
     def _enqueue_elsewhere(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> None:
         """Issue from another thread: in the place of the sleeping loop if no task starts, else soon on the loop.
 
@@ -333,14 +370,19 @@ class Ports:
         if port is None:
             return False
         operation.port = port  # which plans read
-        lane = port.stream
+        lane, plan = port.stream, operation.plan
         in_place = (
             not context.closed
             and port.intercept is None
-            and lane.has_room
-            and not lane.end_wakes
-            and not context.deadlines.wakes(operation.deadline_s)
-            and port.communicator.needs_no_task(operation)
+            and (not lane.in_flight or lane.has_room)
+            and not lane.queue
+            and not context.outstanding.draining
+            and (operation.deadline_s is None or not context.deadlines.wakes(operation.deadline_s))
+            and (
+                port.communicator.needs_no_task(operation)
+                if plan is None
+                else port.communicator.calm and plan.takes_threads()
+            )
         )
         if in_place:
             port.enqueue(operation)

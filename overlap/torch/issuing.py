@@ -18,7 +18,6 @@ import typing_extensions
 from ..errors import OverlapError, UsageError
 from ..runtime.group import Group
 from ..runtime.mail import Mail, MailRequest
-from ..runtime.prepared import PreparedCall
 from . import private
 from .errors import CallError, backend_error
 from .tensors import Memory, copy_blocks, flat_input, is_plain, list_tensors, same_kind
@@ -27,8 +26,6 @@ from .work import Handle, JoinedOperations
 Tensors = list[torch.Tensor]
 CallKey = tuple[object, ...]
 """The name of a call that may come again, with all that its operation depends on."""
-
-_MOST_PREPARED = 1024
 
 # Coalesced tensors up to this length travel as one. Measured on 16 tensors, 2 processes of one host: 4 KiB each
 # 0.4 instead of 1.3 ms, 64 KiB 1.0 instead of 2.2, 256 KiB as long, 1 MiB 51 instead of 35.
@@ -42,7 +39,6 @@ class Issuing:
     _mail: Mail | None
     _timeout: timedelta
     _seq: int
-    _prepared: dict[CallKey, PreparedCall]
 
     def _issue(
         self,
@@ -58,25 +54,20 @@ class Issuing:
         """Issue an operation; `copy_back` writes its result to tensors that are not contiguous."""
         future = self._issue_here(name, args, more, limit, site or users_frame())
         if copy_back is None:
-            if key is not None and (prepared := PreparedCall.of(future)) is not None:
-                if len(self._prepared) >= _MOST_PREPARED:
-                    self._prepared.clear()
-                self._prepared[key] = prepared
+            if key is not None:
+                self._group._ports.keep(key, future)
             return cast(Handle, future)
         if name in ("all_gather", "gather") and args[-1] is None:  # no `out`
             return JoinedOperations([future], lambda: copy_back(future.result(0)))
         return JoinedOperations([future], copy_back)
 
-    def _issue_prepared(
-        self, key: CallKey, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any
+    def _issue_again(
+        self, key: CallKey, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any, name: str | None = None
     ) -> Handle | None:
         """Issue a call that was made before, straight from the memory of its tensors; None: it cannot be.
 
         The memory of the input `x` is that of the result `out`, or apart from it.
         """
-        prepared = self._prepared.get(key)
-        if prepared is None:
-            return None
         source = target = nbytes = 0
         if x is not None:
             if not is_plain(x):
@@ -88,8 +79,8 @@ class Issuing:
             target = out.data_ptr()
             if not is_plain(out) or (source < target + out.nbytes and target < source + nbytes):
                 return None
-        waits = not getattr(opts, "asyncOp", True)
-        handle = prepared.issue(source, target, (x, out), self._limit(opts, None), users_frame(), waited_for=waits)
+        memory = source, target, (x, out), not getattr(opts, "asyncOp", True)
+        handle = self._group._ports.reissue(key, memory, name, self._limit(opts, None), users_frame())
         self._seq += handle is not None
         return cast("Handle | None", handle)
 

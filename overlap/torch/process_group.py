@@ -49,7 +49,6 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         self._mail = group.mail()
         self._name, self._description = group.name, "undefined"
         self._seq = 0
-        self._prepared = {}
         self._barriers = 0
         if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # gloo then checks at the call
             for name, _ in getmembers(type(self), lambda member: getattr(member, "collective", False)):
@@ -180,7 +179,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     @operation("barrier", "barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Finish once every rank of the group has arrived."""
-        handle = self._issue_prepared(_BARRIER, None, None, opts) if timeout is None else None
+        handle = self._issue_again(_BARRIER, None, None, opts) if timeout is None else None
         if handle is None:
             handle = self._issue(None, "barrier", limit=self._limit(opts, timeout), key=_BARRIER)
         return Work(handle, [])

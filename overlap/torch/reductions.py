@@ -35,12 +35,13 @@ class Reductions(Issuing):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None) -> Work:
         """Combine a tensor of all ranks, in place; several tensors of one shape are combined with each other too."""
         key: CallKey | None = None
-        if type(opts) is dist.AllreduceOptions and op is timeout is None and type(tensors) is list:
-            key = _reduction_key("all_reduce", tensors[0], opts) if len(tensors) == 1 else None
-            if key is not None:
-                handle = self._issue_prepared(key, tensors[0], tensors[0], opts)
-                if handle is not None:
-                    return Work(handle, tensors)
+        usual = type(opts) is dist.AllreduceOptions and op is timeout is None
+        if usual and type(tensors) is list and len(tensors) == 1:
+            x = tensors[0]
+            key = "all_reduce", x.dtype, x.numel(), opts.reduceOp.op
+            handle = self._issue_again(key, x, x, opts)
+            if handle is not None:
+                return Work(handle, tensors)
         inputs = list_tensors(tensors, "tensors")
         reduction, limit = self._reduction(inputs[0], opts, timeout, op)
         if len(inputs) > 1:
@@ -90,7 +91,7 @@ class Reductions(Issuing):
             tensor.mul_(factor)
         elif timeout is None:
             key = "reduce", tensor.dtype, tensor.numel(), name, dst
-            handle = self._issue_prepared(key, tensor, tensor if self._group.rank == dst else None, opts)
+            handle = self._issue_again(key, tensor, tensor if self._group.rank == dst else None, opts)
             if handle is not None:
                 return Work(handle, [tensor])
         if self._group.rank != dst:
@@ -127,7 +128,7 @@ class Reductions(Issuing):
         key: CallKey | None = None
         if type(opts) is dist.ReduceScatterOptions:
             key = *_reduction_key("reduce_scatter", input, opts), output.dtype, output.numel()
-        handle = None if key is None else self._issue_prepared(key, input, output, opts)
+        handle = None if key is None else self._issue_again(key, input, output, opts)
         if handle is None:
             (name, factor), limit = self._reduction(input, opts, None)
             x = input if factor is None else input * factor
@@ -169,7 +170,7 @@ class Reductions(Issuing):
 
 
 def _reduction_key(name: str, x: torch.Tensor, opts: Any) -> CallKey:
-    """Return the key under which a reduction is prepared; one that multiplies first never is."""
+    """Return the key under which a reduction is kept; one that multiplies first never is."""
     return name, x.dtype, x.numel(), opts.reduceOp.op
 
 

@@ -50,7 +50,7 @@ class Transfers(Issuing):
         if len(inputs) == 1:
             key = "broadcast", inputs[0].dtype, inputs[0].numel(), src
             x = inputs[0] if self._group.rank == src else None
-            handle = self._issue_prepared(key, x, inputs[0], opts) if timeout is None else None
+            handle = self._issue_again(key, x, inputs[0], opts) if timeout is None else None
             return Work(self._broadcast(inputs[0], src, limit, key) if handle is None else handle, inputs)
         same_kind(inputs, "tensors")
         same_shape(inputs, "tensors")
@@ -78,7 +78,7 @@ class Transfers(Issuing):
         if len(xs) == 1:
             key = "all_gather", xs[0].dtype, xs[0].numel(), xs[0].dtype, xs[0].numel() * self._group.size
             whole = self._joined_parts(output_tensors, xs[0]) if timeout is None else None
-            handle = None if whole is None else self._issue_prepared(key, xs[0], whole, opts)
+            handle = None if whole is None else self._issue_again(key, xs[0], whole, opts)
             parts = list_parts(output_tensors, "output_tensors")
             return Work(self._all_gather(parts, xs[0], limit, key) if handle is None else handle, parts)
         lists = [list_tensors(parts, "output_tensors") for parts in output_tensors]
@@ -137,7 +137,7 @@ class Transfers(Issuing):
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Join the tensors of all ranks."""
         key = "all_gather", input.dtype, input.numel(), output.dtype, output.numel()
-        handle = self._issue_prepared(key, input, output, opts)
+        handle = self._issue_again(key, input, output, opts)
         if handle is None:
             handle = self._all_gather_single(output, input, self._limit(opts, None), key)
         return Work(handle, [output])
@@ -180,12 +180,12 @@ class Transfers(Issuing):
             if output_tensors and output_tensors != [[]]:
                 raise CallError(f"output_tensors: only rank {dst}, which gathers, has any; pass none")
             if timeout is None:
-                handle = self._issue_prepared(key, tensor, None, opts)
+                handle = self._issue_again(key, tensor, None, opts)
             if handle is None:
                 handle = self._issue(None, "gather", flat_input(tensor), dst, limit=limit, key=key)
             return Work(handle, [])
         whole = self._joined_parts(output_tensors, tensor) if timeout is None else None
-        handle = None if whole is None else self._issue_prepared(key, tensor, whole, opts)
+        handle = None if whole is None else self._issue_again(key, tensor, whole, opts)
         parts = list_parts(output_tensors, "output_tensors")
         if handle is not None:
             return Work(handle, parts)
@@ -212,7 +212,7 @@ class Transfers(Issuing):
         is_root = self._group.rank == src
         source = self._joined_parts(input_tensors, output) if is_root else None
         if timeout is None and (source is not None or not (is_root or (input_tensors and input_tensors != [[]]))):
-            handle = self._issue_prepared(key, source, output, opts)
+            handle = self._issue_again(key, source, output, opts)
             if handle is not None:
                 return Work(handle, [output])
         out, copy_back = flat_output(output)
@@ -286,7 +286,7 @@ class Transfers(Issuing):
                     f"{argument}_split_sizes"
                 )
         key = "all_to_all", x.dtype, x.numel(), output.dtype, output.numel()
-        handle = self._issue_prepared(key, x, output, opts)
+        handle = self._issue_again(key, x, output, opts, "all_to_all_single")
         if handle is None:
             out, copy_back = flat_output(output)
             source = flat_input(x)

@@ -232,13 +232,13 @@ def test_a_callback_for_any_thread_keeps_no_thread_from_ending_it() -> None:
 def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it gives something to all others or takes something from one of them."""
     begun_by = dict[Collective, set[str]]()
-    submit = HostRun.submit_arrays
+    submit = HostRun.submit
 
     def started(run: HostRun) -> None:
         begun_by.setdefault(run.operation.kind, set()).add(threading.current_thread().name.split("-")[0])
         submit(run)
 
-    monkeypatch.setattr(HostRun, "submit_arrays", started)
+    monkeypatch.setattr(HostRun, "submit", started)
 
     def program(world: overlap.Connection) -> None:
         x, out = np.ones(2_000), np.empty(1_000)  # too long for the board

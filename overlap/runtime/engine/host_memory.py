@@ -105,6 +105,7 @@ class HostPlan(CallPlan):
         self.memory, self.communicator, self.board = memory, communicator, board
         self.call, self.position = call, position
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
+        self.takes_memory: bool = not call.shared
         self._pending: HostRun | None = None  # started by `finish_now`
 
     def __str__(self) -> str:
@@ -127,11 +128,12 @@ class HostPlan(CallPlan):
 
     def finish_now(self, operation: Operation) -> bool:
         """Begin, and end if all needed ranks have arrived, and no error occurs."""
-        if not self.takes_threads():
+        board = self.board
+        if not (board.ready and board.usable and board.lost is None):
             return False
         run = HostRun(self, operation)
         try:
-            run.submit_arrays()
+            run.submit()
         except Exception:  # no memory: `start` raises the error
             return False
         if run.finish_at_once():
@@ -156,7 +158,7 @@ class HostPlan(CallPlan):
 class HostRun(OperationRun):
     """One rank's end of an operation in the engine; also the operation's `scope`."""
 
-    __slots__ = ("_addresses", "_match", "_memory", "_over", "_plan", "_run", "operation")
+    __slots__ = ("_match", "_memory", "_over", "_plan", "_run", "operation")
 
     operation: Operation
 
@@ -166,7 +168,6 @@ class HostRun(OperationRun):
         self._run: engine.Run | None = None
         self._over = False
         self._memory: object = None  # held as long as the engine may touch it
-        self._addresses = 0, 0  # of the input, and of the result
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -189,14 +190,30 @@ class HostRun(OperationRun):
             self._fall_back()
             return
         try:
-            self.submit_arrays()
+            self.submit()
         except Exception as error:
             self._settle(error)
             return
         self.on_end()
 
-    def submit_arrays(self) -> None:
-        """Let the engine start with the arrays of the operation."""
+    def submit(self) -> None:
+        """Let the engine start with the memory or the arrays of the operation."""
+        plan, operation = self._plan, self.operation
+        number, home, waited_for = operation.seq, 0, False
+        if operation.memory is not None:
+            source, target, self._memory, waited_for = operation.memory
+        else:
+            source, target, home = self._find_arrays()
+        self._run = plan.board.submit(
+            plan.table, self, number, plan.communicator.tag(plan.call, number), source, target,
+            operation.priority, plan.input_bytes, home, waited_for=waited_for,
+        )  # fmt: skip
+
+    def _find_arrays(self) -> tuple[int, int, int]:
+        """Return the addresses of the input, of the result, and of the memory for a result that all share.
+
+        A missing one is 0: the operation has no such array, or another rank provides the memory.
+        """
         plan, operation = self._plan, self.operation
         call, home = plan.call, 0
         if call.shared:
@@ -205,34 +222,18 @@ class HostRun(OperationRun):
                 home = plan.board.loan_to_all(nbytes) or 0
         else:
             operation.fit(call)
-        source, target = operation.source, operation.target
+        source, target = self._memory = operation.source, operation.target
         start = 0 if source is None else address_of(source)
-        end = 0 if target is None or call.shared else address_of(target)
-        self.submit(start, end, (source, target), home)
-
-    def submit(self, source: int, target: int, memory: object, home: int = 0, *, waited_for: bool = False) -> None:
-        """Let the engine start.
-
-        Args:
-            source: Address of the input; 0: there is none.
-            target: Address of the result; 0: there is none.
-            memory: Owns both.
-            home: Address of the memory that this rank provides for a shared result.
-            waited_for: Whether this thread waits for the operation at once.
-        """
-        plan, operation = self._plan, self.operation
-        number, self._memory, self._addresses = operation.seq, memory, (source, target)
-        self._run = plan.board.submit(
-            plan.table, self, number, plan.communicator.tag(plan.call, number), source, target,
-            operation.priority, plan.input_bytes, home, waited_for=waited_for,
-        )  # fmt: skip
+        return start, 0 if target is None or call.shared else address_of(target), home
 
     def finish_at_once(self) -> bool:
         """Finish the operation if the engine has ended it already, before any wait."""
-        if self.state != engine.DONE:
+        assert self._run is not None, "this is a bug in overlap: an operation ends before it was submitted"
+        if self._run.state != engine.DONE:
             return False
         operation, self._memory = self.operation, None
-        self.take_result()
+        if self._plan.call.shared:
+            self.take_result()
         operation.finish(operation.context.now_ns(), operation.describe(self._plan.call, operation.started_ns))
         return True
 
@@ -343,7 +344,7 @@ class HostRun(OperationRun):
             return
         if self._over:
             return
-        if self.operation.source is None and self.operation.target is None:
+        if self.operation.memory is not None:
             self._use_arrays()
         self._close()
         self.operation.scope = None
@@ -354,8 +355,10 @@ class HostRun(OperationRun):
 
     def _use_arrays(self) -> None:
         """Make arrays, which a program needs, for memory that was submitted without any."""
-        (source, target), call, operation = self._addresses, self._plan.call, self.operation
-        operation.caller_out = self._memory  # held as long as the operation may touch it
+        call, operation = self._plan.call, self.operation
+        assert operation.memory is not None, "this is a bug in overlap: an operation without memory has no arrays"
+        source, target, operation.caller_out, _ = operation.memory  # the owner is held as long as arrays are in use
+        operation.memory = None
         if source:
             operation.input = operation.source = array_at(source, call.shape or (), call.dtype)
         if target:

@@ -13,7 +13,7 @@ pytest.importorskip("transports.shared_memory._native", reason="it was not compi
 import torch.distributed as dist  # noqa: E402
 
 from overlap import Connection  # noqa: E402
-from overlap.runtime.prepared import PreparedCall  # noqa: E402
+from overlap.runtime.port import Ports  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
 from transports.shared_memory.joining import MemoryJoining  # noqa: E402
 from transports.shared_memory.segment import Shelf  # noqa: E402
@@ -27,15 +27,15 @@ ROUNDS = 12
 def again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the operations that were issued in few steps."""
     names: list[str] = []
-    issue = PreparedCall.issue
+    issue = Ports.reissue
 
-    def issued(prepared: PreparedCall, *args: Any, **more: Any) -> Any:
-        operation = issue(prepared, *args, **more)
+    def issued(ports: Ports, *args: Any) -> Any:
+        operation = issue(ports, *args)
         if operation is not None:
             names.append(operation.op)
         return operation
 
-    monkeypatch.setattr(PreparedCall, "issue", issued)
+    monkeypatch.setattr(Ports, "reissue", issued)
     return names
 
 
@@ -158,7 +158,7 @@ def test_each_is_in_the_timeline(worlds: list[Connection], again: list[str]) -> 
         spans = [span for span in world.rank.recorder.spans() if span.name == "all_reduce"]
         assert [span.info.seq for span in spans] == [*range(ROUNDS)]
         assert {(span.info.op, span.info.nbytes, span.info.dtype) for span in spans} == {("all_reduce", 20, "float32")}
-        assert all("test_prepared.py:" in span.info.call_site for span in spans)
+        assert all("test_repeated_calls.py:" in span.info.call_site for span in spans)
 
 
 def test_ranks_that_differ_are_told_so(worlds: list[Connection], again: list[str]) -> None:
