@@ -173,9 +173,6 @@ class StreamLike(Protocol):
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove an operation that has ended, and start the next."""
 
-    def waiting(self) -> Collection[Operation]:
-        """Return the operations that wait for room."""
-
 
 class OperationPort:
     """One rank's end of a communicator.
@@ -228,7 +225,7 @@ class OperationPort:
 
     def give_back(self, seq: int) -> None:
         """Give the number of a receive that takes no message to the next receive."""
-        for later in self.stream.waiting():
+        for later in self.stream.queue:
             if later.seq > seq:
                 later.seq -= 1
         self.next_seq -= 1

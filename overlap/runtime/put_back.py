@@ -123,5 +123,5 @@ class PutBack(Disputes):
         started = sorted(end.started_ns for end in alone if end.port.position == 0)
         port = self.ports.get(1)
         if port is not None:
-            started = [*(RETURNED_NS for _ in port.returned), *started][len(port.stream.waiting()) :]
+            started = [*(RETURNED_NS for _ in port.returned), *started][len(port.stream.queue) :]
         return started[0] if started else None

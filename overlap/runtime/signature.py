@@ -10,11 +10,12 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from transports.matching.protocol import ProtocolError
+from transports.signature import TEXT_BYTES, parts_agree
 
 from ..collectives.call import Call, call, uneven_call
 from ..collectives.kinds import BARRIER, Collective
@@ -25,12 +26,8 @@ from .forms import dtype_of
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 
-TEXT_BYTES: Final = 88
-"""Longest text of a signature: a message head in shared memory has so much room."""
-
-# Widths of the three parts of a fingerprint, from the lowest bits up. A part of 0 is open: it agrees with any.
+# Widths of the three parts of a fingerprint, from the lowest bits up, as in `transports.signature`.
 _SHAPE_BITS, _DATA_BITS, _CALL_BITS = 20, 20, 24
-_SHAPE, _DATA = (1 << _SHAPE_BITS) - 1, (1 << _DATA_BITS) - 1
 
 _EXACT, _SHARED, _OPEN, _FLAT, _CUT = 1, 2, 4, 8, 16
 
@@ -47,19 +44,6 @@ _HEAD_BYTES = 64
 
 # Signatures kept, by call and line; a program may pass other shapes each time.
 _CACHED = 4096
-
-
-def agree(mine: int, theirs: int) -> bool:
-    """Whether two fingerprints may belong to one operation: all parts are equal, or open on one side."""
-    differs = mine ^ theirs
-    if not differs:
-        return True
-    data, shape = _DATA << _SHAPE_BITS, _SHAPE
-    return (
-        not differs >> (_SHAPE_BITS + _DATA_BITS)
-        and not (differs & data and mine & data and theirs & data)
-        and not (differs & shape and mine & shape and theirs & shape)
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +69,7 @@ class Signature:
 
     def agrees(self, theirs: int) -> bool:
         """Whether an operation with the fingerprint `theirs` may be the same one."""
-        return agree(self.fingerprint, theirs)
+        return parts_agree(self.fingerprint, theirs)
 
     @cached_property
     def text(self) -> bytes:

@@ -13,7 +13,8 @@ from functools import partial
 from types import CodeType, MappingProxyType
 from typing import Protocol, TypeAlias
 
-from transports import LinkLostError
+from transports import LinkLostError, SignatureMismatchError
+from transports.matching.protocol import ProtocolError
 
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
@@ -25,6 +26,7 @@ from .communicators import Communicators
 from .failure import Failure
 from .match import Key, Match, RankCall, mismatch
 from .operation import Operation
+from .signature import parse
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 Called: TypeAlias = tuple[int, Call, CodePlace]
@@ -132,24 +134,10 @@ class SpanningCommunicator(Communicator):
         self.issued: dict[int, int] = {}
         self._local, self._notices = local, notices
         self._reported = False  # whether an operation here has failed with `_broken`
-        self._tag_bases: dict[Call, int] = {}
         self._cached_calls: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
         self._withdrawn: dict[int, None] = {}  # numbers of the last operations without an input on a rank here
         self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and the call
         self._past_sends: dict[int, tuple[int, Called]] = {}  # the same, modulo `_REMEMBERED_SENDS`
-
-    def tag(self, pattern: Call, seq: int) -> int:
-        """Return a tag that no rank with another operation shares."""
-        base = self._tag_bases.get(pattern)
-        if base is None:
-            if len(self._tag_bases) >= _CACHED_CALLS:
-                self._tag_bases.clear()
-            base = self._tag_bases[pattern] = self._make_tag_base(pattern)
-        return base + ((seq & 0xFFFF) << 8)
-
-    def _make_tag_base(self, pattern: Call) -> int:
-        """Return the tag of operations with a call, without their number."""
-        return self.key.tag_base(*pattern.key)
 
     # -- our own ranks -------------------------------------------------------------------------------------------
 
@@ -257,12 +245,42 @@ class SpanningCommunicator(Communicator):
 
         If a wire broke, a report of its cause is about to arrive and ends the world: that is the error to raise here.
         """
+        if isinstance(failure.error, SignatureMismatchError):
+            self._fail_where_met(match, operation, failure.error)
+            return
         if isinstance(failure.error, LinkLostError) and not failure.error.evident:
             self._notices.hold_broken_end(partial(self._fail_held, match, operation, failure))
             return
         super().fail_one(match, operation, failure)
         assert match.error is not None
         self._notices.send_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
+
+    def _fail_where_met(self, match: Match, operation: Operation, error: SignatureMismatchError) -> None:
+        """Fail a match here and in other processes, because a message has met a rank with another call."""
+        assert isinstance(match, SpanningMatch)
+        own, other = operation.context.rank, error.dst if error.src == operation.context.rank else error.src
+        try:
+            theirs = parse(error.theirs.text, error.theirs.fingerprint)
+        except ProtocolError as invalid:
+            lost = LinkLostError(f"rank {other} sent what is no message of overlap: {invalid}", src=other, dst=own)
+            lost.evident = True
+            self.fail_one(match, operation, Failure(lost))
+            return
+        if match.assumed and theirs.call is not None and operation.call.agrees(theirs.call):
+            match.pattern, match.assumed = theirs.call, False
+            self._check_results(match)  # the array for the result is of another shape or dtype
+            return
+        assert other is not None, "this is a bug in overlap: a message of no rank"
+        differ = partial(
+            CollectiveMismatchError,
+            group=self.name,
+            seq=operation.seq,
+            ranks=(other, own),
+            calls=(theirs.what, str(operation.call)),
+            call_sites=(theirs.site, operation.call_site),
+        )
+        self._notices.send_mismatch(self.id, operation.seq, differ())
+        self.fail_here(operation.seq, differ)
 
     def _fail_held(self, match: Match, operation: Operation, failure: Failure) -> None:
         """Fail an end whose wire broke, because no report of the cause arrived in time."""

@@ -39,17 +39,19 @@ class SpanningMessages(SpanningCommunicator):
     def __init__(self, *args: Any, first_seq: int, counted: bool) -> None:
         super().__init__(*args)
         self.first_seq, self._counted = first_seq, counted
+        self._tags: dict[Call, int] = {}
         # A tag that was used twice will be used again; a program may use one tag for each message.
         self.lasts: bool = first_seq > 0
         self.sends: bool = self.key.ends[0] in self._local
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that only messages with the same call share."""
-        return super().tag(pattern, 0)
-
-    def _make_tag_base(self, pattern: Call) -> int:
-        """Return the tag of messages with a call."""
-        return self.key.message_tag(pattern.key)
+        tag = self._tags.get(pattern)
+        if tag is None:
+            if len(self._tags) >= 256:
+                self._tags.clear()
+            tag = self._tags[pattern] = self.key.message_tag(pattern.key)
+        return tag
 
     def unreported_calls(self, before_ns: int) -> Iterator[tuple[int, RankCall]]:
         """Yield the unreported calls that have waited since `before_ns` or longer."""

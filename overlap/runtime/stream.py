@@ -15,7 +15,7 @@ it by sending, it checks that the others are done with n (`row_is_free` in nativ
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 
@@ -84,10 +84,6 @@ class Stream:
     def idle(self) -> bool:
         """Whether all of its operations have ended."""
         return not self.in_flight
-
-    def waiting(self) -> Collection[Operation]:
-        """Return the operations that wait for room."""
-        return self.queue
 
     @property
     def first(self) -> Operation | None:

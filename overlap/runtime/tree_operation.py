@@ -52,10 +52,6 @@ class PartLane:
         self.window: int = window
         self._outstanding = outstanding
 
-    def waiting(self) -> Sequence[Operation]:
-        """Return the operations that wait for room: none."""
-        return ()
-
     def admit(self, operation: Operation) -> bool:
         """Take a part in, and let it start at once."""
         self._outstanding.operations[operation] = None

@@ -11,7 +11,7 @@ from overlap import CollectiveMismatchError
 from overlap.processes.control_plane import ControlPlane
 from overlap.runtime.match import RankCall
 
-from .companies import by_sockets, run_far
+from .companies import Wires, by_shared_memory, by_sockets, run_far
 from .worlds import PATHS, Turns, failing, run
 
 Issue = Callable[[overlap.Rank], "overlap.CollectiveFuture"]
@@ -169,6 +169,37 @@ def test_where_a_root_has_called_is_found_once_for_each_place(monkeypatch: pytes
     ours = [said for said in announced if said.rank == 0]
     assert [said.call_site for said in ours] == [*[f"{HERE}:{line + 2}"] * 3, f"{HERE}:{line + 3}"]
     assert ours[0] is ours[1] is ours[2]
+
+
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+@pytest.mark.parametrize("wires", [by_shared_memory, by_sockets], ids=["shared memory", "sockets"])
+@pytest.mark.parametrize(
+    ("usual", "usual_call", "odd", "odd_call"), [row[1:] for row in CALLS[:2]], ids=[row[0] for row in CALLS[:2]]
+)
+def test_messages_that_meet_need_no_report(
+    usual: Issue,
+    usual_call: str,
+    odd: Issue,
+    odd_call: str,
+    wires: Wires,
+    algorithm: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A message carries its call, so what ranks report after a while is not waited for."""
+    monkeypatch.setattr(ControlPlane, "_send_waiting", lambda control_plane: None)
+    monkeypatch.setattr(ControlPlane, "announce_call", lambda *report: None)
+
+    async def main(rank: overlap.Rank) -> str:
+        await rank.barrier()
+        with pytest.raises(CollectiveMismatchError) as caught:
+            await (usual if rank.rank == 0 else odd)(rank)
+        return str(caught.value)
+
+    for error in run_far(main, 2, 1, wires=wires, algorithm=algorithm):
+        assert isinstance(error, str), error
+        assert "operation #1 on group 'world'" in error
+        assert f"rank 0 called {usual_call} at {HERE}:" in error
+        assert f"rank 1 called {odd_call} at {HERE}:" in error
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -10,8 +10,10 @@ import pytest
 
 from overlap.collectives.call import Call, call
 from overlap.collectives.kinds import Collective
-from overlap.runtime.signature import TEXT_BYTES, agree, fingerprint, parse, signature_of
+from overlap.runtime.signature import fingerprint, parse, signature_of
 from transports.matching.protocol import ProtocolError
+from transports.signature import TEXT_BYTES
+from transports.signature import parts_agree as agree
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 

@@ -18,6 +18,7 @@ from transports import Delivery, Request, Starter
 
 from ...collectives.reduce import Array
 from ..handover import Handover, OperationRun
+from ..signature import Signature
 from .arithmetic import apply, pieces_of
 from .host_bytes import as_numbers
 from .laid_out import LaidOut, LaidStep, StepChain
@@ -52,6 +53,7 @@ class Execution(OperationRun):
         tag: First of the operation's transport tags; channel c uses `tag + c`.
         priority: Priority of the messages; lower is more urgent.
         spawn: Starts a task; only a failed execution needs one.
+        signature: The operation, as its messages carry it; None: no other process takes part.
     """
 
     # Defaults of the class, because most executions never change them.
@@ -69,9 +71,10 @@ class Execution(OperationRun):
         tag: int,
         priority: int,
         spawn: Callable[..., None],
+        signature: Signature | None = None,
     ) -> None:
         self._laid, self._buffers, self._station = laid, buffers, station
-        self._tag, self._priority, self._spawn = tag, priority, spawn
+        self._tag, self._priority, self._spawn, self._signature = tag, priority, spawn, signature
         self._unended = len(laid.steps)
         # Numbers of unfinished predecessors: of each run before it begins, of each step before it works.
         self._before_begin, self._before_work = [*laid.before_begin], [*laid.before_work]
@@ -205,7 +208,8 @@ class Execution(OperationRun):
         peer, tag = step.peer, self._tag + step.channel
         data = self._buffers.bytes_of(step.message_buffer, step.message_part)
         starter = self._station.starters[peer]
-        call = starter.begin_send(peer, tag, data, priority=self._priority, done=partial(self._moved, step))
+        moved, signature = partial(self._moved, step), self._signature
+        call = starter.begin_send(peer, tag, data, priority=self._priority, signature=signature, done=moved)
         if call is None:
             self._step_ended(step)
         elif not call.ended:
@@ -221,12 +225,14 @@ class Execution(OperationRun):
                 tag,
                 None,
                 step.message_bytes,
+                signature=self._signature,
                 done=partial(self._moved, step),
                 consume=None if self._before_work[step.number] else partial(self._consume, step),
             )
         else:
             place = self._buffers.bytes_of(step.message_buffer, step.message_part)
-            call = starter.begin_recv(peer, tag, place, step.message_bytes, done=partial(self._moved, step))
+            moved, signature = partial(self._moved, step), self._signature
+            call = starter.begin_recv(peer, tag, place, step.message_bytes, signature=signature, done=moved)
         if not call.ended:
             self._running[step] = call
 

@@ -18,7 +18,7 @@ from typing import cast
 import numpy as np
 from trio import RunFinishedError
 
-from transports import LinkLostError, Transport
+from transports import LinkLostError, SignatureMismatchError, Transport
 from transports.common import OPERATIONS, Board
 from transports.patience import Patience
 from transports.shared_memory import engine
@@ -34,6 +34,7 @@ from ..memory.arrays import held
 from ..operation import Operation
 from ..plan import CallPlan
 from ..settling import LONGEST_WAIT_S
+from ..signature import signature_of
 from .host_bytes import address_of, array_at
 from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
 from .workers import Workers
@@ -106,6 +107,7 @@ class HostPlan(CallPlan):
         self.call, self.position = call, position
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
         self.takes_memory: bool = not call.shared
+        self.tag_base: int = communicator.key.tag_base(*call.key)  # a row shows whether its rank issued this call
         self._pending: HostRun | None = None  # started by `finish_now`
 
     def __str__(self) -> str:
@@ -205,8 +207,8 @@ class HostRun(OperationRun):
         else:
             source, target, home = self._find_arrays()
         self._run = plan.board.submit(
-            plan.table, self, number, plan.communicator.tag(plan.call, number), source, target,
-            operation.priority, plan.input_bytes, home, waited_for=waited_for,
+            plan.table, self, number, plan.tag_base + ((number & 0xFFFF) << 8), source, target, operation.priority,
+            plan.input_bytes, home, signature=signature_of(plan.call, operation.place), waited_for=waited_for,
         )  # fmt: skip
 
     def _find_arrays(self) -> tuple[int, int, int]:
@@ -334,6 +336,14 @@ class HostRun(OperationRun):
             return LinkLostError(
                 "a process of this host wrote invalid data into its board; install the same overlap for all processes"
             )
+        if state == engine.MISMATCH:
+            assert self._run is not None, "this is a bug in overlap: a mismatch without an operation"
+            position, members = self._run.position, self._plan.communicator.members
+            try:
+                theirs = self._plan.board.row_signature(position, self.operation.seq)
+            except LinkLostError as error:
+                return error
+            return SignatureMismatchError(theirs, src=members[position], dst=members[self._plan.position], tag=0)
         return LinkLostError(self._plan.board.lost or "the memory of a process of this host cannot be read")
 
     def _fall_back(self) -> None:

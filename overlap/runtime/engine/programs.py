@@ -19,6 +19,7 @@ from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
 from ..plan import CallPlan
+from ..signature import signature_of
 from .compiler import Compiled, Compiler
 from .execution import Execution, Station
 from .host_bytes import bytes_of
@@ -86,6 +87,7 @@ class ProgramPlan(CallPlan):
             tag=communicator.tag(self.call, operation.seq),
             priority=operation.urgency,
             spawn=operation.context.spawn,
+            signature=signature_of(self.call, operation.place) if communicator.spans else None,
         )
         operation.start_moving(execution)
         over = execution.begin(partial(self._end_operation, match, operation))
