@@ -34,6 +34,7 @@ HOUSE = (
     ("overlap.collectives", "overlap.data"),
     ("overlap.cost",),
     ("overlap.timeline", "overlap.trace_files"),
+    ("overlap.waits",),
     ("overlap.runtime.blame.standing",),
     ("overlap.flight",),
     ("overlap.live", "overlap.explanation"),
@@ -103,6 +104,7 @@ PURE = (
     "overlap.units",
     "overlap.collectives",
     "overlap.timeline",
+    "overlap.waits",
     "overlap.parallel.schedules",
 )
 WAITING = ("trio", "asyncio", "socket", "transports")

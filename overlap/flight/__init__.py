@@ -8,6 +8,6 @@
 #   reading     reads a record, and refuses other files
 #   autopsy     the verdict in three lines, the table of ranks, and the last signs of one process
 #   records     the records of the run that is meant, of all in a folder
-#   dumps       reads dumps of PyTorch's flight recorder
-#   desync      finds in them operations that differ, ranks that are behind, and circles
+#   dumps       reads dumps of PyTorch's flight recorder, as views for `waits`
+#   pickles     reads pickles of plain data
 #   hang        the verdict on a stuck job from dumps and records: a sentence, a page, and data

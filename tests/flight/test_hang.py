@@ -13,8 +13,9 @@ import pytest
 
 from overlap.errors import UsageError
 from overlap.flight import hang
-from overlap.flight.dumps import read_dump, unpickle_plain
+from overlap.flight.dumps import read_dump
 from overlap.flight.hang import PAGE_LINES, is_dump, judge
+from overlap.flight.pickles import unpickle_plain
 
 LIMIT_S = 280
 FRAMES = [
@@ -63,54 +64,57 @@ def test_a_rank_that_is_behind(tmp_path, version, form):
     assert is_dump(folder)
     assert is_dump(folder / "nccl_trace_rank_1")
     assert sentence(folder) == (
-        "rank 1 is behind: it has not called all_reduce #2 of float [8] of group 'default_pg' at train.py:33 in main, "
-        "where ranks 0, 2 wait for it; its last operation, all_reduce #1 of float [8] at train.py:8 in main, has "
-        "ended: it is in its own code, or its program has ended"
+        "rank 1 has not come: its last call was all_reduce #1 of group 'default_pg' (train.py:8 in main); ranks 0, 2 "
+        "wait for it in all_reduce #2 of group 'default_pg' (train.py:33 in main)"
     )
 
 
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        (entry(2, sizes=[(4, 4)], line=9), "all_reduce #2 of float [4, 4] at train.py:9 in main, where ranks 0, 2 "
-         "called all_reduce #2 of float [8] at train.py:33 in main, in group 'default_pg' (sizes differ)"),
-        (entry(2, dtype="Half", line=9), "all_reduce #2 of half [8] at train.py:9 in main, where ranks 0, 2 "
-         "called all_reduce #2 of float [8] at train.py:33 in main, in group 'default_pg' (dtypes differ)"),
-        (entry(2, "barrier", sizes=[], line=9), "barrier #2 at train.py:9 in main, where ranks 0, 2 "
-         "called all_reduce #2 of float [8] at train.py:33 in main, in group 'default_pg' (operations differ)"),
+        (entry(2, sizes=[(4, 4)], line=9), ("all_reduce", "float [16]", "sizes")),
+        (entry(2, dtype="Half", line=9), ("all_reduce", "half [8]", "dtypes")),
+        (entry(2, "barrier", sizes=[], dtype="", line=9), ("barrier", "", "operations")),
     ],
-)  # fmt: skip
+)
 def test_a_rank_that_differs(tmp_path, other, expected):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], [FIRST, other], [FIRST, entry(2)]])
-    assert sentence(folder) == f"rank 1 differs: it called {expected}"
+    name, form, differs = expected
+    assert sentence(folder) == (
+        f"rank 1 called {name} #2 of group 'default_pg' (train.py:9 in main){f' with {form}' if form else ''}, where "
+        "ranks 0, 2 called all_reduce #2 of group 'default_pg' (train.py:33 in main) with float [8] "
+        f"({differs} differ)"
+    )
 
 
 def test_shapes_of_one_size_are_no_mismatch(tmp_path):
     folder = write(tmp_path / "d", [[entry(2)], [entry(2, sizes=[(2, 4)])]])
-    assert sentence(folder).startswith("cannot be told, because all known members have called all_reduce #2")
+    assert sentence(folder).startswith("cannot be told: all known members have called all_reduce #2")
 
 
 def test_a_mismatch_that_has_ended_is_not_the_reason_why_a_rank_waits(tmp_path):
     wrong = entry(1, sizes=[(9,)], done=True)
     hang = judge([write(tmp_path / "d", [[FIRST, entry(2)], [wrong], [FIRST, entry(2)]])])
-    assert (hang.verdict, hang.ranks) == ("behind", [1])
-    assert hang.notes[-1].startswith("before it: rank 1 differs: it called all_reduce #1 of float [9]")
+    assert (hang.verdict, hang.ranks) == ("late", (1,))
+    assert hang.notes[0].startswith(
+        "before it: rank 1 called all_reduce #1 of group 'default_pg' (train.py:33 in main) with float [9]"
+    )
 
 
 def test_uneven_all_to_alls_are_no_mismatch(tmp_path):
     ranks = [[entry(1, "all_to_all", sizes=[(size,)], done=True), entry(2)] for size in (3, 5)]
-    assert judge([write(tmp_path / "d", ranks)]).verdict == "unknown"
+    assert judge([write(tmp_path / "d", ranks)]).verdict == "wire"
 
 
 def test_groups_that_wait_in_a_circle(tmp_path):
     groups = {"1": ("tp", [0, 1]), "2": ("dp", [0, 1])}
     one, two = entry(1, group=("1", "tp"), line=5), entry(1, group=("2", "dp"), line=6)
     hang = judge([write(tmp_path / "d", [[one], [two]], groups=groups)])
-    assert (hang.verdict, hang.ranks) == ("circle", [0, 1])
+    assert (hang.verdict, hang.ranks) == ("cycle", (0, 1))
     assert hang.sentence == (
-        "ranks 0-1 wait for each other: "
-        "rank 0 for rank 1 in all_reduce #1 of float [8] of group 'tp' at train.py:5 in main; "
-        "rank 1 for rank 0 in all_reduce #1 of float [8] of group 'dp' at train.py:6 in main"
+        "ranks 0-1 wait for each other and cannot go on: rank 0 in all_reduce #1 of group 'tp' (train.py:5 in main), "
+        "rank 1 in all_reduce #1 of group 'dp' (train.py:6 in main); call the operations of all groups that ranks "
+        "share in one order"
     )
 
 
@@ -119,13 +123,14 @@ def test_a_rank_that_waits_in_another_group_is_not_behind(tmp_path):
     groups = {"0": ("default_pg", [0, 1, 2]), "1": ("tp", [1, 2])}
     ranks = [[entry(2)], [entry(7, group=("1", "tp"))], [entry(6, group=("1", "tp"), done=True)]]
     hang = judge([write(tmp_path / "d", ranks, groups=groups)])
-    assert (hang.verdict, hang.ranks) == ("behind", [2])
+    assert (hang.verdict, hang.ranks) == ("late", (2,))
 
 
 def test_a_send_without_a_receive(tmp_path):
     ranks = [[FIRST, entry(1, "send 0->1")], [FIRST], [FIRST]]
     assert sentence(write(tmp_path / "d", ranks)).startswith(
-        "rank 1 is behind: it has not called the other end of send #1 to rank 1 of float [8]"
+        "rank 1 has not come: its last call was all_reduce #1 of group 'default_pg' (train.py:8 in main); rank 0 waits "
+        "for it in send #1 to rank 1 (train.py:33 in main)"
     )
     met = [[FIRST, entry(1, "send 0->1")], [FIRST, entry(3, "recv 1<-0", sizes=[(9,)])], [FIRST]]
     assert "(sizes differ)" in sentence(write(tmp_path / "e", met))
@@ -140,25 +145,53 @@ def test_operations_of_a_batch_end_with_it(tmp_path, done):
         end = entry(5, "coalesced", sizes=[], done=done) | {"is_p2p": True, "p2p_seq_id": 5, "collective_seq_id": 0}
         batches.append([FIRST, *parts, end])
     hang = judge([write(tmp_path / "d", [*batches, [FIRST]])])
-    assert hang.verdict == ("none" if done else "unknown")
+    assert hang.verdict == ("nobody" if done else "wire")
     batches[1] = [FIRST]
     hang = judge([write(tmp_path / "e", [*batches, [FIRST]])])
-    assert (hang.verdict, list(hang.ranks)) == (("none", []) if done else ("behind", [1]))
+    assert (hang.verdict, list(hang.ranks)) == (("nobody", []) if done else ("late", [1]))
 
 
 def test_a_missing_dump(tmp_path):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], None, [FIRST, entry(2)], None])
     hang = judge([folder])
-    assert (hang.verdict, hang.ranks, hang.missing) == ("missing", [1, 3], [1, 3])
-    assert hang.sentence.startswith("the dump of ranks 1, 3 is missing, and ranks 0, 2 wait for them in all_reduce #2")
-    assert hang.sentence.endswith("cannot be told, because no file says what it did")
+    assert (hang.verdict, hang.ranks, hang.missing) == ("missing", (1, 3), [1, 3])
+    assert hang.sentence == (
+        "cannot be told: ranks 1, 3 have no record here; ranks 0, 2 wait for them in all_reduce #2 of group "
+        "'default_pg' (train.py:33 in main)"
+    )
+
+
+@pytest.mark.parametrize("library", ["nccl", "gloo"])
+def test_ranks_without_a_dump_are_not_accused_where_all_operations_have_ended(tmp_path, library):
+    ended = [each | {"profiling_name": f"{library}:all_reduce"} for each in (FIRST, entry(2, done=True))]
+    hang = judge([write(tmp_path / "d", [ended, None, ended, None])])
+    assert (hang.verdict, hang.ranks) == ("nobody", ())
+
+
+def test_a_rank_whose_operation_is_only_scheduled_is_late(tmp_path):
+    queued = entry(2) | {"state": "scheduled"}
+    hang = judge([write(tmp_path / "d", [[FIRST, entry(2)], [FIRST, queued], [FIRST, entry(2)]])])
+    assert (hang.verdict, hang.ranks) == ("late", (1,))
+    assert "is queued, and has not started; ranks 0, 2 wait for it" in hang.sentence
+    hang = judge([write(tmp_path / "e", [[FIRST, queued], [FIRST, queued], [FIRST, queued], [FIRST, entry(2)]])])
+    assert hang.ranks == (0, 1, 2)
+
+
+def test_a_cycle_of_receives_that_gloo_does_not_record(tmp_path):
+    ended = [
+        entry(number, done=True) | {"profiling_name": "gloo:all_reduce", "state": "scheduled"} for number in (1, 2)
+    ]
+    hang = judge([write(tmp_path / "d", [ended, ended])])
+    assert hang.sentence == (
+        "cannot be told: no rank waits for another in a recorded operation; sends and receives of gloo are not recorded"
+    )
 
 
 def test_the_last_of_two_runs(tmp_path):
     write(tmp_path / "d", [[FIRST, entry(2)], [FIRST]], prefix="a_")
     write(tmp_path / "d", [[FIRST], [FIRST, entry(9)]], prefix="b_")
     hang = judge([tmp_path / "d"])
-    assert hang.ranks == [0]
+    assert hang.ranks == (0,)
     assert hang.notes == ["of 2 runs in these files this is the last (b_*)"]
 
 
@@ -171,7 +204,7 @@ def test_a_page_has_at_most_its_lines(tmp_path):
 
 def test_the_verdict_as_data(tmp_path):
     data = json.loads(json.dumps(judge([write(tmp_path / "d", [[FIRST, entry(2)], [FIRST]])]).as_dict()))
-    assert (data["schema"], data["version"], data["verdict"], data["ranks"]) == ("overlap.hang", 1, "behind", [1])
+    assert (data["schema"], data["version"], data["verdict"], data["ranks"]) == ("overlap.hang", 2, "late", [1])
     assert data["operations"][0]["line"] == "train.py:33 in main"
 
 
@@ -235,7 +268,7 @@ def test_one_damaged_dump_of_several_is_named(tmp_path):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], [FIRST], [FIRST, entry(2)]])
     (folder / "nccl_trace_rank_2").write_bytes((folder / "nccl_trace_rank_2").read_bytes()[:-50] + b"pg_config")
     hang = judge([folder])
-    assert hang.ranks == [1]
+    assert hang.ranks == (1,)
     assert "nccl_trace_rank_2: is damaged" in hang.notes[-1]
 
 
@@ -262,19 +295,21 @@ def planted(tmp_path_factory):
     return folder
 
 
-LATE = r"rank {} is behind: it has not called {} #2.* at planted.py:\d+ in {}, where ranks {} wait for it; its last "
+LATE = (
+    r"rank {} has not come: its last call was all_reduce #1 .*, or it waits in one of the sends and receives of gloo, "
+    r"which are not recorded; ranks {} wait for it in {} #2 .*planted.py:\d+ in {}"
+)
 CASES = {
-    "did_not_come": LATE.format(1, "all_reduce", "did_not_come", "0, 2"),
-    "size": r".*float \[8\] at planted.py:\d+ in size.*float \[16\] at planted.py:\d+ in size.*\(sizes differ\)"
-    r"|.*float \[16\] at planted.py:\d+ in size.*float \[8\] at planted.py:\d+ in size.*\(sizes differ\)",
-    "operation": r"rank 2 differs: it called broadcast #2 of float \[8\] at .*, where ranks 0-1 called all_reduce #2",
-    "order": r"rank 0 differs: it called broadcast #2 .* where ranks 1-2 called all_reduce #2 .*\(in another order\)",
-    "dtype": r"(rank 1 differs: it called|ranks .* differ).* all_reduce #2 of double \[8\] at .*\(dtypes differ\)",
-    "send_without_receive": LATE.format(0, "all_reduce", "send_without_receive", "1-2"),
-    "circle": r"ranks 0-2 wait for each other: rank 0 for ranks 1-2 in all_reduce #2 of float \[4\] of group 'tp' at ",
-    "raised": LATE.format(2, "barrier", "raised", "0-1"),
-    "missing": r"the dump of rank 1 is missing, and ranks 0, 2 wait for it in all_reduce #2 .*: cannot be told, ",
-    "compute": LATE.format(0, "all_reduce", "compute", "1-2"),
+    "did_not_come": LATE.format(1, "0, 2", "all_reduce", "did_not_come"),
+    "size": r"rank \d called all_reduce #2.* with float \[(8|16)\], where .* with float \[(8|16)\] .sizes differ",
+    "operation": r"rank 2 called broadcast #2 .* with float \[8\], where ranks 0-1 called all_reduce #2 .*operat",
+    "order": r"rank 0 called broadcast #2 .* before all_reduce #2 .*, ranks 1-2 in the other order: call the oper",
+    "dtype": r"rank \d called all_reduce #2.* with (double|float) \[8\], where .* \(dtypes differ\)",
+    "send_without_receive": LATE.format(0, "1-2", "all_reduce", "send_without_receive"),
+    "circle": r"ranks 0-2 wait for each other and cannot go on: rank 0 in all_reduce #2 of group 'tp' .planted.py:",
+    "raised": LATE.format(2, "0-1", "barrier", "raised"),
+    "missing": r"cannot be told: rank 1 has no record here; ranks 0, 2 wait for it in all_reduce #2 ",
+    "compute": LATE.format(0, "1-2", "all_reduce", "compute"),
 }
 
 
@@ -311,10 +346,10 @@ def test_a_group_that_one_rank_called_and_whose_members_no_dump_lists(tmp_path):
     groups = {"0": ("default_pg", [0, 1, 2]), "1": ("tp", [])}
     ranks = [[FIRST, entry(1, group=("1", "tp"))], [FIRST], [FIRST]]
     hang = judge([write(tmp_path / "d", ranks, groups=groups)])
-    assert (hang.verdict, hang.ranks) == ("unknown", ())
+    assert (hang.verdict, hang.ranks) == ("wire", ())
     assert hang.sentence == (
-        "cannot be told, because rank 0 is in all_reduce #1 of float [8] of group 'tp' at train.py:33 in main, and "
-        "ranks 1-2 have called nothing in that group: no dump lists its members, so one of them may be missing there"
+        "cannot be told: no record lists the members of the group of all_reduce #1 of group 'tp' (train.py:33 in "
+        "main), and it has not ended: the network, a device or a rank without a record"
     )
 
 
@@ -352,18 +387,19 @@ def test_a_rank_that_is_in_a_group_of_unknown_members_is_not_blamed(tmp_path):
     pair = entry(1, group=("7", "pair"), line=50) | gloo
     folder = write(tmp_path, [[first], [first, pair], [first, entry(2) | gloo], [first, entry(2) | gloo]])
     found = judge([folder])
-    assert found.ranks == [0]
-    assert found.sentence.startswith("rank 0 is behind: it has not called all_reduce #2 ")
-    assert found.notes[-1] == (
-        "rank 1 has not called it either: it is in all_reduce #1 of float [8] of group 'pair' at train.py:50 in main"
-    )
+    assert found.ranks == (0,)
+    assert found.sentence.startswith("rank 0 has not come: its last call was all_reduce #1 ")
+    assert found.evidence[2].split(maxsplit=3)[0::3] == ["1", "all_reduce #1 of group 'pair' (train.py:50 in main)"]
 
 
 def test_one_rank_ahead_of_most_may_have_called_too_much(tmp_path):
     folder = write(tmp_path, [[FIRST], [FIRST], [FIRST, entry(2)]])
-    assert sentence(folder).endswith("; or rank 2 called an operation too many")
+    assert sentence(folder).endswith(
+        "(train.py:8 in main), or rank 2 called one too many; rank 2 waits for them in all_reduce #2 of group "
+        "'default_pg' (train.py:33 in main)"
+    )
 
 
 def test_roots_that_may_differ_are_named(tmp_path):
     folder = write(tmp_path, [[FIRST, entry(2, "broadcast")], [FIRST, entry(2, "broadcast")]])
-    assert sentence(folder).endswith("the network, a device or roots that differ, which no dump has")
+    assert sentence(folder).endswith("the network, a device or roots that differ")

@@ -265,6 +265,6 @@ def test_a_folder_with_records_and_dumps_of_torch_has_both_verdicts(folder, samp
     (folder / "a.flight").write_bytes(sample)
     (folder / "dump_0").write_text(json.dumps({"version": "2.10", "pg_config": {}, "entries": []}))
     hang = judge([folder])
-    assert [each.verdict for each in hang.also] == ["ended", "none"]
-    assert "; torch: cannot be told, because no rank is in a recorded operation" in hang.sentence
+    assert [each.verdict for each in hang.also] == ["ended", "nobody"]
+    assert "; torch: cannot be told: no rank waits for another" in hang.sentence
     assert len(hang.page()) <= PAGE_LINES

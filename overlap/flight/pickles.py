@@ -1,0 +1,170 @@
+"""Reader of pickles of plain data, by hand: numbers, texts, lists, tuples and dicts.
+
+A pickle is interpreted by the opcodes that make plain data; any other opcode, such as one that names a class or calls a
+function, refuses the file.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from struct import Struct
+from typing import Any
+
+MOST_OPCODES = 10_000_000
+"""Bound of one pickle: 20,000 operations with 20 frames take 8 million opcodes."""
+
+
+def unpickle_plain(content: bytes) -> Any:
+    """Return the plain data of a pickle: numbers, texts, lists, tuples and dicts.
+
+    A large dump has millions of opcodes: the frequent ones are carried out here, byte by byte.
+
+    Raises:
+        ValueError: The pickle is truncated or too large, or has an opcode that can make anything else.
+    """
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+    dicts: dict[bytes, dict[Any, Any]] = {}  # by the opcodes of their items: a stack of calls repeats its frames
+    push, at, end = stack.append, 0, len(content)
+
+    def memoize(index: int) -> None:
+        """Store the top of the stack in the memo; dicts that were read with an older value are dropped."""
+        if index in memo:
+            dicts.clear()
+        memo[index] = stack[-1]
+
+    for _ in range(MOST_OPCODES):
+        if at >= end:
+            raise ValueError("pickle without an end")
+        code = content[at]
+        at += 1
+        if code == 0x68:  # BINGET
+            push(memo[content[at]])
+            at += 1
+        elif code == 0x71:  # BINPUT
+            memoize(content[at])
+            at += 1
+        elif code == 0x72:  # LONG_BINPUT
+            memoize(_LONG(content, at)[0])
+            at += 4
+        elif code in (0x58, 0x8C):  # BINUNICODE, SHORT_BINUNICODE
+            begin = at + (4 if code == 0x58 else 1)
+            at = begin + (_LONG(content, at)[0] if code == 0x58 else content[at])
+            if at > end:
+                raise ValueError("pickle without an end")
+            push(content[begin:at].decode("utf-8", "surrogatepass"))
+        elif code == 0x28:  # MARK
+            marks.append(len(stack))
+        elif code in _NUMBERS:
+            size, number = _NUMBERS[code]
+            push(number(content, at)[0])
+            at += size
+        elif code in _TO_MARK:
+            begin = marks.pop()
+            items = stack[begin:]
+            del stack[begin:]
+            _TO_MARK[code](stack, items)
+        elif code == 0x6A:  # LONG_BINGET
+            push(memo[_LONG(content, at)[0]])
+            at += 4
+        elif code == 0x94:  # MEMOIZE
+            memoize(len(memo))
+        elif code == 0x7D:  # EMPTY_DICT
+            if (match := _SMALL_DICT.match(content, at)) is None:
+                push({})
+                continue
+            loads: bytes = match[3]
+            if loads not in dicts:
+                dicts[loads] = dict(_checked_pairs([_read_value(each, memo) for each in _LOAD.findall(loads)]))
+            push(dict(dicts[loads]))
+            at = match.end()
+            if match[1] or match[2]:
+                memoize(match[1][0] if match[1] else _LONG(match[2], 0)[0])
+        elif code == 0x5D:  # EMPTY_LIST
+            push([])
+        elif code == 0x61:  # APPEND
+            item = stack.pop()
+            list.append(stack[-1], item)
+        elif code in _CONSTANTS:
+            push(_CONSTANTS[code])
+        elif code == 0x2E:  # STOP
+            return stack[-1]
+        else:
+            at = _apply_rare_opcode(content, at, stack)
+    raise ValueError(f"more than {MOST_OPCODES} opcodes")
+
+
+def _read_value(load: bytes, memo: Mapping[int, Any]) -> Any:
+    """Return the number that an opcode carries, or the value that it takes from the memo."""
+    if load[0] in _NUMBERS:
+        return _NUMBERS[load[0]][1](load, 1)[0]
+    return memo[load[1] if load[0] == 0x68 else _LONG(load, 1)[0]]
+
+
+def _apply_rare_opcode(content: bytes, at: int, stack: list[Any]) -> int:
+    """Act on an opcode that dumps seldom have; return the position of the next one."""
+    opcode = _OPCODES.get(chr(content[at - 1]))
+    name = opcode.name if opcode is not None else f"{content[at - 1]:#x}"
+    if opcode is None or not (name in _VALUES or name in _STEPS):
+        raise ValueError(f"refused: its opcode {name} could run code; a dump is plain data")
+    argument = None
+    if opcode.arg is not None:
+        stream = io.BytesIO(content)  # shares the bytes
+        stream.seek(at)
+        argument, at = opcode.arg.reader(stream), stream.tell()
+    if name in _VALUES:
+        stack.append(argument)
+    elif step := _STEPS[name]:
+        count, make = step
+        if len(stack) < count:
+            raise ValueError("pickle without enough values")
+        items = stack[len(stack) - count :]
+        del stack[len(stack) - count :]
+        make(stack, items)
+    return at
+
+
+def _checked_pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Return keys and values in pairs; refuse keys that are neither text nor number."""
+    if not _KEYS.issuperset(map(type, items[::2])):  # a nested tuple takes for ever to hash
+        raise ValueError("refused: a key that is neither text nor number")
+    return zip(items[::2], items[1::2], strict=True)
+
+
+_LOAD = re.compile(rb"[hK].|M..|[jJ]....", re.DOTALL)
+"""BINGET, BININT1, BININT2, LONG_BINGET, BININT."""
+_SMALL_DICT = re.compile(rb"(?:q(.)|r(....))?\(((?:[hK].|M..|[jJ]....){2,64})u", re.DOTALL)
+"""Rest of a dict of such values after EMPTY_DICT: BINPUT or LONG_BINPUT, MARK, the values, SETITEMS."""
+_KEYS = {str, int, bool}
+_Step = Callable[[list[Any], list[Any]], object]
+_LONG = Struct("<I").unpack_from
+_NUMBERS = {
+    code: (each.size, each.unpack_from)
+    for code, each in ((0x4B, Struct("B")), (0x4D, Struct("<H")), (0x4A, Struct("<i")), (0x47, Struct(">d")))
+}
+"""Opcodes with a number (BININT1, BININT2, BININT, BINFLOAT): its bytes, and how it is read."""
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
+_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
+_TO_MARK: dict[int, _Step] = {
+    0x75: lambda stack, items: dict.update(stack[-1], _checked_pairs(items)),  # SETITEMS
+    0x65: lambda stack, items: list.extend(stack[-1], items),  # APPENDS
+    0x74: lambda stack, items: stack.append(tuple(items)),  # TUPLE
+    0x6C: lambda stack, items: stack.append(items),  # LIST
+    0x64: lambda stack, items: stack.append(dict(_checked_pairs(items))),  # DICT
+}
+"""Opcodes that take all values from the last mark on."""
+_VALUES = ("INT", "LONG", "LONG1", "LONG4", "FLOAT", "UNICODE", "BINUNICODE8")
+_STEPS: dict[str, tuple[int, _Step] | None] = {
+    "PROTO": None,
+    "FRAME": None,
+    "EMPTY_TUPLE": (0, lambda stack, _: stack.append(())),
+    "TUPLE1": (1, lambda stack, items: stack.append(tuple(items))),
+    "TUPLE2": (2, lambda stack, items: stack.append(tuple(items))),
+    "TUPLE3": (3, lambda stack, items: stack.append(tuple(items))),
+    "SETITEM": (2, lambda stack, items: dict.update(stack[-1], _checked_pairs(items))),
+}
+"""Opcodes, the number of values that they take, and their meaning."""

@@ -1,0 +1,102 @@
+"""Verdicts on worlds that are written down, each under permuted ranks."""
+
+import random
+import time
+
+import pytest
+from msgspec.structs import replace
+
+from overlap.waits.ends import Seen
+from overlap.waits.judge import Kind, judge
+from overlap.waits.wording import rows, sentence
+
+from .cases import CASES, DONE, REDUCE, SLEEPS, call, end, others, view
+
+
+@pytest.mark.everyday(len(CASES))
+@pytest.mark.parametrize("case", CASES)
+def test_kind_culprits_and_sentence(case):
+    views, size, kind, culprits, text = CASES[case]
+    verdict = judge(views, size)
+    assert (verdict.kind, verdict.culprits, sentence(verdict)) == (kind, culprits, text)
+
+
+def permuted(views, to):
+    """Return a world whose ranks have other numbers, in any order."""
+
+    def moved(each):
+        made = each.call
+        members = tuple(to[rank] for rank in made.members)
+        key = made.key
+        if made.is_message and not made.any_source:
+            key = f"{members[0]}>{members[1]}:{made.tag}"
+        elif not made.is_message:
+            members = tuple(sorted(members))
+        return replace(each, rank=to[each.rank], call=replace(made, key=key, members=members))
+
+    return [replace(each, rank=to[each.rank], ends=tuple(map(moved, each.ends))) for each in views]
+
+
+@pytest.mark.everyday(len(CASES))
+@pytest.mark.parametrize("case", CASES)
+def test_permuted_ranks_have_the_permuted_verdict(case):
+    views, size, kind, culprits, _ = CASES[case]
+    chance = random.Random(case)
+    for _ in range(50):
+        to = chance.sample(range(size), size)
+        # of two views of one rank that are equally new the first counts
+        made = permuted(views, to)
+        chance.shuffle(made)
+        verdict = judge(made, size)
+        assert (verdict.kind, set(verdict.culprits)) == (kind, {to[rank] for rank in culprits})
+
+
+def test_a_mismatch_that_has_ended_comes_second():
+    wrong = call(form="float32 (9,), op='sum'")
+    views = [*others(0, 1), view(2, end(2, wrong, 0, DONE), **SLEEPS)]
+    verdict = judge(views, 3)
+    assert (verdict.kind, verdict.culprits) == (Kind.LATE, (2,))
+    assert verdict.earlier is not None
+    assert sentence(verdict.earlier).startswith("rank 2 called all_reduce #0 of group 'world' (train.py:10) with ")
+    alone = judge([view(each.rank, *each.ends[:1]) for each in views], 3)
+    assert (alone.kind, alone.culprits, alone.earlier) == (Kind.MISMATCH, (2,), None)
+
+
+def test_a_thousand_ranks_are_judged_soon():
+    """In 0.1 s of processor time; the bound only finds work that grows with the square of the ranks."""
+    size = 1024
+    members = tuple(range(size))
+    reduce = call(members=members)
+    late = (777,)
+    views = [
+        view(rank, *(end(rank, reduce, seq, DONE) for seq in range(40)),
+             *([] if rank in late else [end(rank, reduce, 40)]), **(SLEEPS if rank in late else {}))
+        for rank in members
+    ]  # fmt: skip
+    began_s = time.process_time()
+    verdict = judge(views, size)
+    assert verdict.culprits == late
+    assert len(verdict.waiters) == size - 1
+    halves = [
+        view(rank, end(rank, call(group="ab"[rank % 2], members=members, line=20 + rank % 2))) for rank in members
+    ]
+    assert judge(halves, size).culprits == members
+    assert time.process_time() - began_s < 3
+
+
+def test_rows_begin_with_the_culprit():
+    views, size, *_ = CASES["computes"]
+    table = rows(views, size, judge(views, size))
+    assert [(row.view.rank, row.line) for row in table] == [
+        (2, "computes 'tokenise' (train.py:7)"),
+        *((rank, "all_reduce #1 of group 'world' (train.py:10); waits for rank 2") for rank in (0, 1, 3)),
+    ]
+
+
+def test_a_rank_that_moves_is_blamed_after_one_that_does_not():
+    """Rank 1 has just issued something; rank 3 has not moved for long."""
+    moving = view(1, seen=Seen.GOES_ON)
+    pairs = [view(0, end(0, call(group="a", members=(0, 1)))), view(2, end(2, call(group="b", members=(2, 3))))]
+    assert judge([*pairs, moving, view(3, **SLEEPS)], 4).culprits == (3,)
+    both = [view(0, end(0, REDUCE)), moving, view(2, end(2, REDUCE)), view(3, **SLEEPS)]
+    assert judge(both, 4).kind is Kind.LATE
