@@ -16,7 +16,7 @@ In a test of pytest::
 #   ranks        Ranks: the fixture; run_marked: the marker
 #   run          Run: the result of many ranks, and the questions of a test
 #   running      a setting becomes a run; seeds are tried, and a failing one is made smaller
-#   judging      from the error of a run to verdicts;  verdict: why it stalled or mismatched;  survived: the static pass
+#   judging      from the error of a run to verdicts, by the judge of waits;  survived: the static pass
 #   record       every operation of every rank, as data
 #   faults       faults as data, drawn or written down;  world: the simulated world that records, with these faults
 #   turns        the order of ranks by priorities that change
@@ -31,8 +31,7 @@ In a test of pytest::
 
 from .faults import Fault
 from .ranks import Ranks, run_marked
-from .record import Issue, Record
+from .record import Issue, Record, Verdict
 from .run import Answer, RanksFailed, Run
-from .verdict import Verdict
 
 __all__ = ["Answer", "Fault", "Issue", "Ranks", "RanksFailed", "Record", "Run", "Verdict", "run_marked"]

@@ -17,10 +17,14 @@ from ..errors import (
     StallError,
     in_one_line,
 )
+from ..timeline.ranklist import named_ranks
+from ..waits import judge as waits
+from ..waits.ends import End, Seen
+from ..waits.judge import Kind, World
+from ..waits.wording import sentence, title
 from . import survived
-from .record import Record
+from .record import Issue, Record, Verdict
 from .threads import RealTimeError, UntestableError
-from .verdict import Verdict, why_mismatched, why_stalled
 
 UNUSED = "unused fault"
 """Kind of the verdict on a test that proves nothing: its fault has not happened."""
@@ -31,8 +35,8 @@ NEVER_ENDS = "never ends"
 # Verdicts that explain another one, by the kind of the explained.
 _GROUPS = ("group of some", "group order", "group members")
 _CAUSES = {
-    **dict.fromkeys(("deadline", "stall", "skipped collective"), (*_GROUPS, "buffer in flight")),
-    **dict.fromkeys(("order inversion", "mismatch"), _GROUPS),
+    **dict.fromkeys(("deadline", "stall", "skipped", "left", "late"), (*_GROUPS, "buffer in flight")),
+    **dict.fromkeys(("cycle", "mismatch", "swapped"), _GROUPS),
 }
 
 
@@ -59,7 +63,7 @@ def judge(
     checks.append(survived.gradients(record))
     if not any(verdict is not None and verdict.kind == "group of some" for verdict in checks):
         checks.append(survived.group_order(record) or survived.group_members(record))
-    if shared_order and not any(verdict.kind == "order inversion" for verdict in verdicts):
+    if shared_order and not any(verdict.kind == "cycle" for verdict in verdicts):
         checks.append(survived.inversion(record))
     if synchronised:
         checks.append(survived.weights(record))
@@ -84,7 +88,7 @@ def _end_verdict(record: Record, error: BaseException) -> Verdict:
         chain += _error_chain(record.troubles[rank])
     for failure in chain:
         if isinstance(failure, CollectiveMismatchError):
-            verdict = why_mismatched(record, failure.group, failure.seq, failure.ranks)
+            verdict = why_mismatched(record)
             return verdict or Verdict(kind="mismatch", text=str(failure), ranks=failure.ranks, lines=failure.call_sites)
         if isinstance(failure, UntestableError):
             line = failure.line or where(failure).removeprefix(" at ")
@@ -116,3 +120,94 @@ def _error_chain(error: BaseException) -> Iterable[BaseException]:
     while link is not None:
         yield link
         link = link.__cause__
+
+
+# -- ranks that wait, and calls that differ ------------------------------------------------------------------------
+
+
+def why_stalled(record: Record) -> Verdict | None:
+    """Return why ranks wait for ever; None if no rank waits for another."""
+    found = waits.judge(record.views(), record.size)
+    if not record.stopped.isdisjoint(found.culprits):
+        found = waits.judge(record.views(Seen.ENDED), record.size)
+    return None if found.kind in (Kind.NOBODY, Kind.WIRE) else _as_verdict(found)
+
+
+def why_mismatched(record: Record) -> Verdict | None:
+    """Return the verdict on ranks that disagree about an operation; None if their calls are alike."""
+    found = waits.judge(record.views(), record.size)
+    if found.kind not in (Kind.MISMATCH, Kind.SWAPPED, Kind.SKIPPED):
+        return None
+    verdict = _as_verdict(found)
+    reused = _sends_of_one_tag(record, found.ends[0]) if found.ends[0].call.is_message else []
+    if not reused:
+        return verdict
+    again = (
+        f"; messages sent at {' and '.join(reused)} have the same tag {found.ends[0].call.tag}, and are received in "
+        "the order of their sending"
+    )
+    lines = tuple(dict.fromkeys((*reused, *verdict.lines)))
+    return Verdict(kind="tag reused", text=verdict.text + again, ranks=verdict.ranks, lines=lines)
+
+
+def _as_verdict(found: waits.Verdict) -> Verdict:
+    """Return the verdict of the judge of waits as one of a test."""
+    ends = [*found.ends, *([found.end] if found.end is not None else []), *found.others]
+    if found.kind in (Kind.LEFT, Kind.UNMATCHED, Kind.DEAD) and found.view is not None:
+        ends += found.view.ends[-1:]
+    lines = tuple(dict.fromkeys(end.call.site for end in ends))
+    ranks = tuple(dict.fromkeys((*found.culprits, *found.waiters)))
+    return Verdict(kind=found.kind.value, text=sentence(found), ranks=ranks, lines=lines)
+
+
+def _sends_of_one_tag(record: Record, end: End) -> list[str]:
+    """Return the lines that send the messages of a tag, if these are not alike."""
+    sends = [send for send in record.issues if send.op == "send" and send.key == end.call.key]
+    alike = len({send.what for send in sends}) < 2
+    return [] if alike else list(dict.fromkeys(send.line for send in sends))
+
+
+def blocked_issues(record: Record) -> dict[int, Issue]:
+    """Return the operation in which each rank waits for others, of ranks that do."""
+    issues = {(issue.rank, *_place(issue)): issue for issue in record.issues if not issue.lost}
+    blocking = World(record.views(), record.size).waits
+    return {rank: issues[rank, end.call.op, *end.meeting] for rank, (end, *_) in blocking.items()}
+
+
+def _place(issue: Issue) -> tuple[str, str, int]:
+    return issue.op, issue.key, issue.seq
+
+
+def wrong_group(record: Record, later: Record) -> Verdict | None:
+    """Return the verdict on ranks that wait for each other because one has passed the wrong group; None if none has.
+
+    Args:
+        record: Record of a run that stalled.
+        later: Record of the same run with operations of the blocked ranks that end at once: a rank that still never
+            issues the operation in which another one waits for it has not merely another order.
+    """
+    world = World(record.views(), record.size)
+    blocked = {rank: ends[0] for rank, ends in world.waits.items()}
+    issued = {(issue.rank, *_place(issue)) for issue in later.issues}
+    never = [
+        (own, other)
+        for other in blocked.values()
+        for own in map(blocked.get, world.absent(other))
+        if own
+        and not (own.call.is_message or other.call.is_message)
+        and later.left.get(own.rank) == ""
+        and (own.rank, other.call.op, *other.meeting) not in issued
+    ]
+    if not never:
+        return None
+    waiting: dict[object, list[int]] = {}
+    for rank, end in blocked.items():
+        waiting.setdefault(end.meeting, []).append(rank)
+    own, other = min(never, key=lambda pair: len(waiting[pair[0].meeting]))
+    ranks = waiting[other.meeting]
+    text = (
+        f"rank {own.rank} waits in {title(own)}, and never issues {title(other)}, in which {named_ranks(ranks)} "
+        f"wait{'s' * (len(ranks) == 1)} for it: pass the same group on all ranks"
+    )
+    lines = tuple(dict.fromkeys((own.call.site, other.call.site)))
+    return Verdict(kind="wrong group", text=text, ranks=(own.rank, *ranks), lines=lines)

@@ -27,12 +27,11 @@ from . import pytorch, torch_store
 from .folders import RunFolder
 from .guards import guard_process
 from .hashing import NAME, compile_program
-from .judging import judge
-from .record import Record
+from .judging import blocked_issues, judge, wrong_group
+from .record import Record, Verdict
 from .run import Run
 from .running import Setting, make_run, run_world
 from .threads import RankThread, RealTime
-from .verdict import Meetings, Verdict, wrong_group
 from .views import RankView, process_restored
 from .watch import ModelWatch, Watch, watching
 from .world import TestedBackend
@@ -113,7 +112,7 @@ class TestedProgram:
         verdicts = judge(
             outcome.record, outcome.error, synchronised=synchronised, shared_order=True, unused=outcome.unused
         )
-        if outcome.error is not None and verdicts[0].kind == "order inversion" and not self._released:
+        if outcome.error is not None and verdicts[0].kind == "cycle" and not self._released:
             verdicts[0] = self._find_wrong_group(outcome.record) or verdicts[0]
         if is_silent and not verdicts and run.size > 1:
             verdicts.append(_SILENT)
@@ -123,7 +122,7 @@ class TestedProgram:
     def _find_wrong_group(self, record: Record) -> Verdict | None:
         """Run the program again, in which blocked ranks go on, to see whether they merely have another order."""
         again = TestedProgram(self._body, self._argv, self._setting, self._folder)
-        again._released = {rank: issue.index for rank, issue in Meetings(record).blocked.items()}
+        again._released = {rank: issue.index for rank, issue in blocked_issues(record).items()}
         return wrong_group(record, again.run("").record)
 
     def _make_main(self, clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:

@@ -6,6 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from warnings import warn
 
+from msgspec.structs import replace
+
+from ..waits.ends import Call, End, EndState, RankView, Seen, form_of
+from ..waits.wording import title
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One thing that is wrong."""
+
+    kind: str  # Such as "cycle": one of `waits.judge.Kind`, or a fault that a run survived
+    text: str  # For people, with ranks, operations and lines
+    ranks: tuple[int, ...] = ()  # The ranks at fault first
+    lines: tuple[str, ...] = ()  # Lines of the program, as "file.py:41"; the lines at fault first
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
 
 @dataclass(slots=True, kw_only=True)
 class Issue:
@@ -46,19 +64,23 @@ class Issue:
         return self.op in ("send", "recv")
 
     @property
-    def label(self) -> str:
-        """Name of the operation in messages, such as "all_reduce #3 on group 'dp'"."""
-        if not self.is_message:
-            return f"{self.name or self.op} #{self.seq} on group '{self.group}'"
-        towards = "to" if self.op == "send" else "from"
-        peer = "any rank" if self.peer is None else f"rank {self.peer}"
-        tag = f" with tag {self.tag}" if self.tag and not self.name else ""
-        return f"{self.name or self.op} {towards} {peer}{tag}"
+    def end(self) -> End:
+        """The operation as an end for the judge of waits."""
+        any_source = self.op == "recv" and self.peer is None
+        call = Call(
+            op=self.op, site=self.line, name=self.name, key=self.key, group=self.group, members=self.members,
+            form=form_of(self.what), nbytes=self.nbytes, tag=self.tag, any_source=any_source,
+        )  # fmt: skip
+        state = EndState.FAILED if self.failed else EndState.WAITING if self.ended_ns is None else EndState.DONE
+        return End(
+            rank=self.rank, call=call, seq=self.seq, state=state, issued_ns=self.issued_ns, done_ns=self.ended_ns,
+            awaited=self.awaited,
+        )  # fmt: skip
 
     @property
     def title(self) -> str:
-        """Name of the operation and its line, such as "send to rank 1 (train.py:41)"."""
-        return f"{self.label} ({self.line})"
+        """Name of the operation and its line, such as "send #0 to rank 1 (train.py:41)"."""
+        return title(self.end)
 
     @property
     def told(self) -> str:
@@ -128,6 +150,27 @@ class Record:
     def of(self, rank: int) -> list[Issue]:
         """Return the operations of a rank, in order."""
         return [issue for issue in self.issues if issue.rank == rank]
+
+    def views(self, stopped: Seen = Seen.LEFT) -> list[RankView]:
+        """Return the views of all ranks, for the judge of waits; `stopped` are ranks that a fault has stopped."""
+        everyone = tuple(range(self.size))
+        ends: dict[int, list[End]] = {rank: [] for rank in everyone}
+        for issue in self.issues:
+            if not issue.lost:
+                end = issue.end
+                if end.call.any_source and end.is_open:  # any rank could send it
+                    end = replace(end, call=replace(end.call, members=everyone))
+                ends[issue.rank].append(end)
+        return [
+            RankView(
+                rank=rank,
+                seen=stopped if rank in self.stopped else Seen.LEFT if rank in self.left else Seen.WAITS,
+                ends=tuple(ends[rank]),
+                site=self.places.get(rank, ""),
+                how=self.left.get(rank, ""),
+            )
+            for rank in everyone
+        ]
 
     def lines(self) -> Iterator[str]:
         """Yield the trace: one line for each operation, in order; the same seed gives the same text."""

@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from ..errors import OverlapError, UsageError
 from ..timeline.measure.metrics import breakdowns
+from ..timeline.ranklist import named_ranks
 from ..timeline.spans import Timeline
 from . import survived
 from .faults import Fault
 from .folders import RunFolder
-from .record import Record
-from .verdict import Verdict, rank_names
+from .record import Record, Verdict
 
 Weight = npt.NDArray[Any]
 
@@ -43,7 +43,7 @@ class RanksFailed(AssertionError):
 
     def __init__(self, run: Run, verdict: Verdict, *, more: str = "") -> None:
         self.run, self.verdict = run, verdict
-        warned = [f"{rank_names(ranks)} warned: {text.partition(chr(10))[0]}" for text, ranks in run.warnings.items()]
+        warned = [f"{named_ranks(ranks)} warned: {text.partition(chr(10))[0]}" for text, ranks in run.warnings.items()]
         parts = [*warned, str(verdict), more, _outputs(run, verdict), f"repeat: {run.line}"]
         super().__init__("\n".join(filter(None, parts)))
 

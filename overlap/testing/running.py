@@ -225,7 +225,7 @@ def shows_fault(run: Run) -> bool:
     return not (blamed and run.verdict.kind in _OF_FAULTS and blamed & set(run.verdict.ranks[:1]))
 
 
-_OF_FAULTS = ("rank lost", "skipped collective", "crash", "stall", "send without a receive", "receive without a send")
+_OF_FAULTS = ("rank lost", "dead", "skipped", "left", "unmatched", "crash", "stall")
 
 
 def _operation_counts(run: Run) -> list[int]:

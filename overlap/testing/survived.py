@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise, zip_longest
 
-from .record import GroupCall, Issue, Record, Touch, WeightRecord
-from .verdict import Verdict, rank_names
+from ..timeline.ranklist import named_ranks
+from .record import GroupCall, Issue, Record, Touch, Verdict, WeightRecord
 
 Meeting = tuple[str, int]
 
@@ -57,7 +57,7 @@ def _inversion_verdict(pairs: list[tuple[Issue, Issue]]) -> Verdict:
     orders = [f"rank {a.rank} issues {a.title} before {b.title}" for a, b in pairs]
     lines = tuple(dict.fromkeys(issue.line for pair in pairs for issue in pair))
     return Verdict(
-        kind="order inversion",
+        kind="cycle",
         text=f"{', and '.join(orders)}; this run survived it, but where groups share streams or slots it hangs",
         ranks=tuple(dict.fromkeys(a.rank for a, _ in pairs)),
         lines=lines,
@@ -81,8 +81,8 @@ def groups(record: Record, finished: set[int]) -> Verdict | None:
         if sure:
             makers = [rank for rank in counts if rank not in lacking]
             text = (
-                f"the group of {rank_names(call.ranks)} was made by {rank_names(makers)} at {call.line}, and never by "
-                f"{rank_names(sure)}: all ranks must call new_group, also those outside of it"
+                f"the group of {named_ranks(call.ranks)} was made by {named_ranks(makers)} at {call.line}, and never "
+                f"by {named_ranks(sure)}: all ranks must call new_group, also those outside of it"
             )
             return Verdict(kind="group of some", text=text, ranks=(*sure, *makers), lines=(call.line,))
     return None
@@ -103,8 +103,8 @@ def group_order(record: Record) -> Verdict | None:
         for a, b in zip(theirs, mine, strict=False):
             if a.ranks != b.ranks and _is_past(mine, a, theirs):
                 text = (
-                    f"rank {rank} made the group of {rank_names(b.ranks)} at {b.line} where rank {first} made that of "
-                    f"{rank_names(a.ranks)} at {a.line}: all ranks must call new_group for all groups in one order"
+                    f"rank {rank} made the group of {named_ranks(b.ranks)} at {b.line} where rank {first} made that of "
+                    f"{named_ranks(a.ranks)} at {a.line}: all ranks must call new_group for all groups in one order"
                 )
                 lines = tuple(dict.fromkeys((b.line, a.line)))
                 return Verdict(kind="group order", text=text, ranks=(rank, first), lines=lines)
@@ -128,8 +128,8 @@ def group_members(record: Record) -> Verdict | None:
         if _calls_for(of_rank[usual[0].rank], odd[0].ranks) or _calls_for(of_rank[odd[0].rank], usual[0].ranks):
             continue
         text = (
-            f"{rank_names([call.rank for call in odd])} called new_group for {rank_names(odd[0].ranks)} at "
-            f"{odd[0].line}, {rank_names([call.rank for call in usual])} for {rank_names(usual[0].ranks)} there: "
+            f"{named_ranks([call.rank for call in odd])} called new_group for {named_ranks(odd[0].ranks)} at "
+            f"{odd[0].line}, {named_ranks([call.rank for call in usual])} for {named_ranks(usual[0].ranks)} there: "
             "all ranks must pass the same list"
         )
         ranks = tuple(call.rank for call in (*odd, *usual))
@@ -207,8 +207,8 @@ def gradients(record: Record) -> Verdict | None:
                 lacking = [other for other in missing if name in missing[other]]
                 line = of_step[rank].line
                 text = (
-                    f"{rank_names(lacking)} had no gradient of '{name}' in update {step} ({line}), "
-                    f"{rank_names([other for other in missing if other not in lacking])} had one"
+                    f"{named_ranks(lacking)} had no gradient of '{name}' in update {step} ({line}), "
+                    f"{named_ranks([other for other in missing if other not in lacking])} had one"
                 )
                 return Verdict(kind="gradient missing", text=text, ranks=tuple(lacking), lines=(line,))
     return None
@@ -245,7 +245,7 @@ def _weight_difference(record: Record, step: int, of_step: dict[int, WeightRecor
         since = f"from update {step} ({line}) on," if again else f"after update {step} ({line}), and not before,"
         when = since if step else "before the first update"
         when += " since the last Join" if of_step[odd[0]].joins else ""
-        text = f"{when} '{name}' differs: {rank_names(odd)} ({digests[odd[0]]}) from rank {usual} ({commonest})"
+        text = f"{when} '{name}' differs: {named_ranks(odd)} ({digests[odd[0]]}) from rank {usual} ({commonest})"
         text += _setting_difference(of_step, odd, usual) or _random_difference(record, odd[0], usual, step)
         return Verdict(kind="weights differ", text=text, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
     return None

@@ -63,6 +63,12 @@ class Call(Struct, frozen=True, kw_only=True, array_like=True):
         return self.members[self.op == "send"]
 
 
+def form_of(text: str) -> str:
+    """Return the arguments of a call of ours, such as "all_reduce(float32 (4,), op='sum')"; "" without an array."""
+    form = text.partition("(")[2].removesuffix(")")
+    return "" if form.startswith("None") else form
+
+
 class End(Struct, frozen=True, kw_only=True, array_like=True):
     """One rank's end of one operation. Instants are nanoseconds since 1970."""
 

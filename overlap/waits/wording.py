@@ -14,7 +14,7 @@ from .ends import End, EndState, RankView, Seen
 from .judge import Kind, Verdict, World
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_MOST_OUTSIDE = 4  # operations in which ranks outside of a cycle wait
+_MOST_LISTED = 8  # operations of ranks that wait for each other
 
 
 def title(end: End) -> str:
@@ -27,7 +27,7 @@ def title(end: End) -> str:
     if not call.is_message:
         return f"{name} #{end.seq} of group '{call.group}'{line}"
     peer = "any rank" if call.peer is None else f"rank {call.peer}"
-    tag = f" with tag {call.tag}" if call.tag else ""
+    tag = f" with tag {call.tag}" if call.tag and not call.name else ""
     return f"{name} #{end.seq} {'to' if call.op == 'send' else 'from'} {peer}{tag}{line}"
 
 
@@ -104,18 +104,22 @@ def _tags(verdict: Verdict) -> str:
 
 
 def _cycle(verdict: Verdict) -> str:
-    waits = ", ".join(f"rank {end.rank} in {title(end)}" for end in verdict.ends)
-    outside: dict[str, list[int]] = {}
-    for end in verdict.others:
-        outside.setdefault(title(end), []).append(end.rank)
-    rest = ", ".join(
-        f"{named_ranks(ranks)} wait{'s' * (len(ranks) == 1)} in {name}"
-        for name, ranks in list(outside.items())[:_MOST_OUTSIDE]
-    )
     wait = "wait for each other" if len(verdict.culprits) > 1 else "waits for itself"
     never = ", and may yet go on" if verdict.may_end else " and cannot go on"
-    head = f"{named_ranks(verdict.culprits)} {wait}{never}"
-    return f"{head}: {waits}; {_advice(verdict.ends)}{f'; outside of it, {rest}' if rest else ''}"
+    outside = _by_operation(verdict.others, "wait in", "waits in")
+    rest = f"; outside of it, {outside}" if outside else ""
+    inside = _by_operation(verdict.ends, "in", "in")
+    return f"{named_ranks(verdict.culprits)} {wait}{never}: {inside}; {_advice(verdict.ends)}{rest}"
+
+
+def _by_operation(ends: Sequence[End], verb: str, verb_of_one: str) -> str:
+    """Return the ranks in each operation as text."""
+    ranks: dict[str, list[int]] = {}
+    for end in ends:
+        ranks.setdefault(title(end), []).append(end.rank)
+    parts = [f"{named_ranks(some)} {verb_of_one if len(some) == 1 else verb} {name}" for name, some in ranks.items()]
+    more = [f"and {len(parts) - _MOST_LISTED} operations more"] if len(parts) > _MOST_LISTED else []
+    return ", ".join([*parts[:_MOST_LISTED], *more])
 
 
 def _advice(ends: Sequence[End]) -> str:
@@ -136,6 +140,8 @@ def _advice(ends: Sequence[End]) -> str:
 
 
 def _left(verdict: Verdict) -> str:
+    if verdict.view is not None and verdict.view.how:
+        return f"{named_ranks(verdict.culprits)} {verdict.view.how}"
     programs = "its program" if len(verdict.culprits) == 1 else "their programs"
     return f"{named_ranks(verdict.culprits)} {_has(verdict.culprits)} finished {programs}"
 

@@ -16,7 +16,7 @@ def test_a_wrong_program_is_explained_and_a_right_one_is_well(overlap):
     program = str(MUSEUM / "saved_by_one.py")
     code, out, _ = overlap("test", program, "--ranks", "4", "--seeds", "2")
     assert code == 1
-    assert out.startswith(f"{program} is wrong with 2 ranks, seed 0\nskipped collective: rank 1 skipped barrier #1 ")
+    assert out.startswith(f"{program} is wrong with 2 ranks, seed 0\nskipped: rank 1 skipped barrier #1 of group ")
     assert f"repeat: overlap test {program} --ranks 2\n" in out
     code, out, _ = overlap("test", "--ranks", "4", program, "--seeds", "2", "--", "--right")
     assert code == 0

@@ -13,17 +13,16 @@ from tests import interpreters
 ROOT = Path(__file__).parents[2]
 
 NUMPY = """\
-skipped collective: rank 1 skipped all_reduce #2 on group 'world', which ranks 0, 2-7 issued at \
-22_testing_ranks.py:26; rank 1 ended its program after all_reduce #1 on group 'world' (22_testing_ranks.py:26); \
-ranks 0, 2-7 wait for it
+left: rank 1 has finished its program; ranks 0, 2-7 wait for it in all_reduce #2 of group 'world' \
+(22_testing_ranks.py:26)
 repeat: ranks.run(wrong, ranks=8, cluster='trn1.32xlarge')
 right: 0.0% exposed, 786,432 bytes sent by a rank
 """
 
 PYTORCH = """\
 right: same weights on all ranks: True, 75% exposed
-mismatch: operation #6 on group 'world' differs between ranks: rank 0 called all_reduce(float32 (1,), op='sum') at \
-23_testing_pytorch.py:24, ranks 1-7 called all_reduce(float32 (676,), op='sum') at 23_testing_pytorch.py:37
+mismatch: rank 0 called all_reduce #6 of group 'world' (23_testing_pytorch.py:24) with float32 (1,), op='sum', where \
+ranks 1-7 called all_reduce #6 of group 'world' (23_testing_pytorch.py:37) with float32 (676,), op='sum' (sizes differ)
 """
 
 

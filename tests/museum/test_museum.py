@@ -12,21 +12,21 @@ pytest.importorskip("torch", reason="torch is not installed")
 HERE = Path(__file__).parent
 # By program: the kind of verdict, and the ranks at fault, of four.
 BUGS = {
-    "both_send": ("circular messages", {0, 1}),
+    "both_send": ("cycle", {0, 1}),
     "group_of_some": ("group of some", {2, 3}),
     "handle_ignored": ("buffer in flight", {0}),
     "order_of_a_set": ("mismatch", None),  # which ranks differ is the seed's choice
     "other_seeds": ("weights differ", {1, 2, 3}),
-    "pipeline_sends": ("circular messages", {0, 1, 2, 3}),
-    "saved_by_one": ("skipped collective", {1}),
+    "pipeline_sends": ("cycle", {0, 1, 2, 3}),
+    "saved_by_one": ("left", {1}),
     "seen_by_some": ("mismatch", {2}),
     "shapes_differ": ("mismatch", {1}),
     "sizes_differ": ("mismatch", {0, 1}),
-    "stopped_early": ("skipped collective", {0}),
-    "survived_order": ("order inversion", {1}),
-    "tags": ("tags differ", {0, 1}),
-    "two_groups": ("order inversion", {1}),  # of the three ranks that it is made smaller to
-    "uneven_inputs": ("skipped collective", {1}),
+    "stopped_early": ("left", {0}),
+    "survived_order": ("cycle", {1}),
+    "tags": ("tags", {0, 1}),
+    "two_groups": ("cycle", {1}),  # of the three ranks that it is made smaller to
+    "uneven_inputs": ("left", {1}),
     "unused_by_one": ("gradient missing", {1}),
 }
 

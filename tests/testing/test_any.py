@@ -32,8 +32,8 @@ def test_they_are_recorded_once_with_the_source_that_they_found() -> None:
 def test_one_too_many_is_named() -> None:
     run = Ranks().run(receives_one_more, ranks=3, check=False)
     assert run.verdict is not None
-    assert run.verdict.kind == "receive without a send"
-    assert run.verdict.ranks[0] == 0
+    assert run.verdict.kind == "unmatched"
+    assert run.verdict.ranks == (1, 2, 0)
 
 
 def test_the_line_that_repeats_a_run_has_its_clock() -> None:

@@ -71,9 +71,9 @@ def test_an_inversion_is_named_with_both_operations_and_made_smaller() -> None:
     with pytest.raises(RanksFailed) as caught:
         Ranks().run(inverted, ranks=8, seed=3, seeds=2)
     verdict = caught.value.verdict
-    assert (verdict.kind, verdict.ranks) == ("order inversion", (0, 1))
-    assert "rank 0 waits in all_reduce #0 on group 'b' (test_marker.py:" in verdict.text
-    assert "rank 1 waits in all_reduce #0 on group 'a' (test_marker.py:" in verdict.text
+    assert (verdict.kind, verdict.ranks) == ("cycle", (0, 1))
+    assert "rank 0 in all_reduce #0 of group 'b' (test_marker.py:" in verdict.text
+    assert "rank 1 in all_reduce #0 of group 'a' (test_marker.py:" in verdict.text
     assert str(caught.value).endswith("repeat: ranks.run(inverted, ranks=2)")
 
 
@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_trace_and_other_seeds_other_orders(tmp_pat
     assert runs[1].matches(tmp_path / "golden.txt")
     differing = runs[2].matches(tmp_path / "golden.txt")
     assert not differing
-    assert "+0 rank 0 all_reduce #0 on group 'world' (test_marker.py:" in differing.problem
+    assert "+0 rank 0 all_reduce #0 of group 'world' (test_marker.py:" in differing.problem
 
 
 def test_what_repeats_nothing_is_refused() -> None:
@@ -236,7 +236,7 @@ def test_in_a_project_of_a_stranger(tmp_path: Path) -> None:
     assert "2 failed, 1 passed" in done.stdout
     assert "\nranks: 'colour' is unknown; known are ranks, cluster" in done.stdout
     assert (
-        "\nskipped collective: rank 1 skipped all_reduce #0 on group 'world', which rank 0 issued at test_it.py:11"
+        "\nleft: rank 1 has finished its program; rank 0 waits for it in all_reduce #0 of group 'world' (test_it.py:11)"
         in done.stdout
     )
     assert "Traceback" not in done.stdout
@@ -350,7 +350,7 @@ def test_an_operation_that_nobody_waits_for_is_a_leak_with_its_line() -> None:
     assert (verdict.kind, verdict.ranks) == ("leak", (0,))
     [line] = verdict.lines
     assert line.startswith("test_marker.py:")
-    assert f"rank 0 has ended without waiting for all_reduce #0 on group 'world' ({line})" in verdict.text
+    assert f"rank 0 has ended without waiting for all_reduce #0 of group 'world' ({line})" in verdict.text
 
 
 @pytest.mark.parametrize("strategy", [DataParallel, partial(Sharded, stage=2), partial(Sharded, stage=3)])
@@ -409,5 +409,5 @@ async def sends_twice(rank: overlap.Rank) -> None:
 def test_messages_are_told_from_earlier_ones_between_the_same_ranks() -> None:
     verdict = Ranks().run(sends_twice, ranks=2, check=False).verdict
     assert verdict is not None
-    assert verdict.kind == "circular messages", verdict
+    assert verdict.kind == "cycle", verdict
     assert set(verdict.ranks) == {0, 1}

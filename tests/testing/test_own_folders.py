@@ -12,10 +12,9 @@ from overlap.errors import UsageError
 from overlap.testing import Ranks, RanksFailed, running, views
 from overlap.testing.folders import RunFolder
 from overlap.testing.judging import judge
-from overlap.testing.record import Record
+from overlap.testing.record import Record, Verdict
 from overlap.testing.run import Run
 from overlap.testing.running import Setting
-from overlap.testing.verdict import Verdict
 
 HERE = Path(__file__).parent / "programs"
 

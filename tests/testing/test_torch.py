@@ -96,7 +96,7 @@ def test_an_operation_that_ddp_never_waits_for_is_in_flight_and_its_own() -> Non
     """With gloo, too, ranks end with other weights if such gradients are large: DDP throws the handle away."""
     run = Ranks(HERE).program("delayed.py", ranks=2, check=False)
     assert [str(each) for each in run.verdicts[:1]] == [
-        "buffer in flight: rank 0 reads a tensor at delayed.py:19 (add_) while all_reduce #5 on group 'world' "
+        "buffer in flight: rank 0 reads a tensor at delayed.py:19 (add_) while all_reduce #5 of group 'world' "
         "(delayed.py:18) is under way: DistributedDataParallel, for delay_all_reduce_named_params, never waits for it"
     ]
 
@@ -193,18 +193,21 @@ def passes_a_group(how):
     [
         (
             "one line",
-            "wrong group: rank 1 waits in all_reduce #0 on group '0-2, number 2' (LINE), and never issues all_reduce "
-            "#0 on group '0-2' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
+            "wrong group: rank 1 waits in all_reduce #0 of group '0-2, number 2' (LINE), and never issues all_reduce "
+            "#0 of group '0-2' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
         ),
         (
             "a part",
-            "wrong group: rank 1 waits in all_reduce #0 on group '0-1' (LINE), and never issues all_reduce #0 on group "
+            "wrong group: rank 1 waits in all_reduce #0 of group '0-1' (LINE), and never issues all_reduce #0 of group "
             "'world' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
         ),
-        ("another order", "order inversion: rank 0 waits in all_reduce #0 on group '0-2' (LINE) for rank 1, and "),
+        (
+            "another order",
+            "cycle: ranks 0-2 wait for each other and cannot go on: ranks 0, 2 in all_reduce #0 of group '0-2' (LINE)",
+        ),
         pytest.param(
             "for ever",
-            "order inversion: rank 0 waits in all_reduce #0 on group '0-2' (LINE) for rank 1, and ",
+            "cycle: ranks 0-2 wait for each other and cannot go on: ranks 0, 2 in all_reduce #0 of group '0-2' (LINE)",
             marks=pytest.mark.slow,
         ),
     ],
@@ -246,24 +249,24 @@ def exchanges(how):
     [
         (
             "even",
-            "mismatch: operation #0 on group 'world' differs between ranks: rank 1 called barrier() at LAST, rank 0 "
-            "called all_to_all_single(float32 (4,)) at LINE",
+            "mismatch: rank 0 called all_to_all_single #0 of group 'world' (LINE) with float32 (4,), where rank 1 "
+            "called barrier #0 of group 'world' (LAST) (operations differ)",
         ),
         (
             "sizes",
-            "mismatch: operation #0 on group 'world' differs between ranks: rank 1 called all_to_all_single(float32 "
-            "(6,)) at LINE, rank 0 called all_to_all_single(float32 (4,)) at LINE",
+            "mismatch: rank 0 called all_to_all_single #0 of group 'world' (LINE) with float32 (4,), where rank 1 "
+            "called all_to_all_single #0 of group 'world' (LINE) with float32 (6,) (sizes differ)",
         ),
         (
             "uneven",
-            "skipped collective: rank 0 waits in all_to_all_single from rank 1 (LINE) for rank 1, and rank 1 waits in "
-            "barrier #0 on group 'world' (LAST) for rank 0; rank 1 has not sent it: it calls no all_to_all_single, or "
-            "only one of them passes split sizes",
+            "cycle: ranks 0-1 wait for each other and cannot go on: rank 0 in all_to_all_single #0 from rank 1 "
+            "(LINE), rank 1 in barrier #0 of group 'world' (LAST); call all_to_all_single on all of these ranks, with "
+            "the sizes of its parts on all or on none",
         ),
         (
             "missed",
-            "skipped collective: rank 0 waits in all_to_all_single from rank 1 (LINE), and rank 1 never calls "
-            "all_to_all_single",
+            "unmatched: rank 1 has finished without the other end of all_to_all_single #0 from rank 1 (LINE), for "
+            "which rank 0 waits",
         ),
     ],
 )
@@ -564,7 +567,7 @@ def looks_in_flight():
 
 
 def test_buffers_in_flight() -> None:
-    with pytest.raises(RanksFailed, match=r"rank 0 changes a tensor at test_torch.py:\d+ \(add_\) while send to"):
+    with pytest.raises(RanksFailed, match=r"rank 0 changes a tensor at test_torch.py:\d+ \(add_\) while send #0 to"):
         Ranks().function(changes_in_flight, ranks=2)
     with pytest.raises(RanksFailed, match=r"rank 0 reads a tensor at test_torch.py:\d+ \(sum\) while all_reduce #0"):
         Ranks().function(looks_in_flight, ranks=2)

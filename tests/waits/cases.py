@@ -240,8 +240,8 @@ CASES = {
         [view(0, end(0, any_source(0, 1, 2))), view(1, end(1, message("recv", 0, 1))),
          view(2, end(2, message("recv", 0, 2)))],
         3, Kind.CYCLE, (0, 1, 2),
-        "ranks 0-2 wait for each other and cannot go on: rank 0 in recv #0 from any rank (train.py:50), rank 1 in recv "
-        "#0 from rank 0 (train.py:40), rank 2 in recv #0 from rank 0 (train.py:40); each receives before it sends",
+        "ranks 0-2 wait for each other and cannot go on: rank 0 in recv #0 from any rank (train.py:50), ranks 1-2 in "
+        "recv #0 from rank 0 (train.py:40); each receives before it sends",
     ),
     "tags": (
         [view(0, end(0, message("send", 0, 1, tag=7)), end(0, message("recv", 1, 0, tag=1, line=42), awaited=True)),
