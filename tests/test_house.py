@@ -424,7 +424,7 @@ def test_a_node_loads_nothing_that_is_used_by_few() -> None:
     loaded = modules_after("import overlap.cli.run", whole=True)
     few = (
         "overlap.cli.restarts",
-        "overlap.flight.autopsy",
+        "overlap.flight.ends",
         "overlap.parallel",
         "overlap.simulation",
         "pytest",

@@ -147,7 +147,7 @@ def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
 
 
 def _last_records(pid: int, config: RunConfig) -> list[str]:
-    from ..flight.autopsy import last_signs_of_process  # of runs that fail
+    from ..flight.ends import last_signs_of_process  # of runs that fail
 
     return last_signs_of_process(pid, config.flight_dir)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import trio
 
 from ..config import RunConfig
-from ..flight.autopsy import last_signs_of_process
+from ..flight.ends import last_signs_of_process
 from ..flight.folder import ENDING, default_folder
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch

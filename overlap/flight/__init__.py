@@ -6,8 +6,8 @@
 #   recorder    writes it, on the path of every operation
 #   folder      where records lie, which of them stay, and for how long
 #   reading     reads a record, and refuses other files
-#   autopsy     the verdict in three lines, the table of ranks, and the last signs of one process
 #   records     the records of the run that is meant, of all in a folder
+#   ends        records as views for `waits`, and the last signs of one process
 #   dumps       reads dumps of PyTorch's flight recorder, as views for `waits`
 #   pickles     reads pickles of plain data
-#   hang        the verdict on a stuck job from dumps and records: a sentence, a page, and data
+#   hang        the page of a stuck job from dumps and records, and the same as data

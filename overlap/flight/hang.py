@@ -16,16 +16,14 @@ from ..waits import judge as waits
 from ..waits.ends import End
 from ..waits.wording import rows, table, title
 from ..waits.wording import sentence as sentence_of
-from .autopsy import sentence, verdict
-from .autopsy import table as table_of_records
 from .dumps import Dump, looks_like_dump, rank_views, ranks_without_dump, read_dump
+from .ends import judge_records, name_missing_processes
 from .folder import ENDING
 from .records import recent_world
 
 SCHEMA_VERSION = 2
 PAGE_LINES, _WIDTH = 24, 110
 _MOST_FILES = 20_000
-_ALL_ROWS = 1 << 30
 _MOST_REFUSALS, _MOST_NOTES = 8, 4  # on files that cannot be read
 MANY_BYTES = 16 << 20
 """Dumps that together have fewer bytes are read faster than processes start."""
@@ -36,10 +34,11 @@ class Hang:
     """A verdict, with the evidence for it."""
 
     sentence: str
-    verdict: str  # Kind of the verdict, see `waits.judge`; "ended" for flight records
+    verdict: str  # Kind of the verdict, see `waits.judge`
     ranks: Sequence[int] = ()  # The ranks that the sentence blames
     missing: Sequence[int] = ()  # Ranks without a dump
     ends: Sequence[End] = ()  # The operations of the sentence
+    job: str = ""  # Line on the job, of flight records
     notes: Sequence[str] = ()
     evidence: Sequence[str] = ()  # A table: a line of heads, and a line for each rank
     footer: Sequence[str] = ()
@@ -50,9 +49,8 @@ class Hang:
         if self.also:
             lines = [line for hang in self.also for line in [*hang.page(full=full)[: PAGE_LINES // 2 - 1], ""]][:-1]
             return lines if full else lines[:PAGE_LINES]
-        head = [*wrapped(self.sentence, _WIDTH), *(line for note in self.notes for line in wrapped(note, _WIDTH))]
-        if self.verdict == "ended":
-            head = list(self.notes)
+        head = [self.job] if self.job else []
+        head += [line for text in (self.sentence, *self.notes) for line in wrapped(text, _WIDTH)]
         head = head if full else head[: PAGE_LINES - 4]
         room = len(self.evidence) if full else PAGE_LINES - len(head) - len(self.footer) - 1
         rest = list(self.evidence[:room])
@@ -125,9 +123,18 @@ def judge(paths: Sequence[Path]) -> Hang:
 def _judge_records(files: Sequence[str]) -> Hang:
     """Return the verdict on flight records: that of the world which began last."""
     world, job, more = recent_world(files)
-    lines = verdict(world)
-    evidence = table_of_records(world, most_rows=_ALL_ROWS)
-    return Hang(sentence=sentence(world), verdict="ended", notes=[job, *lines], evidence=evidence, footer=more)
+    views, verdict, notes = judge_records(world)
+    evidence = table(rows(views, world.flights[0].world_size, verdict), world.end_ns)
+    return Hang(
+        sentence=sentence_of(verdict), verdict=verdict.kind.value, ranks=verdict.culprits, job=job,
+        missing=verdict.missing, ends=_ends_of(verdict), notes=notes, evidence=evidence,
+        footer=[*name_missing_processes(world), *more],
+    )  # fmt: skip
+
+
+def _ends_of(verdict: waits.Verdict) -> list[End]:
+    """Return the operations of a verdict."""
+    return [end for end in (*verdict.ends, verdict.end) if end is not None]
 
 
 def _judge_dumps(files: Sequence[Path]) -> Hang:
@@ -151,7 +158,7 @@ def _judge_dumps(files: Sequence[Path]) -> Hang:
     now_ns = max((end.issued_ns for view in views for end in view.ends), default=0)
     return Hang(
         sentence=sentence_of(verdict), verdict=verdict.kind.value, ranks=verdict.culprits, missing=missing,
-        ends=[end for end in (*verdict.ends, verdict.end) if end is not None],
+        ends=_ends_of(verdict),
         notes=[*own_notes, *further_notes, *notes[:_MOST_NOTES]], evidence=table(rows(views, size, verdict), now_ns),
     )  # fmt: skip
 

@@ -1,21 +1,74 @@
-"""Choice of flight records: the run that is meant, of all that lie in a folder."""
+"""Choice of flight records: the run that is meant, of all that lie in a folder; and the worlds that they are of."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from ..errors import UsageError
 from ..notice import notify
-from .autopsy import RecordedWorld, newest_world
 from .folder import ENDING, default_folder, runs, working_folder
 from .reading import Flight, read_flight
 
 _NONE = "why: no flight records in {}: no run has failed here, or they are elsewhere"
 _MOST_REFUSALS = 8  # unreadable files that are named
+# Processes begin their records when all have met, within milliseconds; clocks of machines that nobody sets differ more.
+_TOGETHER_NS = {True: 5 * 10**9, False: 300 * 10**9}
+
+
+@dataclass(frozen=True)
+class RecordedWorld:
+    """The flight records of the processes of one world."""
+
+    flights: Sequence[Flight]  # By process
+    runs: Callable[[Flight], bool]  # Tells whether the process of a record still runs
+
+    @property
+    def end_ns(self) -> int:
+        """The last instant, in nanoseconds since 1970, that any of the records has."""
+        endings = [flight.ending.at_ns for flight in self.flights if flight.ending is not None]
+        return max([record.last_ns for flight in self.flights for record in flight.ranks] + endings)
+
+
+def newest_world(
+    flights: Sequence[Flight], runs: Callable[[Flight], bool], nearness: Callable[[Flight], int] = lambda flight: 0
+) -> tuple[RecordedWorld, int]:
+    """Return the world that began last, and the number of other worlds in the records.
+
+    Args:
+        flights: The records.
+        runs: Tells whether the process of a record still runs.
+        nearness: Of a record to the reader: the newest of the nearest worlds is returned.
+    """
+    left, worlds = sorted(flights, key=lambda flight: flight.started_ns), []
+    while left:
+        worlds.append(flights_of_world(left[-1], left))
+        taken = set(map(id, worlds[-1]))
+        left = [flight for flight in left if id(flight) not in taken]
+    nearest = max(worlds, key=lambda world: max(map(nearness, world)))  # the first of several, which is the newest
+    return RecordedWorld(nearest, runs), len(worlds) - 1
+
+
+def flights_of_world(own: Flight, flights: Iterable[Flight]) -> list[Flight]:
+    """Return the records of the world of `own`, one for each process; of equal names, the nearest in time."""
+    nearest = {own.process: own}
+    for flight in sorted(flights, key=lambda flight: _start_gap_ns(flight, own)):
+        if _world_key(flight) == _world_key(own) and _start_gap_ns(flight, own) < _TOGETHER_NS[flight.host == own.host]:
+            nearest.setdefault(flight.process, flight)
+    return [nearest[process] for process in sorted(nearest)]
+
+
+def _world_key(flight: Flight) -> tuple[object, ...]:
+    """Return the facts that all flight records of one world have in common."""
+    return flight.job, flight.attempt, flight.world, flight.processes, flight.world_size
+
+
+def _start_gap_ns(flight: Flight, own: Flight) -> int:
+    return abs(flight.started_ns - own.started_ns)
 
 
 def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
@@ -106,3 +159,24 @@ def _read_flights(named: Sequence[str]) -> list[Flight]:
     for line in [*refusals[:_MOST_REFUSALS], *more]:
         notify(line)
     return flights
+
+
+def world_of_process(pid: int, folder: str | os.PathLike[str] | None) -> RecordedWorld | None:
+    """Return the records of the world of a process that has ended a moment ago; None without its record here.
+
+    Args:
+        folder: Where flight records lie; None: in the default folder.
+    """
+    where = Path(folder) if folder is not None else default_folder()
+    own = max(_readable(where, f"*-{pid}{ENDING}"), key=lambda flight: flight.started_ns, default=None)
+    if own is None:
+        return None
+    name = Path(own.path).name.rpartition(f"-process{own.process}-")[0]  # the same of all processes of a world
+    return RecordedWorld(flights_of_world(own, _readable(where, f"{name}-*{ENDING}")), lambda flight: flight.pid != pid)
+
+
+def _readable(folder: Path, pattern: str) -> Iterator[Flight]:
+    """Yield the flight records in a folder that match a pattern and can be read."""
+    for path in folder.glob(pattern):
+        with suppress(UsageError):  # damaged, or gone meanwhile: its process has ended well
+            yield read_flight(path)

@@ -14,6 +14,7 @@ from .ends import End, EndState, RankView, Seen
 from .judge import Kind, Verdict, World
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_MOST_SIGNS = 4  # ranks of a process whose last operation is told
 _MOST_LISTED = 8  # operations of ranks that wait for each other
 
 
@@ -197,7 +198,23 @@ def _did(view: RankView) -> str:
         return f"was in {title(own[0])}"
     if view.site:
         return f"was at {view.site}"
+    if view.process < 0 and not view.ends and view.how:
+        return "has no record here"
     return f"had last called {title(view.ends[-1])}" if view.ends else "had called nothing"
+
+
+def last_signs(views: Sequence[RankView], size: int, ranks: Sequence[int]) -> list[str]:
+    """Return a line on the last operation of each rank of an ended process, and one on ranks that wait for it."""
+    world = World(views, size)
+    lines = []
+    for view in (world.views[rank] for rank in ranks[:_MOST_SIGNS]):
+        step = next((end.step for end in view.ends if end.is_open and end.step is not None), view.step)
+        state = "had finished its program" if view.seen is Seen.LEFT else _did(view)
+        lines.append(f"rank {view.rank} {state}{'' if step is None else f' in step {step}'}")
+    more = [f"and {len(ranks) - _MOST_SIGNS} ranks more"] if len(ranks) > _MOST_SIGNS else []
+    end, waiters = world.waiters(ranks)
+    waits = [f"{named_ranks(waiters)} wait{'s' * (len(waiters) == 1)} for it in {title(end)}"] if end else []
+    return [*lines, *more, *waits]
 
 
 def _function(end: End) -> str:

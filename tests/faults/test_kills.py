@@ -43,8 +43,7 @@ def kill_one(folder: Path, chance: Random, number: int) -> tuple[float, str]:
         who = rf"overlap: process \d \(rank.* pid {pid}\) was killed by SIGKILL"
         assert re.search(who, one.err), one.err
         if moving:
-            between = r"its program in step \d+, after "
-            doing = rf"\n  rank \d was in ({between})?gradient #\d+ on group 'world' \(train.py:\d+\)"
+            doing = r"\n  rank \d (was in|had last called) gradient #\d+ of group 'world' \(train.py:\d+\)"
             assert re.search(doing, one.err), one.err
         one.check_nothing_is_left()
         return named_s - killed_s, f"in training ({place} gradients)" if moving else "starting"

@@ -188,8 +188,8 @@ def test_a_node_that_somebody_else_tells_to_end_is_named(start: Start) -> None:
     assert code == 143
     assert re.fullmatch(
         r"overlap: process 0 \(rank 0, pid \d+\) was ended by SIGTERM, which its launcher had not sent\n"
-        r"  rank 0 was in its program, after all_reduce #0 on group 'world' \(train.py:14\)\n"
-        r"(  rank 1 waited for it in grad #1 on group 'world' \(train.py:21\)\n)?",
+        r"  rank 0 had last called all_reduce #0 of group 'world' \(train.py:14\)\n"
+        r"(  rank 1 waits for it in grad #1 of group 'world' \(train.py:21\)\n)?",
         err,
     )
 

@@ -288,8 +288,8 @@ def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> N
         r"overlap: node 1 has joined\n"
         r"overlap: process 1 \(rank 1, pid \d+\) on \S+ exited with code 0 before its world had ended, "
         r"as os\._exit does\n"
-        r"  rank 1 was in its program, after all_reduce #2 on group 'world' \(train.py:10\)\n"
-        r"(  rank 0 waited for it in all_gather #3 on group 'world' \(train.py:13\)\n)?",
+        r"  rank 1 had last called all_reduce #2 of group 'world' \(train.py:10\)\n"
+        r"(  rank 0 waits for it in all_gather #3 of group 'world' \(train.py:13\)\n)?",
         told[1],
     )
 
@@ -300,17 +300,17 @@ def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> N
     [
         pytest.param(
             "os.kill(os.getpid(), signal.SIGKILL)",
-            "was in its program, after all_reduce #2 on group 'world' (train.py:10)",
+            "had last called all_reduce #2 of group 'world' (train.py:10)",
             marks=pytest.mark.slow,
         ),
         (
             "back = rank.compute(os.kill, os.getpid(), signal.SIGKILL); await back",
-            "was running compute 'kill' (train.py:12)",
+            "computed 'kill' (train.py:12)",
         ),
         (
             "rank.recv(((1,), float), 0, name='late'); await rank.recv(((1,), float), 2, tag=1); "
             "os.kill(os.getpid(), signal.SIGKILL)",
-            "was in late #0 from rank 0 on group 'world' (train.py:12)",
+            "was in late #0 from rank 0 (train.py:12)",
         ),
     ],
 )
