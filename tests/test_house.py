@@ -90,7 +90,6 @@ HOUSE = (
     # what is built on it
     ("overlap.parallel.schedules",),
     ("overlap.parallel",),
-    ("overlap.launch.progress",),  # reads checkpoints
     ("overlap.torch", "overlap.ray"),
     ("overlap.testing",),
     ("overlap.cli",),

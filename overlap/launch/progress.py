@@ -8,17 +8,12 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..flight.reading import RankRecord, read_flight
-from ..state.parts import Parts
+from ..state.saves import newest_step
 
 
 def latest_step(folder: str | None) -> int | None:
     """Return the step of the newest complete state or checkpoint in a folder, as this machine sees it."""
-    if folder is None:
-        return None
-    from ..parallel.checkpoints.files import complete_steps  # not at the top: loads all strategies and simulation
-
-    states = [save.step for save, _ in Parts(folder).complete_saves()]
-    return max([*states, *complete_steps(folder)], default=None)
+    return None if folder is None else newest_step(folder)
 
 
 def reached_step(records: Iterable[Path]) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from sys import _getframe
 from threading import get_ident
-from typing import TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from ..collectives.reduce import Array
 from ..defaults import DEFAULT_WINDOW
 from ..errors import UsageError, shown
 from ..flight.recorder import Known
-from ..state.store import RankState
 from ..timeline.recording import Recorder
 from ..timeline.span import Clock as ClockName
 from .backend import Backend
@@ -38,6 +37,9 @@ from .settling import advance
 from .state import QUEUED
 from .stream import Stream, Streams
 from .task import TaskFuture
+
+if TYPE_CHECKING:
+    from ..state.rank_state import RankState
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -113,6 +115,8 @@ class Rank(GroupCalls):
     def state(self) -> RankState:
         """State that survives a restart: `await rank.state.save(step, tree)`; `await rank.state.latest()` to go on."""
         if self._state is None:
+            from ..state.rank_state import RankState  # and with it the formats of files, which few programs need
+
             self._state = RankState(
                 self.world,
                 self.stream("overlap.state"),

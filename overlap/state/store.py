@@ -1,14 +1,16 @@
-"""State store: trees of arrays that the ranks of a world save together, and find again after a restart.
+"""What ranks save together, and find again after a restart.
 
-Kept between worlds: after a restart, `latest` gives every rank the same state, the newest that is complete. Ranks agree
-on that by a collective, so they need not see each other's files: a folder on each machine will do as long as the same
-machines come back, and one that all share lets others take their place.
+Kept between worlds: after a restart every rank goes on from the same save, the newest that is complete. Ranks exchange
+the names of their files by a collective, so they need not see each other's: a folder on each machine will do as long as
+the same machines come back, and one that all share lets others take their place.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,261 +18,237 @@ import numpy as np
 import trio
 
 from ..collectives.reduce import Array
-from ..diagnostics import calling, is_of_tasks
 from ..errors import UsageError
 from ..notice import notify
 from ..runtime.group import Group
 from ..runtime.memory.arrays import metadata
 from ..runtime.stream import Stream
-from .encoding import DamagedStateError, Tree, decode, encode
-from .parts import Parts, Save
-
-# Saves that a rank offers to the others, the newest first. Two are kept; the rest are unfinished ones of earlier
-# attempts, at most one of each.
-_OFFERED = 16
+from .files import About, DamagedError, SavedFile, write_file
+from .saves import WHOLE, Save, Saves, complete, file_names
 
 T = TypeVar("T")
 Site: TypeAlias = tuple[CodeType, int]  # Code and instruction
+Seen: TypeAlias = "Sequence[set[int]]"  # Files of a save that a rank sees, by their numbers, rank by rank
 
 
-class SavedState:
-    """A complete state.
-
-    Attributes:
-        step: At which it was saved.
-        world_size: How many ranks saved it.
-    """
-
-    step: int
-    world_size: int
-
-    def __init__(self, parts: Parts, save: Save, world_size: int, own: Tree, own_rank: int | None) -> None:
-        self.step, self.world_size = save.step, world_size
-        self._parts, self._save, self._own, self._own_rank = parts, save, own, own_rank
-
-    def __repr__(self) -> str:
-        return f"<SavedState of step {self.step}, {self.world_size} ranks>"
-
-    @property
-    def tree(self) -> Tree:
-        """The tree that this rank saved.
-
-        Raises:
-            UsageError: If the world had another size: then the program must choose, with `part`.
-        """
-        if self._own_rank is None:
-            raise UsageError(
-                f"state: step {self.step} was saved by {self.world_size} ranks, and the world has another size now; "
-                "choose a part: await state.part(rank)"
-            )
-        return self._own
-
-    async def part(self, rank: int) -> Tree:
-        """Return the tree that a rank had saved, if its file is seen here.
-
-        Raises:
-            UsageError: If there was no such rank, or its file cannot be read here.
-        """
-        if not 0 <= rank < self.world_size:
-            raise UsageError(f"rank: expected 0 to {self.world_size - 1}, a rank that saved the state, got {rank!r}")
-        try:
-            return await in_thread(lambda: decode(self._parts.read(self._save, rank, self.world_size)))
-        except (OSError, DamagedStateError) as error:
-            raise UsageError(
-                f"state: the part of rank {rank} at step {self.step} cannot be read: {error}; "
-                "copy its file to this host again"
-            ) from None
-
-
-class RankState:
-    """The state store as one rank uses it: `rank.state`.
+class Store:
+    """The saves of one kind in a folder, as one rank of a group uses them; its coroutines are collectives.
 
     Attributes:
-        note_kept: Call it with a step that all ranks have kept in another way: a job that is stopped names it.
+        saves: The folders.
 
     Args:
-        world: The group of all ranks, as this rank has it.
-        stream: Carries the collectives by which ranks agree.
-        folder: Where the files are; None: none is named.
-        real: Whether time is real; in virtual time nothing is kept.
-        note: Takes each step whose state is complete.
+        saves: The folders.
+        group: The ranks that save together.
+        stream: Carries the collectives by which they agree.
+        keep: Number of complete saves to keep.
+        note: Takes each step whose save is complete.
+        drawn: Random numbers of the saves of this attempt, which stores of one rank share.
     """
 
     def __init__(
-        self,
-        world: Group,
-        stream: Stream,
-        folder: str | None,
-        *,
-        real: bool,
-        note: Callable[[int], None] = lambda step: None,
+        self, saves: Saves, group: Group, stream: Stream, *, keep: int, note: Callable[[int], None], drawn: set[int]
     ) -> None:
-        self.note_kept = note
-        self._world, self._stream, self._real = world, stream, real
-        self._parts = Parts(folder) if folder is not None else None
-        self._nonce: int | None = None  # of this attempt, drawn by the first rank
+        self.saves: Saves = saves
+        self._title = saves.kind.title
+        self._group, self._stream, self._keep, self._note, self._drawn = group, stream, keep, note, drawn
+        self._last: Save | None = None  # that this store has begun
         self._kept: list[Save] = []  # complete ones, the newest last
-        self._looked = False
+        self._known: set[Save] | None = None  # those of earlier attempts, complete or not; None: nobody has looked
 
-    @property
-    def folder(self) -> str | None:
-        """Folder of the states; None if none is named."""
-        return None if self._parts is None else str(self._parts.folder)
-
-    @property
-    def real(self) -> bool:
-        """Whether anything is kept: in virtual time nothing is."""
-        return self._real
-
-    async def save(self, step: int, tree: Tree) -> None:
-        """Save a tree of arrays; when this returns, the trees of all ranks are on the disk.
-
-        A collective: every rank calls it, with the same step and a tree of its own. Killed at any moment it leaves the
-        state before it, or this one, never a mixture. The two newest are kept.
+    async def save(
+        self,
+        step: int,
+        arrays: Mapping[str, Array],
+        *,
+        name: str,
+        site: Site | None,
+        saved_at: str = "",
+        merge: Callable[[Sequence[SavedFile], Path], None] | None = None,
+        **about: Any,
+    ) -> None:
+        """Write the files of all ranks; when this returns, they are on the disk, and only the newest saves are kept.
 
         Args:
-            step: Number of the step, greater than that of the last save.
-            tree: Arrays, numbers, texts, None, and lists, tuples and dicts of them. Its arrays belong to the store
-                until this returns.
+            step: Number of the step.
+            arrays: This rank's arrays, unchanged until this returns.
+            name: Name of the collectives.
+            site: Line that calls them.
+            saved_at: That line, for an error that no line of the program raises.
+            merge: Writes a file of the whole model in the place of the ranks' files; the first rank calls it.
+            about: Further fields of `About`.
 
         Raises:
-            UsageError: If no folder is named (`--state-dir`, `OVERLAP_STATE_DIR`, `state_dir=`), if the step does not
-                follow, if the tree has something that cannot be kept, or if the folder holds the state of another run
-                and this one has not asked for `latest`.
-            OSError: If it cannot be written.
+            UsageError: Another job saves in the folder; or it holds saves of another run, and nobody asked for them.
+            OSError: It cannot be written.
         """
-        if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
-            raise UsageError(f"step: expected 0 or more, got {step!r}")
-        if self._kept and step <= self._kept[-1].step:
-            raise UsageError(f"step: expected more than the last saved step ({self._kept[-1].step}), got {step}")
-        call_site = _users_site()
-        if not self._real:
-            await self._wait_for_ranks(call_site)
-            return
-        parts = self._required_parts()
-        if not self._looked:
-            await self._check_unused(parts)
-        save = Save(int(step), await self._draw_nonce_once(call_site))
-        own_rank, ranks = self._world.rank, self._world.size
+        group = self._group
+        await in_thread(self._check_folder)
+        if self._last is None or step <= self._last.step:
+            self._last = Save(step, await self._draw_nonce(f"{name} begins", site))
+        save = self._last = Save(step, self._last.nonce)
+        paths = [self.saves.path(save) / file for file in file_names(group.size)]
+        fields = About(step=step, nonce=save.nonce, rank=group.rank, ranks=group.size, **about)
         try:
-            await in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
+            await in_thread(partial(write_file, paths[group.rank], arrays, fields))
         except OSError as error:
-            failure = OSError(
-                f"state of step {step} cannot be written: {error}; make room there, or name another --state-dir"
-            )
+            advice = "make room there, or name another folder"
+            failure = OSError(f"{self._title} of step {step}{saved_at} cannot be written: {error}; {advice}")
             failure.errno = error.errno
             raise failure from None
-        await self._wait_for_ranks(call_site)
-        self._kept = [*self._kept[-1:], save]
-        self.note_kept(save.step)
-        await in_thread(lambda: parts.remove_before(self._kept))
+        await self._wait_for_ranks(name, site)
+        if merge is not None:
+            if group.rank == 0:
+                await in_thread(partial(_merge_files, paths, merge))
+            await self._wait_for_ranks(name, site)
+        self._kept = [*(kept for kept in self._kept if kept.step < step), save][-self._keep :]
+        self._note(step)
+        await in_thread(partial(self.saves.remove, self._is_superseded))
 
-    async def latest(self) -> SavedState | None:
-        """Return the newest state that is complete, the same on all ranks; None if there is none.
+    async def newest(
+        self, *, name: str, site: Site | None, own: bool = False
+    ) -> tuple[Save, int, list[SavedFile]] | None:
+        """Return the newest complete save without damage, the same on all ranks; None if there is none.
 
-        A collective: every rank calls it. Without a folder (`--state-dir`, `OVERLAP_STATE_DIR`, `state_dir=`) there is
-        none.
+        Each file is checked by a rank that has it. The first rank prints a line on each newer save.
+
+        Args:
+            name: Name of the collectives.
+            site: Line that calls them.
+            own: Whether each rank needs its own file here, or all files if another number of ranks has saved.
+
+        Returns:
+            The save, the number of ranks in the names of its files, and those with pieces of models, by rank.
+
+        Raises:
+            UsageError: All saves are damaged, or of an earlier version of this package.
         """
-        self._looked, call_site = True, _users_site()
-        if not self._real:
-            await self._wait_for_ranks(call_site, name="state.latest")
-            return None
-        parts = self._parts
-        offered = [] if parts is None else await in_thread(lambda: self._usable_saves(parts))
-        for save, ranks in await self._common_saves(offered, call_site):
-            assert parts is not None  # all ranks have offered it
-            own_rank = self._world.rank if ranks == self._world.size else None
-            own, trouble = await in_thread(lambda: _read_part(parts, save, own_rank, ranks))  # noqa: B023 (awaited at once)
-            if await self._all_ranks_agree(not trouble, call_site):
-                self._kept = [save]
-                return SavedState(parts, save, ranks, own, own_rank)
-            if trouble:
-                notify(f"state: step {save.step} is passed over: the part of rank {own_rank} cannot be read: {trouble}")
+        gather = partial(self._group.all_gather_object, stream=self._stream, name=name, call_site=site)
+        offers: list[Any] = await gather(await in_thread(self._find_offer))
+        seen: dict[tuple[Save, int], list[set[int]]] = {}
+        for rank, offer in enumerate(offers):
+            for step, nonce, ranks, found in offer["saves"]:
+                of_all = seen.setdefault((Save(step, nonce), ranks), [set() for _ in offers])
+                of_all[rank] = set(found)
+        damaged, whole = 0, complete({key: set().union(*of_all) for key, of_all in seen.items()})
+        for save, ranks in sorted(seen, reverse=True):
+            trouble, files = self._find_missing(save, ranks, seen[save, ranks], own=own), []
+            if not trouble:
+                checked = await gather(await in_thread(partial(self._check_files, save, ranks, seen[save, ranks])))
+                trouble = next((each["trouble"] for each in checked if each["trouble"]), "")
+                headers = [header for each in checked for header in each["headers"]]
+                files = [] if trouble else [SavedFile(self.saves.path(save) / file, text) for file, text in headers]
+                files.sort(key=lambda file: file.about.rank)
+                damaged += bool(trouble)
+            if not trouble:
+                self._kept = sorted({each for each, _ in whole if each <= save})[-self._keep :]
+                return save, ranks, files
+            if self._group.rank == 0:
+                notify(f"{self._title} of step {save.step} is passed over: {trouble}")
+        if damaged:
+            raise UsageError(
+                f"{self._title}: none of the {damaged} in {self.saves.folder} can be read; name another folder"
+            )
+        before = next((offer["before"] for offer in offers if offer["before"]), "")
+        if before and not whole:
+            raise UsageError(
+                f"{self._title}: {before} is of an earlier version of overlap, which this one cannot read; go on with "
+                "that version, or name another folder"
+            )
         return None
 
-    def _required_parts(self) -> Parts:
-        """Return the files of the store; refuse a store without a folder."""
-        if self._parts is None:
+    def _find_offer(self) -> dict[str, object]:
+        """Return the files that are here, for the other ranks; all saves that are here now are known."""
+        self._known = set(self.saves.folders())
+        files = [[*save, ranks, sorted(found)] for (save, ranks), found in self.saves.find().items()]
+        return {"saves": files, "before": self.saves.from_version_before()}
+
+    def _find_missing(self, save: Save, ranks: int, seen: Seen, *, own: bool) -> str:
+        """Describe the files of a save that nobody has, or that a rank lacks which needs them; "" if there are none."""
+        names, folder = file_names(ranks), self.saves.path(save)
+        missing = [name for number, name in enumerate(names) if number not in set().union(*seen)]
+        if missing:
+            lacks = f"{folder} lacks {', '.join(missing)}"
+            return f"it was cut short, or files were removed: {lacks}; put them back if you can"
+        for rank, found in enumerate(seen) if own else ():
+            for number in ({rank} if ranks == len(seen) else set(range(ranks))) - found:
+                return f"rank {rank} does not see {folder / names[number]}; copy it to the host of that rank"
+        return ""
+
+    def _check_files(self, save: Save, ranks: int, seen: Seen) -> dict[str, Any]:
+        """Return why this rank's share of the files of a save is damaged, or ""; and the headers of those with pieces.
+
+        A file is checked by the rank of its number if that sees it, and else by the first that does.
+        """
+        headers = []
+        for number, name in enumerate(file_names(ranks)):
+            seers = [rank for rank, found in enumerate(seen) if number in found]
+            if self._group.rank != (number % len(seen) if number % len(seen) in seers else seers[0]):
+                continue
+            try:
+                file = SavedFile(self.saves.path(save) / name)
+                file.check_digest()
+            except (OSError, DamagedError) as error:
+                return {"trouble": str(error), "headers": []}
+            about = file.about
+            if (about.step, about.nonce, about.rank) != (*save, number) or (ranks != about.ranks and ranks != WHOLE):
+                return {"trouble": f"{file.path} is a file of another save", "headers": []}
+            if about.form is None:
+                headers.append((name, file.header))
+        return {"trouble": "", "headers": headers}
+
+    def _check_folder(self) -> None:
+        """Refuse to save where others do, whose saves would be removed, or found in the place of these ones."""
+        here, folder = self.saves.folders(), self.saves.folder
+        if self._known is None:
+            others = [str(self.saves.path(save)) for save in self.saves.complete() if save.nonce not in self._drawn]
+            if other := next(iter(others), self.saves.from_version_before()):
+                raise UsageError(
+                    f"{self._title}: {other} is of another run; go on from it with {self.saves.kind.resume}, or name "
+                    "another folder"
+                )
+            self._known = set(here)
+        strangers = [save for save in here if save not in self._known and save.nonce not in self._drawn]
+        if strangers:
             raise UsageError(
-                "state: there is no folder for it; give --state-dir DIR, or overlap.run(..., state_dir=DIR)"
+                f"{self._title}: another job saves in {folder}, too, its step {strangers[0].step}; name a folder for "
+                "each job"
             )
-        return self._parts
 
-    def _usable_saves(self, parts: Parts) -> list[tuple[Save, int]]:
-        """Return the newest saves that this rank can go on from: its own part is here, or the parts of all ranks."""
-        rank, size = self._world.rank, self._world.size
-        usable = [
-            (save, ranks)
-            for save, found in parts.find_parts().items()
-            for ranks, here in found.items()
-            if (ranks == size and rank in here) or len(here) == ranks
-        ]
-        return sorted(usable, reverse=True)[:_OFFERED]
+    def _is_superseded(self, save: Save) -> bool:
+        """Whether a save may be removed: no other job's, and none that a rank that is ahead may be writing."""
+        assert self._known is not None
+        assert self._last is not None
+        ours = save in self._known or (save.nonce in self._drawn and save.step <= self._last.step)
+        return ours and save not in self._kept
 
-    # -- with the other ranks ------------------------------------------------------------------------------------------
+    async def _draw_nonce(self, name: str, site: Site | None) -> int:
+        """Return a random number, the same on all ranks: no rank removes saves any more when another one has it."""
+        drawn = metadata([int.from_bytes(os.urandom(8), "big") >> 2], np.int64)  # fits into a signed number
+        most = await self._group.all_reduce(drawn, op="max", stream=self._stream, name=name, call_site=site)
+        self._drawn.add(int(most[0]))
+        return int(most[0])
 
-    async def _common_saves(self, offered: list[tuple[Save, int]], call_site: Site | None) -> list[tuple[Save, int]]:
-        """Return the saves that all ranks can go on from, the newest first, with their numbers of ranks."""
-        table = np.full((1, _OFFERED, 3), -1, np.int64)
-        for index, (save, ranks) in enumerate(offered):
-            table[0, index] = (save.step, save.nonce, ranks)
-        gathered = await self._world.all_gather(
-            metadata(table), stream=self._stream, name="state.latest", call_site=call_site
-        )
-        common = set.intersection(*({tuple(row) for row in of_one if row[2] > 0} for of_one in gathered.tolist()))
-        return sorted(((Save(step, nonce), ranks) for step, nonce, ranks in common), reverse=True)
-
-    async def _draw_nonce_once(self, site: Site | None) -> int:
-        """Return the random number of this attempt, which the first rank draws at the first save."""
-        if self._nonce is None:
-            self._nonce = await common_nonce(self._world, stream=self._stream, name="state.save begins", call_site=site)
-        return self._nonce
-
-    async def _check_unused(self, parts: Parts) -> None:
-        """Refuse to save next to the state of another run, which would be removed or found in place of this one."""
-        found = await in_thread(parts.complete_saves)
-        if found and not self._kept:
-            raise UsageError(
-                f"state: {parts.folder} holds step {found[0][0].step} of another run; "
-                "go on from it with rank.state.latest(), or name another folder"
-            )
-        self._looked = True
-
-    async def _all_ranks_agree(self, agrees: bool, site: Site | None) -> bool:
-        """Return whether `agrees` is true on all ranks."""
-        return await all_agree(agrees, self._world, stream=self._stream, name="state.latest", call_site=site)
-
-    async def _wait_for_ranks(self, site: Site | None, name: str = "state.save") -> None:
+    async def _wait_for_ranks(self, name: str, site: Site | None) -> None:
         """Wait until all ranks have arrived here."""
-        await self._world.barrier(stream=self._stream, name=name, call_site=site)
+        await self._group.barrier(stream=self._stream, name=name, call_site=site)
 
 
-def _users_site() -> Site | None:
-    """Return the line of the program that has called the store; None if it was started as a task."""
-    frame, _ = calling()
-    return None if is_of_tasks(frame.f_code) else (frame.f_code, frame.f_lasti)
+def _merge_files(paths: Sequence[Path], merge: Callable[[Sequence[SavedFile], Path], None]) -> None:
+    """Replace the files of all ranks by one file of the whole model.
 
-
-def _read_part(parts: Parts, save: Save, rank: int | None, ranks: int) -> tuple[Tree, str]:
-    """Return a rank's part, and why it cannot be read, or ""; None and "" if `rank` is None."""
-    if rank is None:
-        return None, ""
-    try:
-        return decode(parts.read(save, rank, ranks)), ""
-    except (OSError, DamagedStateError, ValueError) as error:
-        return None, str(error)
-
-
-async def all_agree(agrees: bool, group: Group, **options: Any) -> bool:
-    """Return whether `agrees` is true on all ranks of a group, the same on each of them."""
-    least: Array = await group.all_reduce(metadata([agrees], np.int8), op="min", **options)
-    return bool(least[0])
-
-
-async def common_nonce(group: Group, **options: Any) -> int:
-    """Return a random number that the first rank draws, the same on all ranks of a group."""
-    drawn = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
-    return int((await group.broadcast(metadata([drawn], np.int64), **options))[0])
+    Raises:
+        UsageError: The file of a rank is not seen here.
+    """
+    for rank, path in enumerate(paths):
+        if not path.exists():
+            raise UsageError(
+                f"checkpoint: rank 0 does not see what rank {rank} has written to {path.parents[1]}; "
+                "name a folder that all ranks see"
+            )
+    merge([SavedFile(path) for path in paths], paths[0].with_name(file_names(WHOLE)[0]))
+    for path in paths:
+        path.unlink()
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -36,8 +36,7 @@ from .agreement import (
     propose_world,
 )
 from .endings import EpochClosedError, NotMetError, describe_new_epoch, is_end
-from .hosts import has_several_hosts, open_witness, witness_folder
-from .witness import Report, Witness
+from .witness import Report, Witness, has_several_hosts, open_witness, witness_folder
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
-"""Witness of a job on one host: a folder with files that decide on one world for each epoch.
+"""Witness of a job: a folder with files that decide on one world for each epoch.
 
 ::
 
-    FOLDER/attempt-0/alive-2            locked by member 2 as long as it lives; the kernel unlocks it at its end
+    FOLDER/attempt-0/alive-2            process of member 2, and where it listens in its present run
                      run-0/report-3-2   report of member 2 in epoch 3: its agreed step, and where it would listen
                            epoch-4      the world of epoch 4
                            finished-4   the world of epoch 4 has ended well
@@ -10,24 +10,54 @@
 A program that calls `overlap.run` several times has several runs.
 
 A file appears whole, by a link that fails if there is one of its name: the first proposal of an epoch is the only one.
-Nothing is locked while a decision is made, so a stopped process holds up nobody.
+That holds on NFS as well. Nothing is locked, so a stopped process holds up nobody. The kernel says which processes of
+this host have ended. Of a job on several hosts, whose folder the user names:
+
+* Each process has a socket that listens, and never accepts. The kernel of its host refuses or ends connections to it as
+  soon as the process has ended, and keeps them while it is stopped. No answer means that the host is lost, or cut off.
+* No trust in a directory that was read before: a client may cache it for a minute. A new file in it renews the cache.
+* No endless wait: a folder that cannot be reached may block a call for ever. Calls are made in a thread, with a limit
+  for each of their operations. A process that does not reach the folder ends, because the others may have gone on
+  without it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from ..errors import UsageError
+import trio
+
+from ..errors import OverlapError, UsageError
+from ..kernel_facts import ProcessState, process_identity, process_state
+from ..notice import notify
+from ..processes.shared_folder import HOSTS, WITNESS
+from ..processes.silence import LOST_AFTER_S
+from ..processes.sockets import OUTAGE_S, dial, listen_at_free_port
 from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
+
+#: How often a process of several hosts looks into the folder. A look takes a few messages to the server.
+_FAR_LOOK_S = 0.02
+#: Pause before a call of the file system is made again that has failed.
+_PAUSE_S = 0.2
+#: Time to write a file from which on the folder is called slow: it takes milliseconds.
+_SLOW_S = 1.0
+#: Operations of an access at most, for each of which a slow folder may take as long as to write a file.
+_OPERATIONS = 100
+#: Connections to a process that wait to be accepted: one of each other process.
+_BACKLOG = 4096
+
+
+class WitnessError(OverlapError):
+    """The folder of the witness cannot be reached from this host: the others may go on without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,61 +72,181 @@ class Report:
 class Witness:
     """The witness as one member uses it.
 
+    Attributes:
+        look_s: How often a survivor looks for reports and decisions.
+
     Args:
-        folder: Folder of the job.
+        folder: Folder of the job, the same on all hosts.
         attempt: How often the job has been started before.
         run: Index of the run of the program.
         member: This member.
         first: The world of epoch 0.
+        address: Address of this host that other hosts reach; None: the job has one host.
+        limit_s: A folder of several hosts that cannot be reached for so long ends this process.
+
+    Raises:
+        UsageError: The folder cannot be written; of several hosts, a WitnessError.
     """
 
-    #: How often a survivor looks for reports and decisions.
     look_s: float = 0.002
 
-    def __init__(self, folder: Path, attempt: int, run: int, member: int, first: EpochWorld) -> None:
+    def __init__(
+        self, folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str | None = None,
+        limit_s: float = LOST_AFTER_S,
+    ) -> None:  # fmt: skip
         self._members, self._member, self._first = _attempt_folder(folder, attempt), member, first
-        self._folder = self._members / f"run-{run}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._mark_alive()
+        self._folder, self._run, self._limit_s = self._members / f"run-{run}", run, limit_s
+        self._processes: dict[int, str] = {}  # identities of members
+        self._ended: set[int] = set()
+        self._cut_off: set[int] = set()
+        self._unreached: set[int] = set()  # outlives `watching`, until a member answers
+        self._dialled: set[int] = set()  # no answer yet
+        self._is_slow = False
+        self._socket = None if address is None else listen_at_free_port(address, backlog=_BACKLOG)
+        if self._socket is not None:
+            self.look_s = _FAR_LOOK_S
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            endpoint = None if self._socket is None else self._socket.getsockname()[:2]
+            draft = self._members / f"draft-{member}"
+            draft.write_text(json.dumps({"process": process_identity(), "run": run, "endpoint": endpoint}))
+            draft.replace(self._members / f"alive-{member}")
+        except OSError as error:
+            self.close()
+            raise self._unusable(error.strerror or str(error)) from None
 
     def close(self) -> None:
-        """End the use of the witness in this run."""
-
-    def _mark_alive(self) -> None:
-        """Lock the file that shows that this process lives; the kernel unlocks it at the end."""
-        _create_locked(self._members / f"alive-{self._member}")
+        """End the use of the witness in this run: other hosts see that this process has left it."""
+        if self._socket is not None:
+            self._socket.close()
 
     async def access(self, call: Callable[[], T]) -> T:
-        """Return the result of a call that reads or writes the folder: here it takes microseconds."""
-        with blame_memory(self._members.parent):
-            return call()
+        """Return the result of a call that reads or writes the folder; of several hosts, a failed one is repeated.
+
+        Raises:
+            UsageError: The folder of one host cannot be written.
+            WitnessError: The folder of several hosts could not be reached for `limit_s`.
+        """
+        if self._socket is None:
+            try:
+                return call()
+            except OSError as error:
+                raise self._unusable(error.strerror or str(error)) from None
+        begin_s, reason = trio.current_time(), "it does not answer"
+        with trio.move_on_after(self._limit_s) as scope:
+            while True:
+                write_s = trio.current_time()
+                try:
+                    await trio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
+                    took_s = trio.current_time() - write_s
+                    scope.deadline = begin_s + self._limit_s + _OPERATIONS * took_s  # a slow folder is no lost one
+                    self._report_slow(took_s)
+                    return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                await trio.sleep(_PAUSE_S)
+        raise self._unusable(reason)
+
+    def _renew(self) -> None:
+        """Create a file and remove it: a client of NFS then reads the folder anew from the server."""
+        draft = self._folder / f"look-{self._member}"
+        draft.touch()
+        draft.unlink()
+
+    def _report_slow(self, took_s: float) -> None:
+        """Report once that the folder is slow."""
+        if took_s > _SLOW_S and not self._is_slow:
+            self._is_slow = True
+            notify(
+                f"process {self._member}: the witness in {self._members.parent} is slow, {took_s:.1f} s for a file; "
+                "name a faster folder with --witness"
+            )
+
+    def _unusable(self, reason: str) -> OverlapError:
+        """Return the error for a folder that this process cannot use."""
+        folder = self._members.parent
+        if self._socket is None:
+            return UsageError(f"survive: cannot write the witness {folder}: {reason}; make room in {folder.parent}")
+        return WitnessError(
+            f"process {self._member} cannot reach the witness in {folder}: {reason}; it ends, because the others may "
+            "go on without it"
+        )
+
+    # -- which members live --------------------------------------------------------------------------------------------
+
+    def is_dead(self, member: int) -> bool:
+        """Whether the process of a member has ended, or its host did not answer; False for one that has not come."""
+        return member in self._cut_off or self.has_ended(member)
+
+    def has_ended(self, member: int) -> bool:
+        """Whether a process has certainly ended: the kernel of its host says so."""
+        if member not in self._processes and self._socket is None:
+            self._read_alive(member)
+        return member in self._ended or process_state(self._processes.get(member, "")) is ProcessState.GONE
+
+    def unreached(self) -> tuple[int, ...]:
+        """Return the members that could not be dialled, and have not answered since; none of this host."""
+        return tuple(sorted(self._unreached))
+
+    def dials(self) -> bool:
+        """Whether a member that is watched has neither answered nor been silent for `OUTAGE_S`."""
+        return bool(self._dialled)
 
     @asynccontextmanager
     async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
-        """Watch the ends of members for the length of the block; on one host the kernel shows them at any time."""
-        yield
+        """Watch the ends of members of other hosts for the length of the block; of one host, the kernel shows them."""
+        others = set(members) - {self._member} if self._socket is not None else set()
+        self._ended -= others
+        self._cut_off -= others
+        self._dialled.clear()
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            for member in others:
+                nursery.start_soon(self._watch_member, member)
+            try:
+                yield
+            except Exception as error:  # raised outside, where the nursery does not wrap it
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
-    def has_ended(self, member: int) -> bool:
-        """Whether a process has certainly ended; one that is dead may be on a host that is cut off."""
-        return self.is_dead(member)
+    async def _watch_member(self, member: int) -> None:
+        """Connect to the socket of a member, and wait for the end of that connection."""
+        endpoint = None
+        while endpoint is None:
+            with suppress(WitnessError):  # the task that asks it for a decision raises that
+                endpoint = await self.access(lambda: self._read_alive(member))
+            await trio.sleep(0 if endpoint else self.look_s)
+        self._dialled.add(member)
+        stream = None
+        try:
+            with trio.fail_after(OUTAGE_S):
+                stream = await dial(endpoint)
+            self._dialled.discard(member)
+            self._unreached.discard(member)
+            async with stream:
+                await stream.receive_some(1)
+            self._ended.add(member)
+        except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+            cause = error if stream is None else error.__cause__
+            if isinstance(cause, ConnectionRefusedError if stream is None else ConnectionResetError):
+                self._ended.add(member)
+            else:
+                self._cut_off.add(member)
+                self._unreached.add(member)
+        finally:
+            self._dialled.discard(member)
 
-    def unreached(self) -> tuple[int, ...]:
-        """Return the members that could not be dialled, and have not answered since: on one host there are none."""
-        return ()
+    def _read_alive(self, member: int) -> tuple[str, int] | None:
+        """Note the process of a member; return where it listens in this run, None if that is not known yet."""
+        content = self._read_json(self._members / f"alive-{member}") or {"process": "", "run": None}
+        if content["process"]:
+            self._processes[member] = content["process"]
+        return tuple(content["endpoint"]) if content["run"] == self._run and content["endpoint"] else None
 
-    def dials(self) -> bool:
-        """Whether it is not known yet which of the watched members can be dialled."""
-        return False
-
-    def is_dead(self, member: int) -> bool:
-        """Whether the process of a member has ended; False for one that has not come yet."""
-        if member == self._member:
-            return False
-        with suppress(OSError), open(self._members / f"alive-{member}", "rb") as file:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return True
-        return False
+    # -- reports and decisions -----------------------------------------------------------------------------------------
 
     def record(self) -> EpochWorld:
         """Return the newest world that is recorded: the first one until a proposal was accepted."""
@@ -108,8 +258,9 @@ class Witness:
 
     def reports(self, epoch: int, members: Iterable[int]) -> dict[int, Report]:
         """Return the reports of an epoch, by member."""
-        read = ((member, self._read_report(f"report-{epoch}-{member}")) for member in members)
-        return {member: report for member, report in read if report is not None}
+        paths = {member: self._folder / f"report-{epoch}-{member}" for member in members}
+        names = set(os.listdir(self._folder))
+        return {member: _read_report(path) for member, path in paths.items() if path.name in names}
 
     def propose(self, proposal: EpochWorld) -> bool:
         """Record a proposal if it may follow the record and is the first of its epoch; return whether it was."""
@@ -134,12 +285,6 @@ class Witness:
         finally:
             draft.unlink()
 
-    def _read_report(self, name: str) -> Report | None:
-        """Return the report in a file; None if there is no such file."""
-        if (content := self._read_json(self._folder / name)) is not None:
-            return Report(**content | {name: tuple(content[name]) for name in ("endpoint", "unreached")})
-        return None
-
     def _read_json(self, path: Path) -> dict[str, Any] | None:
         """Return the content of a file; None if there is no such file."""
         with suppress(FileNotFoundError):
@@ -147,32 +292,43 @@ class Witness:
         return None
 
 
-_locked: dict[Path, int] = {}  # descriptors that stay open: closing one would unlock the file
+@cache
+def _read_report(path: Path) -> Report:
+    """Return a report, which is read once: it never changes."""
+    content = json.loads(path.read_text())
+    return Report(**content | {name: tuple(content[name]) for name in ("endpoint", "unreached")})
 
 
-@contextmanager
-def blame_memory(folder: Path) -> Iterator[None]:
-    """Raise a `UsageError` with advice where the system refuses to write into the folder of this host's witness."""
-    try:
-        yield
-    except OSError as error:
+def open_witness(
+    folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str, limit_s: float | None
+) -> Witness:
+    """Return the witness of a job on one host or on several; arguments as for `Witness`."""
+    far = address if has_several_hosts() else None
+    return Witness(folder, attempt, run, member, first, address=far, limit_s=limit_s or LOST_AFTER_S)
+
+
+def witness_folder() -> Path:
+    """Return the folder of the witness, as the launcher has named it.
+
+    Raises:
+        UsageError: It has named none.
+    """
+    if not (folder := os.environ.get(WITNESS)):
         raise UsageError(
-            f"survive: cannot write the witness {folder}: {error.strerror or error}; make room in {folder.parent}"
-        ) from None
+            "survive: processes need a witness; start them with `overlap run --survive --processes N`, and on several "
+            "hosts with --witness DIR too"
+        )
+    return Path(folder)
 
 
-def _create_locked(path: Path) -> None:
-    """Create a file that is locked until this process ends; later calls do nothing."""
-    if path not in _locked:
-        draft = path.with_name(f"draft-{path.name}")
-        _locked[path] = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.lockf(_locked[path], fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: a fork has no part in it
-        draft.rename(path)  # others would take a file without a lock for that of a dead process
+def has_several_hosts() -> bool:
+    """Whether the job of this process was started on several hosts."""
+    return int(os.environ.get(HOSTS) or 1) > 1
 
 
 def has_survivor(folder: Path, member: int) -> bool:
     """Whether a process takes part in a run that survives: by `--survive`, or because its program asks for it."""
-    return any(folder.rglob(f"alive-{member}"))
+    return any(folder.glob(f"attempt-*/alive-{member}"))
 
 
 def newest_world(folder: Path, attempt: int) -> EpochWorld | None:
@@ -190,7 +346,7 @@ def _attempt_folder(folder: Path, attempt: int) -> Path:
 
 def _read_newest_world(folder: Path) -> EpochWorld | None:
     """Return the world of the last epoch in the folder of a run; None: no epoch has followed the first."""
-    epochs = [int(path.name.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
+    epochs = [int(name.removeprefix("epoch-")) for name in os.listdir(folder) if name.startswith("epoch-")]
     if not epochs:
         return None
     content = json.loads((folder / f"epoch-{max(epochs)}").read_text())

@@ -117,4 +117,4 @@ def test_the_script_for_slurm_starts_its_ranks(tmp_path: Path) -> None:
     )  # fmt: skip
     assert sorted(ended.stdout.split("\n")) == ["", *["4 0o600"] * 4], ended.stderr
     assert not list(tmp_path.glob(".overlap-secret*"))
-    assert len(list(tmp_path.glob("state/*/part-*-of-4.state"))) == 4
+    assert len(list(tmp_path.glob("state/*/rank-*-of-4.safetensors"))) == 4

@@ -15,9 +15,10 @@ from safetensors import safe_open
 
 import overlap
 from overlap import parallel
-from overlap.parallel.checkpoints.files import complete_steps
 from overlap.parallel.checkpoints.names import pack_state, unpack_state
 from overlap.parallel.checkpoints.pieces import Shard, share_pieces
+from overlap.state.files import SavedFile
+from overlap.state.saves import CHECKPOINTS, Saves
 
 from .example_hooks import power_sgd, top_k
 from .programs import backward, forward, loss_gradient, samples, weights
@@ -62,6 +63,17 @@ async def steps(rank, model, until):
 
 def bits(tree):
     return {name: np.asarray(w).tobytes() for name, w in tree.items()}
+
+
+def complete_steps(folder):
+    return [save.step for save in Saves(folder, CHECKPOINTS).complete()]
+
+
+def checkpoint(folder, step):
+    """Return the folder of the complete checkpoint of a step."""
+    saves = Saves(folder, CHECKPOINTS)
+    [path] = [saves.path(save) for save in saves.complete() if save.step == step]
+    return path
 
 
 def training(folder, make, *, ranks, save_at=(), until, **options):
@@ -193,7 +205,7 @@ def test_a_part_that_is_not_there_is_told_on_every_rank(tmp_path):
             await parallel.Checkpoints(rank, tmp_path, part="stage 7").restore(model)
         return str(caught.value)
 
-    told = f"part: {tmp_path / 'checkpoint-000000000001'} has no part 'stage 7'; name one that was saved"
+    told = f"part: {checkpoint(tmp_path, 1)} has no part 'stage 7'; name one that was saved"
     assert overlap.run(main, ranks=2) == [told] * 2
 
 
@@ -209,7 +221,7 @@ def test_a_state_is_told_in_arrays_and_back():
 
 def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkeypatch):
     """The copy is taken before the program goes on; here nothing is written before training has gone on and ended."""
-    from overlap.parallel.checkpoints import checkpoints
+    from overlap.state import store
 
     def late(*args):
         assert gone_on.wait(60)
@@ -229,8 +241,8 @@ def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkey
         await saves.finish()
         return saved
 
-    gone_on, write = threading.Event(), checkpoints.write_part
-    monkeypatch.setattr(checkpoints, "write_part", late)
+    gone_on, write = threading.Event(), store.write_file
+    monkeypatch.setattr(store, "write_file", late)
     saved = overlap.run(main, ranks=2, timeout_s=60)
     assert training(tmp_path, "data", ranks=2, until=2)[0][1] == saved[0]
 
@@ -268,15 +280,15 @@ def test_state_of_a_hook_of_an_earlier_version_starts_from_the_beginning():
 def test_the_newest_two_stay(tmp_path):
     training(tmp_path, "data", ranks=2, save_at=(1, 2, 3), until=3)
     assert complete_steps(tmp_path) == [3, 2]
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint-000000000002", "checkpoint-000000000003"]
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_a_whole_one_is_a_file_that_the_library_reads(tmp_path):
     found = training(tmp_path, "stage 3", ranks=3, save_at=(1,), until=1, whole=True)[0][2]
-    with safe_open(tmp_path / "checkpoint-000000000001" / "model.safetensors", "np") as file:
+    with safe_open(checkpoint(tmp_path, 1) / "model.safetensors", "np") as file:
         assert {name: file.get_tensor(name).tobytes() for name in weights()} == found
         assert "optimizer:mean:w0" in file.keys()  # noqa: SIM118 (it is no dict)
-    assert sorted(os.listdir(tmp_path / "checkpoint-000000000001")) == ["manifest.json", "model.safetensors"]
+    assert os.listdir(checkpoint(tmp_path, 1)) == ["model.safetensors"]
 
 
 def test_bfloat16_and_float8_are_kept_bit_by_bit(tmp_path):
@@ -297,32 +309,71 @@ def test_bfloat16_and_float8_are_kept_bit_by_bit(tmp_path):
     assert found == [bits(params)] * 3
 
 
+def test_four_ranks_save_and_three_go_on(tmp_path):
+    saved = training(tmp_path, "stage 3", ranks=4, save_at=(2,), until=2)
+    assert [begun for _, begun, _ in training(tmp_path, "stage 3", ranks=3, until=2)] == [saved[0][2]] * 3
+
+
+def test_each_host_may_have_a_folder_of_its_own(tmp_path):
+    """Each rank goes on from its own file, and a checkpoint is complete if the files of all ranks are somewhere."""
+
+    async def main(rank, folder, until, make="stage 3"):
+        model = MAKES[make](rank, weights(seed=rank.world_size))
+        checkpoints = parallel.Checkpoints(rank, tmp_path / folder(rank.rank))
+        restored = await checkpoints.restore(model)
+        await steps(rank, model, until)
+        await checkpoints.save(model)
+        await checkpoints.finish()
+        return restored and (restored.step, restored.exact), bits(await model.finish())
+
+    through = overlap.run(main, lambda rank: "through", 4, ranks=2, timeout_s=60)
+    overlap.run(main, lambda rank: f"of {rank}", 2, ranks=2, timeout_s=60)
+    assert overlap.run(main, lambda rank: f"of {rank}", 4, ranks=2, timeout_s=60) == [
+        ((2, True), found) for _, found in through
+    ]
+    with pytest.raises(overlap.RankFailedError) as caught:
+        overlap.run(main, lambda rank: f"of {rank}", 4, "data", ranks=2, timeout_s=60)
+    assert "is on another host; copy it here, or name a folder that all ranks see" in str(caught.value.cause)
+
+
+def test_a_checkpoint_of_the_version_before_is_refused_by_name(tmp_path):
+    folder = tmp_path / "checkpoint-000000000007"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(overlap.RankFailedError) as caught:
+        training(tmp_path, "data", ranks=2, until=1)
+    assert str(caught.value.cause) == (
+        f"checkpoint: {folder} is of an earlier version of overlap, which this one cannot read; go on with that "
+        "version, or name another folder"
+    )
+
+
 # -- complete, or not there ------------------------------------------------------------------------------------------
 
 
 def test_a_rank_that_cannot_write_leaves_the_one_before(tmp_path, monkeypatch):
     training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
-    from overlap.parallel.checkpoints import checkpoints
+    from overlap.state import store
 
-    def fail(folder, rank, ranks, *told):
-        if rank == 1:
+    def fail(path, arrays, about):
+        if about.rank == 1:
             raise OSError("no space left")
-        write(folder, rank, ranks, *told)
+        write(path, arrays, about)
 
-    write = checkpoints.write_part
-    monkeypatch.setattr(checkpoints, "write_part", fail)
+    write = store.write_file
+    monkeypatch.setattr(store, "write_file", fail)
     told = r"^rank 1 failed.*: OSError: checkpoint of step 2 \(saved at [\w/.]+:\d+\) cannot be written: no space left"
     with pytest.raises(overlap.RankFailedError, match=told):
         training(tmp_path, "data", ranks=2, save_at=(2,), until=2)
     assert complete_steps(tmp_path) == [1]
     monkeypatch.undo()
     assert training(tmp_path, "data", ranks=2, save_at=(2,), until=2)[0][0].step == 1
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint-000000000001", "checkpoint-000000000002"]
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_a_damaged_one_is_passed_over(tmp_path, capsys):
     training(tmp_path, "data", ranks=2, save_at=(1, 2), until=2)
-    path = tmp_path / "checkpoint-000000000002" / "rank-1-of-2.safetensors"
+    path = checkpoint(tmp_path, 2) / "rank-1-of-2.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -332,93 +383,31 @@ def test_a_damaged_one_is_passed_over(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "damage", [(b'"at": 2', b'"at": 3'), (b'"w0"', b'"w9"'), (b'{"format"', b'{format"'), (b"", b"[]")]
-)
-def test_one_whose_manifest_is_damaged_is_passed_over(tmp_path, capsys, damage):
-    training(tmp_path, "data", ranks=1, save_at=(1, 2), until=2)
-    path = tmp_path / "checkpoint-000000000002" / "manifest.json"
-    written = path.read_bytes()
-    path.write_bytes(written.replace(*damage, 1) if damage[0] else damage[1])
-    assert path.read_bytes() != written
-    assert [restored.step for restored, _, _ in training(tmp_path, "data", ranks=1, until=2)] == [1]
-    assert f"checkpoint of step 2 is passed over: {path} is not what was written" in capsys.readouterr().err
-
-
-def name_of(name):
-    def change(told, folder):
-        (folder.parent / "elsewhere").write_bytes((folder / told["files"][0]["name"]).read_bytes())
-        told["files"][0]["name"] = name
-
-    return change
-
-
-def link_to(target, nbytes):
-    def change(told, folder):
-        path = folder / told["files"][0]["name"]
-        path.unlink()
-        path.symlink_to(target)
-        told["files"][0]["bytes"] = nbytes
-
-    return change
-
-
-def pipe(told, folder):
-    path = folder / told["files"][0]["name"]
-    path.unlink()
-    os.mkfifo(path)
-    told["files"][0]["bytes"] = 0
-
-
-def pieces(change):
-    def of(told, folder):
-        told["files"][0]["pieces"] = [change(*piece) for piece in told["files"][0]["pieces"]]
-
-    return of
-
-
-def tensors(change):
-    def of(told, folder):
-        told["tensors"] = {name: change(*entry) for name, entry in told["tensors"].items()}
-
-    return of
-
-
-@pytest.mark.parametrize(
     "change",
     [
-        pytest.param(name_of("../elsewhere"), id="a file above"),
-        pytest.param(name_of("/etc/hostname"), id="a file elsewhere"),
-        pytest.param(name_of(".."), id="the folder above"),
-        pytest.param(name_of(""), id="the folder"),
-        pytest.param(name_of(None), id="no name"),
-        pytest.param(link_to("/dev/zero", 0), id="a link to a device"),
-        pytest.param(link_to("..", 4096), id="a link to a folder"),
-        pytest.param(link_to("nowhere", 8), id="a link to nothing"),
-        pytest.param(pipe, id="a pipe"),
-        pytest.param(pieces(lambda key, name, start, stop: [key, name, -start - 9, stop]), id="before the first"),
-        pytest.param(pieces(lambda key, name, start, stop: [key, name, start, stop + 9]), id="beyond the last"),
-        pytest.param(pieces(lambda key, name, start, stop: ["x", name, start, stop]), id="a key that is not there"),
-        pytest.param(pieces(lambda key, name, start, stop: [key, name]), id="half a piece"),
-        pytest.param(pieces(lambda key, name, start, stop: [key, name, "a", None]), id="no numbers"),
-        pytest.param(tensors(lambda dtype, shape: ["float99", shape]), id="a type that is none"),
-        pytest.param(tensors(lambda dtype, shape: [dtype, [1 << 60]]), id="more than memory has"),
-        pytest.param(tensors(lambda dtype, shape: [dtype, [-1]]), id="less than nothing"),
-        pytest.param(lambda told, folder: told.pop("cuts"), id="half a manifest"),
-        pytest.param(lambda told, folder: told.update(files=[]), id="no files"),
-        pytest.param(lambda told, folder: told.update(files={"a": 1}), id="files that are none"),
-        pytest.param(lambda told, folder: told.update(extra=3, notes=[1]), id="notes that are none"),
+        pytest.param(lambda entries, pieces: pieces["w0[0:36]"].__setitem__(2, -9), id="before the first"),
+        pytest.param(lambda entries, pieces: pieces["w0[0:36]"].__setitem__(3, 45), id="beyond the last"),
+        pytest.param(lambda entries, pieces: pieces.update(x=pieces.pop("w0[0:36]")), id="a key that is not there"),
+        pytest.param(lambda entries, pieces: pieces["w0[0:36]"].__delitem__(3), id="half a piece"),
+        pytest.param(lambda entries, pieces: pieces["w0[0:36]"].__setitem__(2, None), id="no numbers"),
+        pytest.param(lambda entries, pieces: entries["w0[0:36]"].update(dtype="F99"), id="a type that is none"),
+        pytest.param(lambda entries, pieces: pieces["w0[0:36]"].__setitem__(1, [1 << 60]), id="more than memory has"),
+        pytest.param(lambda entries, pieces: pieces["w0[0:36]"].__setitem__(1, [-1]), id="less than nothing"),
+        pytest.param(lambda entries, pieces: pieces["w0[0:36]"].__setitem__(0, "w9"), id="another name"),
     ],
 )
-def test_a_manifest_that_someone_else_has_written_leads_nowhere_else(tmp_path, capsys, change):
-    """With a checksum that is right: it is passed over, or the model is said to be another one."""
+def test_a_header_that_someone_else_has_written_leads_nowhere_else(tmp_path, capsys, change):
+    """With a digest that is right: it is passed over, or the model is said to be another one."""
     training(tmp_path, "data", ranks=1, save_at=(1, 2), until=2)
-    folder = tmp_path / "checkpoint-000000000002"
-    told = json.loads((folder / "manifest.json").read_text())
-    told.pop("xxh3_128")
-    change(told, folder)
-    text = json.dumps(told)
-    sealed = told | {"xxh3_128": xxhash.xxh3_128(text.encode()).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(sealed))
+    path = checkpoint(tmp_path, 2) / "rank-0-of-1.safetensors"
+    header = SavedFile(path).header
+    entries = json.loads(header)
+    about = json.loads(entries["__metadata__"]["overlap"])
+    change(entries, about["pieces"])
+    entries["__metadata__"] = {"xxh3_128": "0" * 32, "overlap": json.dumps(about)}
+    text = json.dumps(entries).encode()
+    data = len(text).to_bytes(8, "little") + text + path.read_bytes()[8 + len(header) :]
+    path.write_bytes(data.replace(b"0" * 32, xxhash.xxh3_128(data).hexdigest().encode(), 1))
     try:
         found = [restored.step for restored, _, _ in training(tmp_path, "data", ranks=1, until=2)]
     except overlap.RankFailedError as failed:
@@ -431,12 +420,10 @@ def test_a_manifest_that_someone_else_has_written_leads_nowhere_else(tmp_path, c
 
 def test_where_all_are_damaged_nobody_begins_anew(tmp_path):
     training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
-    (tmp_path / "checkpoint-000000000001" / "rank-0-of-2.safetensors").write_bytes(b"")
+    (checkpoint(tmp_path, 1) / "rank-0-of-2.safetensors").write_bytes(b"")
     with pytest.raises(overlap.RankFailedError) as caught:
         training(tmp_path, "data", ranks=2, until=2)
-    assert (
-        str(caught.value.cause) == f"folder: none of the 1 checkpoints in {tmp_path} can be read; name another folder"
-    )
+    assert str(caught.value.cause) == f"checkpoint: none of the 1 in {tmp_path} can be read; name another folder"
 
 
 PROGRAM = """
@@ -525,7 +512,7 @@ def test_the_checkpoint_of_another_model_is_refused_on_every_rank(tmp_path):
         await checkpoints.finish()
 
     overlap.run(main, ranks=2)
-    of = f"model: {tmp_path / 'checkpoint-000000000000'} is of another model:"
+    of = f"model: {checkpoint(tmp_path, 0)} is of another model:"
     a, b = np.ones((2, 3)), np.ones(2)
     assert (
         refused(tmp_path, {"a": a, "b": b, "c": b})
@@ -606,20 +593,10 @@ def test_every_element_is_in_one_share(ranks):
     assert max(nbytes) - min(nbytes) <= 2 * 8 or ranks == 1
 
 
-def test_the_manifest_tells_all(tmp_path):
+def test_a_file_tells_all(tmp_path):
     training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
-    folder = tmp_path / "checkpoint-000000000001"
-    told = json.loads((folder / "manifest.json").read_text())
-    assert (told["format"], told["step"], told["ranks"], told["extra"]) == (3, 1, 2, {"at": 1})
-    assert told["tensors"]["w0"] == ["float64", [6, 6]]
-    assert [file["bytes"] for file in told["files"]] == [
-        (folder / file["name"]).stat().st_size for file in told["files"]
-    ]
-
-
-@pytest.mark.slow
-def test_the_type_of_manifests_is_known_before_threads_read_them():
-    """Msgspec learns a type at its first use, and crashes where two threads do so at once."""
-    learned = "from overlap.parallel.checkpoints import files; print('__msgspec_cache__' in vars(files._Manifest))"
-    told = subprocess.run([sys.executable, "-c", learned], capture_output=True, text=True, check=True).stdout
-    assert told == "True\n"
+    file = SavedFile(checkpoint(tmp_path, 1) / "rank-1-of-2.safetensors")
+    about = file.about
+    assert (about.step, about.rank, about.ranks, about.extra) == (1, 1, 2, {"at": 1})
+    assert {piece.key for piece in about.pieces.values()} >= {"w0", "optimizer:mean:w0"}
+    assert file.dtype(next(iter(about.pieces))) == "float64"

@@ -8,7 +8,6 @@ from safetensors.numpy import load_file
 
 import overlap
 from overlap import parallel
-from overlap.parallel.checkpoints.files import step_folder
 
 ADAM = parallel.Adam(1e-2)
 LAYERS, WIDTH = 4, 8
@@ -135,7 +134,7 @@ def test_a_model_that_was_whole_is_cut_and_put_together(tmp_path):
 
 def test_a_whole_file_has_the_whole_model(tmp_path):
     _, expected = trained(4, tmp_path, {"pp": 2, "dp": 1, "tp": 2}, "sharded", 1, whole=True)
-    saved = load_file(step_folder(tmp_path, 1) / "model.safetensors")
+    saved = load_file(next(tmp_path.glob("checkpoint-*")) / "model.safetensors")
     assert {name: saved[name].tobytes() for name in expected} == expected
     assert saved["layer3.up.weight"].shape == (WIDTH, 2 * WIDTH)
 
@@ -151,28 +150,32 @@ def test_layers_tell_how_they_cut():
         assert down == {"weight": parallel.Cut("b.weight", 0, index, 2), "bias": parallel.Cut("b.bias")}
 
 
-def refused(tmp_path, cuts, ranks=2, **options):
-    """Save one model of two weights in halves; return what restoring by other cuts says on every rank."""
-    parts = {name: parallel.Cut(name, 0, 0, 1) for name in "ab"}
+def two_weights(rank):
+    return parallel.DataParallel(rank, {"a": np.ones(6), "b": np.ones(2)}, optimizer=parallel.SGD(0.1))
 
-    async def main(rank, cuts, saves):
-        model = parallel.DataParallel(rank, {"a": np.ones(6), "b": np.ones(2)}, optimizer=parallel.SGD(0.1))
-        if saves:
-            checkpoints = parallel.Checkpoints(rank, tmp_path, cuts=parts)
-            await checkpoints.save(model)
-            return await checkpoints.finish()
+
+async def saves_two_weights(rank, folder):
+    checkpoints = parallel.Checkpoints(rank, folder, cuts={name: parallel.Cut(name) for name in "ab"})
+    await checkpoints.save(two_weights(rank))
+    await checkpoints.finish()
+
+
+def refused(tmp_path, cuts, ranks=2, **options):
+    """Return what restoring two weights by other cuts says on every rank."""
+
+    async def main(rank):
         with pytest.raises(overlap.UsageError) as caught:
-            await parallel.Checkpoints(rank, tmp_path, cuts=cuts(rank), **options).restore(model)
+            await parallel.Checkpoints(rank, tmp_path, cuts=cuts(rank), **options).restore(two_weights(rank))
         return str(caught.value)
 
-    overlap.run(main, None, True, ranks=2, timeout_s=60)
-    [told] = set(overlap.run(main, cuts, False, ranks=ranks, timeout_s=60))
+    [told] = set(overlap.run(main, ranks=ranks, timeout_s=60))
     return told
 
 
 def test_what_does_not_fit_is_told_on_every_rank(tmp_path):
     a, b = parallel.Cut("a"), parallel.Cut("b")
-    of = f"model: {tmp_path / 'checkpoint-000000000000'} is of another model:"
+    overlap.run(saves_two_weights, tmp_path, ranks=2, timeout_s=60)
+    of = f"model: {next(tmp_path.glob('checkpoint-*'))} is of another model:"
     assert refused(tmp_path, lambda rank: {"a": parallel.Cut("a", 0, rank.rank, 2)}) == (
         f"{of} 'a' is float64 (6,) there and float64 (12,) here; "
         "restore the model that was saved, or name another folder"

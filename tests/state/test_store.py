@@ -11,7 +11,8 @@ import pytest
 
 import overlap
 from overlap import RankFailedError, UsageError
-from overlap.state.parts import Parts, Save
+from overlap.state.files import About, write_file
+from overlap.state.saves import STATES, Save, Saves
 
 
 @pytest.fixture
@@ -38,6 +39,12 @@ async def latest(rank):
     return None if state is None else (state.step, state.world_size, state.tree["weights"].tolist())
 
 
+def leave(folder, save, rank, ranks=2):
+    """Leave the file of one rank, as an attempt does that dies within a save."""
+    path = Saves(folder, STATES).path(save) / f"rank-{rank}-of-{ranks}.safetensors"
+    write_file(path, {}, About(step=save.step, nonce=save.nonce, rank=rank, ranks=ranks))
+
+
 def folders(folder):
     return sorted(path.name[:17] for path in folder.iterdir())
 
@@ -61,7 +68,7 @@ def test_the_two_newest_are_kept(folder):
 def test_a_save_that_lacks_a_part_does_not_count(folder):
     in_world(saves, [1, 2])
     (newest,) = folder.glob("step-000000000002-*")
-    (newest / "part-1-of-2.state").unlink()
+    (newest / "rank-1-of-2.safetensors").unlink()
     assert in_world(latest) == [(1, 2, [10, 10, 10]), (1, 2, [11, 11, 11])]
 
 
@@ -69,7 +76,7 @@ def test_parts_of_two_attempts_are_never_mixed(folder):
     """An attempt that dies within a save leaves a part; the next one, dying there too, leaves the other part."""
     in_world(saves, [1])
     for rank in (0, 1):
-        Parts(folder).write(Save(2, 1000 + rank), rank, 2, [b"of another attempt"])
+        leave(folder, Save(2, 1000 + rank), rank)
     assert in_world(latest) == [(1, 2, [10, 10, 10]), (1, 2, [11, 11, 11])]
 
 
@@ -83,7 +90,7 @@ def listen(name):
 def test_a_name_that_is_no_file_is_passed_over(folder, kind, place, monkeypatch):
     in_world(saves, [1, 2])
     (newest,) = folder.glob("step-000000000002-*")
-    path = newest / "part-1-of-2.state"
+    path = newest / "rank-1-of-2.safetensors"
     if place == "folder":
         shutil.rmtree(newest)
         path = newest
@@ -106,20 +113,19 @@ def test_a_name_that_is_no_file_is_passed_over(folder, kind, place, monkeypatch)
 
 def test_what_a_killed_attempt_has_left_is_removed_by_the_next_save(folder):
     in_world(saves, [1])
-    Parts(folder).write(Save(2, 1000), 0, 2, [b"unfinished"])
+    leave(folder, Save(2, 1000), 0)
     in_world(saves, [2, 3])
     assert folders(folder) == ["step-000000000002", "step-000000000003"]
-    assert {save.nonce for save, _ in Parts(folder).complete_saves()} != {1000}
+    assert {save.nonce for save in Saves(folder, STATES).complete()} != {1000}
 
 
 def test_a_damaged_part_is_passed_over(folder, capsys):
     in_world(saves, [1, 2])
     (newest,) = folder.glob("step-000000000002-*")
-    part = newest / "part-1-of-2.state"
+    part = newest / "rank-1-of-2.safetensors"
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     assert in_world(latest) == [(1, 2, [10, 10, 10]), (1, 2, [11, 11, 11])]
-    told = "overlap: state: step 2 is passed over: the part of rank 1 cannot be read: its checksum is wrong\n"
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == f"overlap: state of step 2 is passed over: {part} is not what was written\n"
 
 
 def test_ranks_need_not_see_the_parts_of_others(folder, tmp_path):
@@ -127,7 +133,7 @@ def test_ranks_need_not_see_the_parts_of_others(folder, tmp_path):
     in_world(saves, [1, 2])
     for rank in (0, 1):
         shutil.copytree(folder, tmp_path / f"of {rank}")
-        for part in (tmp_path / f"of {rank}").glob(f"*/part-{1 - rank}-*"):
+        for part in (tmp_path / f"of {rank}").glob(f"*/rank-{1 - rank}-*"):
             part.unlink()
 
     async def look(rank):
@@ -239,7 +245,8 @@ def test_the_state_of_another_run_is_not_written_over(folder):
         await rank.state.save(1, {})
 
     assert refusal(begins_anew) == (
-        f"state: {folder} holds step 7 of another run; go on from it with rank.state.latest(), or name another folder"
+        f"state: {next(folder.iterdir())} is of another run; go on from it with rank.state.latest(), or name another "
+        "folder"
     )
 
 
@@ -251,9 +258,75 @@ def test_a_file_in_the_place_of_the_folder_is_refused(folder):
     )
 
 
+def test_two_jobs_with_one_folder_are_told_and_lose_nothing(folder):
+    in_world(saves, [1])
+
+    async def with_another(rank):
+        await rank.state.latest()
+        await rank.state.save(2, {})
+        if rank.rank == 0:
+            leave(folder, Save(9, 1000), 0, ranks=1)
+        await rank.barrier()
+        await rank.state.save(3, {})
+
+    with pytest.raises(UsageError) as caught:
+        in_world(with_another)
+    assert str(caught.value) == (f"state: another job saves in {folder}, too, its step 9; name a folder for each job")
+    assert [step for step, _ in Saves(folder, STATES).complete()] == [9, 2, 1]
+
+
+def test_two_worlds_that_saved_half_of_a_step_each_are_told(folder, capsys):
+    in_world(saves, [1], ranks=4)
+    for rank in range(4):
+        leave(folder, Save(2, 1000 + rank // 2), rank, ranks=4)
+    assert [step for step, *_ in in_world(latest, ranks=4)] == [1] * 4
+    assert capsys.readouterr().err.splitlines() == [
+        f"overlap: state of step 2 is passed over: it was cut short, or files were removed: {path} lacks {lacked}; put "
+        "them back if you can"
+        for path, lacked in [
+            (Saves(folder, STATES).path(Save(2, 1001)), "rank-0-of-4.safetensors, rank-1-of-4.safetensors"),
+            (Saves(folder, STATES).path(Save(2, 1000)), "rank-2-of-4.safetensors, rank-3-of-4.safetensors"),
+        ]
+    ]
+
+
+def test_a_file_of_another_save_is_passed_over(folder, capsys):
+    in_world(saves, [1, 2])
+    (newest,) = folder.glob("step-000000000002-*")
+    shutil.copy(newest / "rank-0-of-2.safetensors", newest / "rank-1-of-2.safetensors")
+    assert in_world(latest)[0][0] == 1
+    assert "rank-1-of-2.safetensors is a file of another save" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("act", ["save", "latest"])
+def test_a_state_of_the_version_before_is_refused_by_name(folder, act):
+    path = folder / "step-000000000007-0123456789abcdef"
+    path.mkdir(parents=True)
+    (path / "part-0-of-1.state").touch()
+
+    async def main(rank):
+        await (rank.state.latest() if act == "latest" else rank.state.save(8, {}))
+
+    assert refusal(main) == (
+        f"state: {path} is of an earlier version of overlap, which this one cannot read; go on with that version, or "
+        "name another folder"
+        if act == "latest"
+        else f"state: {path} is of another run; go on from it with rank.state.latest(), or name another folder"
+    )
+
+
+def test_where_all_are_damaged_nobody_begins_anew(folder):
+    in_world(saves, [1])
+    (part,) = folder.glob("*/rank-0-of-2.safetensors")
+    part.write_bytes(b"")
+    with pytest.raises(UsageError) as caught:
+        in_world(latest)
+    assert str(caught.value) == f"state: none of the 1 in {folder} can be read; name another folder"
+
+
 _FULL = (
-    r"^state of step 1 cannot be written: \[Errno 28\] No space left on device: '.*state.*/part-[01]-of-2.state'; "
-    "make room there, or name another --state-dir$"
+    r"^state of step 1 cannot be written: \[Errno 28\] No space left on device: '.*state.*/rank-[01]-of-2.safetensors'"
+    "; make room there, or name another folder$"
 )
 
 
@@ -290,5 +363,5 @@ def test_a_rank_that_comes_alone_is_told_with_its_line(folder, monkeypatch, act,
     name = "state.latest" if act == "latest" else "state.save begins" if clock == "real" else "state.save"
     with pytest.raises(overlap.OverlapError) as stall:
         overlap.run(alone, ranks=2, clock=clock, timeout_s=60)
-    assert re.search(rf"{name} #0 on group 'world' \([\w/]*test_store.py:{line}\)", str(stall.value))
+    assert re.search(rf"{name}(: size)? #0 on group 'world' \([\w/]*test_store.py:{line}\)", str(stall.value))
     assert "(store.py" not in str(stall.value)

@@ -14,7 +14,7 @@ import trio.testing
 
 from overlap.errors import PeerLostError
 from overlap.processes.place import Place
-from overlap.survival import epochs, witness
+from overlap.survival import epochs
 from overlap.survival.agreement import State, StepProgress
 from overlap.survival.endings import NotMetError
 from overlap.survival.epochs import EpochClosedError, SurvivingRun
@@ -159,9 +159,8 @@ def one_process(monkeypatch):
     monkeypatch.setattr(epochs, "_runs", repeat(0))
     for name in ("renumber", "report_to_launcher", "notify"):
         monkeypatch.setattr(epochs, name, lambda *_: None)
-    monkeypatch.setattr(witness, "_create_locked", lambda path: None)
     monkeypatch.setattr(Witness, "look_s", 0.02)  # as of the witness between hosts: of those waits most of the time is
-    monkeypatch.setattr(Witness, "is_dead", lambda self, member: member in jobs[-1].dead)
+    monkeypatch.setattr(Witness, "has_ended", lambda self, member: member in jobs[-1].dead)
     member, last = list(epochs._member), list(epochs._last)
     yield jobs
     epochs._member[:], epochs._last[:] = member, last

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
+import signal
+import subprocess
 import threading
+import time
 from contextlib import nullcontext
 from functools import partial, wraps
 from pathlib import Path
@@ -17,11 +19,11 @@ import trio
 import trio.testing
 
 from overlap.errors import UsageError
-from overlap.survival import hosts
+from overlap.kernel_facts import process_identity
+from overlap.survival import witness as module
 from overlap.survival.agreement import EpochWorld, State
 from overlap.survival.epochs import SurvivingRun
-from overlap.survival.hosts import SharedWitness, WitnessError
-from overlap.survival.witness import Report, Witness
+from overlap.survival.witness import Report, Witness, WitnessError
 
 
 async def until(condition):
@@ -40,18 +42,36 @@ def in_trio(test):
 WORLD = EpochWorld(epoch=0, members=(0, 1), step=0)
 
 
-def test_a_member_is_never_seen_without_its_lock(tmp_path, monkeypatch):
-    seen = []
-    lock = fcntl.lockf
+def test_the_kernel_shows_the_end_of_a_process_of_this_host(tmp_path, monkeypatch):
+    one = Witness(tmp_path, 0, 0, 0, WORLD)
+    assert not one.has_ended(1)  # it has not come yet
+    with subprocess.Popen(["sleep", "60"]) as process:
+        identity = process_identity(process.pid)
+        monkeypatch.setattr(module, "process_identity", lambda: identity)
+        Witness(tmp_path, 0, 0, 1, WORLD)
+        assert not one.is_dead(1)
+        process.send_signal(signal.SIGSTOP)
+        assert not one.is_dead(1)
+        process.kill()
+    assert one.is_dead(1)
+    assert one.has_ended(1)
 
-    def locked(file, how):
-        seen.extend(path.name for path in tmp_path.rglob("alive-*"))
-        lock(file, how)
 
-    monkeypatch.setattr(fcntl, "lockf", locked)
-    Witness(tmp_path, 0, 0, 1, WORLD)
-    assert seen == []
-    assert [path.name for path in tmp_path.rglob("alive-*")] == ["alive-1"]
+@in_trio
+async def test_the_kernel_shows_the_end_of_a_process_whose_child_has_its_socket(tmp_path, monkeypatch):
+    one = shared(tmp_path, 0)
+    with subprocess.Popen(["sleep", "60"]) as process:  # noqa: ASYNC220 (it starts at once)
+        identity = process_identity(process.pid)
+        monkeypatch.setattr(module, "process_identity", lambda: identity)
+        other = shared(tmp_path, 1)  # it stays open
+        async with one.watching([0, 1]):
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert not one.is_dead(1)
+            process.kill()
+            process.wait()
+            assert one.has_ended(1)
+    one.close()
+    other.close()
 
 
 def test_a_file_is_its_writers_though_the_answer_to_the_link_was_lost(tmp_path, monkeypatch):
@@ -75,8 +95,8 @@ async def test_a_full_memory_is_reported_with_its_folder(tmp_path, monkeypatch):
 
     folder = tmp_path / "witness"
     line = re.escape(f"survive: cannot write the witness {folder}: No space left on device; make room in {tmp_path}")
-    monkeypatch.setattr(hosts, "has_several_hosts", lambda: False)
-    enter = partial(hosts.open_witness, folder, 0, 0, 1, WORLD, address="", limit_s=None)
+    monkeypatch.setattr(module, "has_several_hosts", lambda: False)
+    enter = partial(module.open_witness, folder, 0, 0, 1, WORLD, address="", limit_s=None)
     witness = enter()
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(UsageError, match=f"^{line}$"):
@@ -87,7 +107,7 @@ async def test_a_full_memory_is_reported_with_its_folder(tmp_path, monkeypatch):
 
 
 def shared(folder, member, *, limit_s=5.0):
-    return SharedWitness(folder, 0, 0, member, WORLD, address="127.0.0.1", limit_s=limit_s)
+    return Witness(folder, 0, 0, member, WORLD, address="127.0.0.1", limit_s=limit_s)
 
 
 @in_trio
@@ -112,7 +132,7 @@ async def test_a_host_that_gives_no_answer_is_dead_and_may_live(tmp_path, monkey
     async def cut(endpoint):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(hosts, "dial", cut)
+    monkeypatch.setattr(module, "dial", cut)
     async with one.watching([0, 1]):
         while not one.is_dead(1):  # noqa: ASYNC110
             await trio.sleep(0.001)
@@ -130,7 +150,7 @@ async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
         raise OSError("no route to host")
 
     with monkeypatch.context() as patched:
-        patched.setattr(hosts, "dial", cut)
+        patched.setattr(module, "dial", cut)
         async with one.watching([0, 1]):
             await until(one.dials)
             assert one.unreached() == ()
@@ -150,7 +170,7 @@ async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
 async def test_joining_ends_once_it_is_known_who_can_be_dialled(monkeypatch):
     looks, dials = [], [True, True, False]
     witness = SimpleNamespace(look_s=0.001, dials=lambda: dials.pop(0), watching=lambda members: nullcontext())
-    witness._members = Path("attempt-0")
+    witness._socket, witness._members = None, Path("attempt-0")
     witness.access = partial(Witness.access, witness)
     run = SimpleNamespace(
         state=State.JOINS, witness=witness, world=EpochWorld(epoch=1, members=(0, 1), step=0),
@@ -181,4 +201,45 @@ async def test_a_call_that_fails_for_a_moment_is_made_again(tmp_path):
         return witness.record()
 
     assert await witness.access(look) == WORLD
+    witness.close()
+
+
+@in_trio
+async def test_a_slow_folder_is_reported_and_is_not_a_lost_one(tmp_path, monkeypatch, capsys):
+    """Each operation takes half of the limit of an access; together they take four times the limit."""
+    witness = shared(tmp_path, 0, limit_s=0.2)
+    monkeypatch.setattr(module, "_SLOW_S", 0.05)
+
+    def slow(function):
+        def run(*args, **options):
+            time.sleep(0.1)
+            return function(*args, **options)
+
+        return run
+
+    for name in ("touch", "write_text", "stat"):
+        monkeypatch.setattr(Path, name, slow(getattr(Path, name)))
+    for name in ("link", "listdir"):
+        monkeypatch.setattr(os, name, slow(getattr(os, name)))
+    report = Report(step=3, endpoint=("here", 1))
+    await witness.access(lambda: witness.report(0, report))
+    assert await witness.access(lambda: witness.reports(0, [0, 1])) == {0: report}
+    line = f"overlap: process 0: the witness in {tmp_path} is slow, "
+    assert [told.startswith(line) for told in capsys.readouterr().err.splitlines()] == [True]
+    witness.close()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+@in_trio
+async def test_a_folder_of_several_hosts_that_cannot_be_written_ends_the_process(tmp_path, monkeypatch, number):
+    witness = shared(tmp_path, 0, limit_s=0.3)
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(
+        WitnessError, match=f"^process 0 cannot reach the witness in {tmp_path}: {os.strerror(number)}; "
+    ):
+        await witness.access(lambda: witness.finish(0))
     witness.close()

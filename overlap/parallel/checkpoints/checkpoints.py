@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,16 +19,16 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
-from ...state.store import all_agree, common_nonce, in_thread
+from ...state.files import CODES, About
+from ...state.saves import CHECKPOINTS, Saves
+from ...state.store import Store, in_thread
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
 from ..settings import check_count, check_is_rank, resolve_group
 from ..work import users_site
-from .files import DamagedError, check_types, complete_steps, read_manifest, step_folder
 from .names import Naming, Own, describe_difference
 from .pieces import Cut, Shard, Tensors, copy_pieces
-from .reader import Reader
-from .writer import commit, merge, write_part
+from .reader import Reader, merge
 
 if TYPE_CHECKING:
     from ..tree import Site
@@ -143,11 +143,12 @@ class Checkpoints:
         path = folder if folder is not None else rank.state.folder
         if path is None and rank.state.real:
             raise UsageError("folder: no folder for checkpoints is known; pass one, or give --state-dir DIR")
-        self._folder = Path(path or ".")
-        self._rank, self._group, self._whole, self._keep = rank, resolve_group(rank, group), whole, keep
+        self._rank, self._group, self._whole = rank, resolve_group(rank, group), whole
         self._naming = Naming(part, cuts)
         self._part = part if cuts is None else f"rank {self._group.rank} {self._naming.digest}"
         self._stream = rank.stream(_STREAM)
+        saves, state = Saves(path, CHECKPOINTS), rank.state
+        self._store = Store(saves, self._group, self._stream, keep=keep, note=state.note_kept, drawn=state.drawn)
         self._under_way = _WRITING.setdefault(rank, {})
 
     async def save(self, model: Checkpointed, extra: Mapping[str, object] | None = None) -> None:
@@ -168,7 +169,7 @@ class Checkpoints:
         """
         site = users_site()
         _check_savable(model)
-        check_types(model.tensors())
+        _check_types(model.tensors())
         self._naming.check_cuts(model.tensors())
         await self.finish()
         await model.settle()
@@ -180,7 +181,7 @@ class Checkpoints:
         name = f"checkpoint of step {model.steps}"
         notes = {self._part: dict(model.notes())}
         self._under_way[self._group.ranks] = self._rank.spawn(
-            self._write_checkpoint,
+            self._write,
             site,
             model.steps,
             copies,
@@ -198,7 +199,7 @@ class Checkpoints:
     def _own_pieces(self, model: Checkpointed) -> list[Shard]:
         """Return the arrays that this rank alone has, as pieces with names that contain its number."""
         own = model.own()
-        check_types({name: (array.dtype.name, array.shape) for name, array in own.items()})
+        _check_types({name: (array.dtype.name, array.shape) for name, array in own.items()})
         return [Shard.whole(f"{self._own_prefix}{name}", array.shape, array.reshape(-1)) for name, array in own.items()]
 
     async def finish(self) -> None:
@@ -233,104 +234,43 @@ class Checkpoints:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
         await self.finish()
         await model.settle()
-        steps = await self._saved_steps(site)
-        for step in steps:
-            manifest = await self._checked_manifest(step, site)
-            if manifest is not None:
-                return await self._load_checkpoint(model, step, manifest, site)
-        if steps:
-            raise UsageError(
-                f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read; name another folder"
-            )
-        return None
-
-    async def _load_checkpoint(
-        self, model: Checkpointed, step: int, manifest: Mapping[str, Any], site: Site
-    ) -> Restored:
-        """Read a checkpoint into the memory of a model, and let the model go on from its step."""
-        reader, notes = Reader(step_folder(self._folder, step), manifest), manifest["notes"]
-        await self._check_model(step_folder(self._folder, step), reader.tensors, model.tensors(), site)
-        same_rank = manifest["ranks"] == self._group.size and self._part in notes
-        same = await self._all_ranks_agree(same_rank, site)
+        newest = await self._store.newest(name="restore", site=site) if self._rank.state.real else None
+        if newest is None:
+            return None
+        save, _, files = newest
+        about, folder, reader = files[0].about, self._store.saves.path(save), Reader(files)
+        await self._check_model(folder, reader.tensors, model.tensors(), site)
+        notes = {part: note for file in files for part, note in file.about.notes.items()}
+        same_rank = metadata([about.ranks == self._group.size and self._part in notes], np.int8)
+        agreed = await self._group.all_reduce(same_rank, op="min", stream=self._stream, name="restore", call_site=site)
+        same = bool(agreed[0])
         own = await in_thread(partial(self._read_pieces, reader, model.wanted()))
         part_notes = notes[self._part] if self._part in notes else next(iter(notes.values()))
-        difference = model.resume(step, part_notes, own if same else None)
-        return self._report_restored(step, manifest, difference, same=same)
+        difference = model.resume(save.step, part_notes, own if same else None)
+        return self._report_restored(about, difference, same=same)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    async def _write_checkpoint(
+    async def _write(
         self, site: Site, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
         """Write this rank's pieces of a checkpoint in the background; errors name the line that called `save`."""
-        try:
-            await self._write_parts(site, step, pieces, notes, extra)
-        except OSError as error:  # which no line of the program has raised
-            failure = OSError(
-                f"checkpoint of step {step} (saved at {call_site(*site)}) cannot be written: {error}; "
-                "make room there, or name another folder"
-            )
-            failure.errno = error.errno
-            raise failure from None
-
-    async def _write_parts(
-        self, site: Site, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
-    ) -> None:
-        """Write the files of all ranks to a temporary folder, which the first rank then renames to its final name."""
-        group = self._group
         if not self._rank.state.real:
-            await self._wait_for_ranks(site)
-            return
-        nonce = await common_nonce(group, stream=self._stream, name="checkpoint begins", call_site=site)
-        written = self._folder / f".checkpoint-{step:012}-{nonce:016x}"
-        await in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
-        await self._wait_for_ranks(site)
-        if group.rank == 0:
-            if self._whole:
-                await in_thread(partial(merge, written, group.size))
-            await in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
-        await self._wait_for_ranks(site)
-        self._rank.state.note_kept(step)
-
-    async def _wait_for_ranks(self, site: Site) -> None:
-        """Wait until all ranks of the group have arrived here."""
-        await self._group.barrier(stream=self._stream, name="checkpoint", call_site=site)
+            return await self._group.barrier(stream=self._stream, name="checkpoint", call_site=site)
+        named = {f"{piece.key}[{piece.start}:{piece.stop}]": piece for piece in pieces}
+        return await self._store.save(
+            step,
+            {name: piece.data for name, piece in named.items()},
+            name="checkpoint",
+            site=site,
+            saved_at=f" (saved at {call_site(*site)})",
+            merge=merge if self._whole else None,
+            pieces={name: piece.stored for name, piece in named.items()},
+            notes=notes,
+            extra=extra,
+        )
 
     # -- reading -------------------------------------------------------------------------------------------------------
-
-    async def _all_ranks_agree(self, agrees: bool, site: Site) -> bool:
-        """Return whether `agrees` is true on all ranks of the group."""
-        return await all_agree(agrees, self._group, stream=self._stream, name="restore", call_site=site)
-
-    async def _saved_steps(self, site: Site) -> list[int]:
-        """Return the steps with a checkpoint in the first rank's folder, the newest first; none in virtual time."""
-        if not self._rank.state.real:
-            return []
-        steps = await in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
-        broadcast = partial(self._group.broadcast, stream=self._stream, name="restore", call_site=site)
-        count = await broadcast(metadata([len(steps)], np.int64))
-        return [int(step) for step in await broadcast(metadata(steps or [0] * int(count[0]), np.int64))]
-
-    async def _checked_manifest(self, step: int, site: Site) -> Mapping[str, Any] | None:
-        """Return the manifest of a step if the files pass the checks of all ranks; else None, with a notice."""
-        manifest, trouble = await in_thread(partial(self._check_files, step))
-        fine = await self._all_ranks_agree(not trouble, site)
-        if trouble:
-            notify(f"checkpoint of step {step} is passed over: {trouble}")
-        return manifest if fine else None
-
-    def _check_files(self, step: int) -> tuple[Mapping[str, Any], str]:
-        """Return the manifest of a step, and why this rank's share of its files is damaged; empty if it is not."""
-        folder = step_folder(self._folder, step)
-        try:
-            manifest = read_manifest(folder)
-            reader = Reader(folder, manifest)
-            reader.check_pieces()
-            for name in list(reader.files)[self._group.rank :: self._group.size]:
-                reader.check_file(name)
-        except (OSError, DamagedError) as error:
-            return {}, str(error)
-        return manifest, ""
 
     async def _check_model(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
         """Refuse a checkpoint whose tensors are not the model's; tensors without elements do not count."""
@@ -362,9 +302,9 @@ class Checkpoints:
         own = self._own_prefix
         return {name.removeprefix(own): reader.whole(name) for name in reader.tensors if name.startswith(own)}
 
-    def _report_restored(self, step: int, manifest: Mapping[str, Any], difference: str, *, same: bool) -> Restored:
+    def _report_restored(self, about: About, difference: str, *, same: bool) -> Restored:
         """Return the `Restored` of a checkpoint; if later bits will differ, the first rank prints the reasons."""
-        ranks, now, reasons = int(manifest["ranks"]), self._group.size, [difference] if difference else []
+        ranks, now, reasons = about.ranks, self._group.size, [difference] if difference else []
         if ranks != now:
             reasons.append(
                 f"{ranks} ranks saved it and {now} go on, and gradients that are means of other parts round differently"
@@ -373,8 +313,10 @@ class Checkpoints:
             reasons.append("its ranks had other blocks of the model, and sums of other blocks round differently")
         why = "; ".join(reasons)
         if why and self._group.rank == 0:
-            notify(f"checkpoint of step {step}: its bits are all here, those of later steps will be others: {why}")
-        return Restored(step=step, ranks=ranks, exact=not why, why=why, extra=manifest["extra"])
+            notify(
+                f"checkpoint of step {about.step}: its bits are all here, those of later steps will be others: {why}"
+            )
+        return Restored(step=about.step, ranks=ranks, exact=not why, why=why, extra=about.extra)
 
 
 def _check_savable(model: object) -> None:
@@ -384,3 +326,10 @@ def _check_savable(model: object) -> None:
             f"model: expected one of overlap.parallel, such as DataParallel, got {type(model).__name__}; "
             "arrays of your own are kept by rank.state.save"
         )
+
+
+def _check_types(tensors: Tensors) -> None:
+    """Refuse tensors of types that safetensors does not have."""
+    unknown = sorted({dtype for dtype, _ in tensors.values()} - CODES.keys())
+    if unknown:
+        raise UsageError(f"model: safetensors has no type for {', '.join(unknown)}; convert them first")

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from ...errors import UsageError
-from ...state.encoding import from_json_form, to_json_form
+from ...state.trees import from_json_form, to_json_form
 from .pieces import Cut, Shard, Tensors, rename_tensor, weight_name
 
 if TYPE_CHECKING:

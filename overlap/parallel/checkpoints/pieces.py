@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...errors import UsageError
+from ...state.files import Piece
 from ..settings import check_count
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ class Shard:
         """Name of the tensor, with the axis and number of the block if this is a block of it."""
         cut = self.cut
         return self.tensor if cut is None else f"{self.tensor}|{cut.axis}:{cut.index}/{cut.of}"
+
+    @property
+    def stored(self) -> Piece:
+        """Place of these elements, for the file that has them."""
+        return Piece(self.key, self.shape, self.start, self.stop, astuple(self.cut) if self.cut else None)
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
+from ...errors import UsageError
 from ...runtime.forms import dtype_of
-from .files import DTYPES, DamagedError, checksum, read_header
+from ...state.files import Piece, SavedFile, write_file
 from .pieces import Cut, Shard
 
 if TYPE_CHECKING:
@@ -22,77 +24,50 @@ class Reader:
 
     Attributes:
         tensors: Name of dtype, and shape, by name: of whole ones, whether their blocks are apart in the files or not.
-        files: Bytes and checksum by name.
+
+    Raises:
+        UsageError: Some elements are in no file.
     """
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        self._folder = folder
-        self._stored: Mapping[str, tuple[str, list[int]]] = manifest["tensors"]
+    def __init__(self, files: Sequence[SavedFile]) -> None:
+        self._folder = files[0].path.parent
+        self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._stored: dict[str, tuple[str, tuple[int, ...]]] = {}  # by key: a whole tensor, or a block
+        self._pieces: dict[str, list[tuple[int, int, SavedFile, str]]] = {}
         self._blocks: dict[str, dict[str, Cut]] = {}
-        for key, numbers in manifest["cuts"].items():
-            cut = Cut(*numbers)
-            self._blocks.setdefault(cut.name, {})[key] = cut
-        self.tensors: dict[str, tuple[str, list[int]]] = {
-            name: form for name, form in self._stored.items() if name not in manifest["cuts"]
-        }
-        for name, blocks in self._blocks.items():
-            key, cut = next(iter(blocks.items()))
-            self.tensors[name] = (self._stored[key][0], list(cut.whole(self._stored[key][1])))
-        self.files: dict[Any, tuple[Any, Any]] = {
-            file["name"]: (file["bytes"], file["xxh3_128"]) for file in manifest["files"]
-        }
-        self._stored_pieces: dict[str, list[tuple[int, int, str, str]]] = {}
-        for file in manifest["files"]:
-            for key, tensor, start, stop in file["pieces"]:
-                self._stored_pieces.setdefault(tensor, []).append((start, stop, file["name"], key))
-        self._headers: dict[str, tuple[dict[str, Any], int]] = {}
+        for file in files:
+            for entry, piece in file.about.pieces.items():
+                form = self._stored.setdefault(piece.key, (file.dtype(entry), piece.shape))
+                self._pieces.setdefault(piece.key, []).append((piece.start, piece.stop, file, entry))
+                if piece.cut is None:
+                    self.tensors[piece.key] = form
+                else:
+                    cut = Cut(*piece.cut)
+                    self._blocks.setdefault(cut.name, {})[piece.key] = cut
+                    self.tensors[cut.name] = form[0], cut.whole(form[1])
+        for key, (_, shape) in self._stored.items():
+            self._pieces[key].sort(key=lambda piece: piece[:2])
+            at = 0
+            for start, stop, _, _ in self._pieces[key]:
+                at = max(at, stop) if start <= at else at
+            if at < math.prod(shape):
+                raise self._lacks(math.prod(shape) - at, key)
 
-    def check_file(self, name: str) -> None:
-        """Compare a file with its size and checksum in the manifest, and its pieces with their lengths there.
-
-        Raises:
-            DamagedError: If one differs, or the header cannot be read.
-        """
-        path, (nbytes, written) = self._folder / name, self.files[name]
-        if not path.is_file() or path.stat().st_size != nbytes or checksum(path) != written:
-            raise DamagedError(f"{path} is not what was written")
-        try:
-            header, _ = read_header(path)
-            for key, found in self._stored_pieces.items():
-                itemsize = dtype_of(self._stored[key][0]).itemsize
-                for start, stop, file, entry in found:
-                    begin, end = header[entry]["data_offsets"] if file == name else (0, (stop - start) * itemsize)
-                    if end - begin != (stop - start) * itemsize:
-                        raise DamagedError(f"{path}: {entry!r} has another length than its manifest says")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{path}: {error}") from error
-
-    def check_pieces(self) -> None:
-        """Refuse stored pieces that exceed their tensors, or leave out elements.
-
-        Raises:
-            DamagedError: If they do not.
-        """
-        for name in {*self._stored, *self._stored_pieces}:
-            if name not in self._stored or self._stored[name][0] not in DTYPES.values():
-                raise DamagedError(f"{self._folder}: the type of {name!r} is not known")
-            size, at = math.prod(self._stored[name][1]), 0
-            for start, stop, _, _ in sorted(self._stored_pieces.get(name, [])):
-                if not 0 <= start <= min(at, stop) or stop > size:
-                    raise DamagedError(f"{self._folder}: elements {start} to {stop} of {name!r} cannot be")
-                at = max(at, stop)
-            if at < size:
-                raise DamagedError(f"{self._folder}: {size - at} elements of {name!r} are in no file")
+    def _lacks(self, count: int, name: str) -> UsageError:
+        """Return the error for elements of a tensor that are in no file."""
+        return UsageError(
+            f"checkpoint: {count} elements of {name!r} are in no file of {self._folder}; name another folder"
+        )
 
     def fill(self, piece: Shard) -> None:
         """Read the elements of a piece into its memory, through the whole tensor if it was saved in other blocks.
 
         Raises:
-            DamagedError: If some elements are missing.
-            UsageError: If the tensor does not divide into the blocks of the piece.
+            UsageError: If some elements are in no file, a file is not on this host, or the tensor does not divide into
+                the blocks of the piece.
         """
         if piece.key in self._stored:
-            self._fill_piece(piece.key, piece)
+            self._fill_stored(piece)
         else:
             whole = self.whole(piece.tensor)
             block = whole if piece.cut is None else piece.cut.block(whole)
@@ -102,45 +77,45 @@ class Reader:
         """Return all of a tensor in new memory, from its pieces or blocks.
 
         Raises:
-            DamagedError: If not all of it is there.
+            UsageError: As for `fill`.
         """
+        if name not in self._blocks:
+            return self._read_stored(name)
         dtype, shape = self.tensors[name]
-        whole = np.empty(shape, dtype_of(dtype))
-        blocks = self._blocks.get(name)
-        if blocks is None:
-            self._fill_piece(name, Shard.whole(name, tuple(shape), whole.reshape(-1)))
-            return whole
-        if {cut.index for cut in blocks.values()} != set(range(next(iter(blocks.values())).of)):
-            raise DamagedError(f"{self._folder}: blocks of {name!r} are in no file")
-        for key, cut in blocks.items():
-            cut.block(whole)[...] = self._read_block(key)
+        whole, left = np.empty(shape, dtype_of(dtype)), set(range(next(iter(self._blocks[name].values())).of))
+        for key, cut in self._blocks[name].items():
+            cut.block(whole)[...] = self._read_stored(key)
+            left.discard(cut.index)
+        if left:
+            raise self._lacks(len(left) * whole.size // cut.of, name)
         return whole
 
-    def _read_block(self, key: str) -> Array:
-        """Return a stored block of a tensor in new memory."""
+    def _read_stored(self, key: str) -> Array:
+        """Return a stored tensor or block in new memory."""
         dtype, shape = self._stored[key]
-        block = np.empty(shape, dtype_of(dtype))
-        self._fill_piece(key, Shard.whole(key, tuple(shape), block.reshape(-1)))
-        return block
+        array = np.empty(shape, dtype_of(dtype))
+        self._fill_stored(Shard.whole(key, shape, array.reshape(-1)))
+        return array
 
-    def _fill_piece(self, key: str, piece: Shard) -> None:
+    def _fill_stored(self, piece: Shard) -> None:
         """Read a piece of a stored tensor; elements that several ranks have saved are read once."""
         at = piece.start
-        for start, stop, name, entry in sorted(self._stored_pieces.get(key, [])):
+        for start, stop, file, entry in self._pieces[piece.key]:
             part = piece.between(max(at, start), stop)
-            if start <= at and part.stop > part.start:
-                self._read_elements(name, entry, part.start - start, part.data)
+            if part.stop > part.start:
+                try:
+                    file.read(entry, part.start - start, part.data)
+                except FileNotFoundError:
+                    raise UsageError(
+                        f"checkpoint: {file.path} is on another host; copy it here, or name a folder that all ranks see"
+                    ) from None
                 at = part.stop
-        if at < piece.stop:
-            raise DamagedError(f"{self._folder}: {piece.stop - at} elements of {key!r} are in no file")
 
-    def _read_elements(self, name: str, key: str, first: int, target: Array) -> None:
-        """Read as many elements as `target` has from an entry of a file, from element `first` on."""
-        header, begin = self._headers.get(name) or self._headers.setdefault(name, read_header(self._folder / name))
-        entry = header[key]
-        dtype = dtype_of(DTYPES[entry["dtype"]])
-        begin += entry["data_offsets"][0] + first * dtype.itemsize
-        data = np.fromfile(self._folder / name, np.uint8, target.nbytes, offset=begin)
-        if len(data) < target.nbytes:
-            raise DamagedError(f"{self._folder / name} ends too soon")
-        target[...] = data.view(dtype)
+
+def merge(files: Sequence[SavedFile], path: Path) -> None:
+    """Write one file with each whole tensor of a checkpoint under its name."""
+    reader = Reader(files)
+    tensors = {name: reader.whole(name) for name in reader.tensors}
+    pieces = {name: Piece(name, array.shape, 0, array.size) for name, array in tensors.items()}
+    notes = {part: note for file in files for part, note in file.about.notes.items()}
+    write_file(path, tensors, msgspec.structs.replace(files[0].about, pieces=pieces, notes=notes))
