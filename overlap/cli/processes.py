@@ -121,6 +121,8 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
         )
         kills_before = oom_kills()
         outcome = _run_with_restarts(spec, config) if config.max_restarts else trio.run(launch, spec)
+    if config.trace is not None and hosts == 1:
+        _join_trace(config.trace, spec.job)
     return _report_end(outcome, oom_kills() - kills_before, config)
 
 
@@ -128,6 +130,20 @@ def _run_with_restarts(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
     from .restarts import run_again  # not at the top: every process would load it
 
     return run_again(spec, config)
+
+
+def _join_trace(path: str | os.PathLike[str], job: str) -> None:
+    """Make one trace of the files that the processes have left, as where one of them was killed."""
+    from ..processes.traces import join_left  # of runs with a trace
+
+    try:
+        written = join_left(path, job)
+    except (OSError, UsageError) as error:
+        notify(f"no trace of all processes: {error}")
+        return
+    for trace in written:
+        shown = os.path.relpath(trace)
+        notify(f"trace in {shown}, of killed processes up to their last second; `overlap timeline {shown}` shows it")
 
 
 def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:

@@ -11,7 +11,7 @@
 #
 #   join               join(), on all members;  host: on member 0;  thread: the event loop of the connection
 #   sockets            endpoints, listening, dialling, meet()
-#   member             Membership: exchanges, gathers, notices;  inbox: messages that wait;  clock: offset from member 0
+#   member             Membership: exchanges, notices;  inbox: messages that wait;  clock: offset from member 0
 #   coordinator        member 0's action on each message
 #   messages           all control messages;  link: one connection that carries them;  silence: limits of a silence
 #

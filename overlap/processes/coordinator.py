@@ -7,7 +7,6 @@ sent: the results that were complete before a loss arrive before the report of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from time import perf_counter_ns
 
 import trio
@@ -72,7 +71,7 @@ class Coordinator:
         self.complete: bool = False
         self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}
-        self._exchanges: dict[tuple[str, int, bool], dict[int, bytes]] = {}
+        self._exchanges: dict[tuple[str, int], dict[int, bytes]] = {}
 
     @property
     def missing(self) -> list[int]:
@@ -164,8 +163,8 @@ class Coordinator:
             self.send_missing()
 
     def _contribute(self, member: int, part: Contribution) -> None:
-        """Store a member's part of an exchange; once all parts are there, send them (a gather: to member 0)."""
-        key = part.name, part.turn, part.gather
+        """Store a member's part of an exchange; once all parts are there, send them."""
+        key = part.name, part.turn
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
             raise MessageError(f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished")
         parts = self._exchanges.setdefault(key, {})
@@ -174,11 +173,8 @@ class Coordinator:
         parts[member] = part.blob
         if len(parts) == len(self.joined):
             del self._exchanges[key]
-            send = partial(self._send, 0) if part.gather else self._send_all
             for batch in _batches(parts):
-                send(Contributions(name=part.name, turn=part.turn, parts=batch))
-            if part.gather:
-                self._send_others(0, Contributions(name=part.name, turn=part.turn, parts=[(0, parts[0])]))
+                self._send_all(Contributions(name=part.name, turn=part.turn, parts=batch))
 
     def _leave(self, member: int) -> None:
         """Let a member leave with a goodbye, and notify the others."""

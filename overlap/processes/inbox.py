@@ -18,7 +18,7 @@ News: TypeAlias = MemberNotice | MemberLost
 
 
 class MemberLostError(OverlapError):
-    """An exchange, barrier or gather cannot end, because a member is lost or has left.
+    """An exchange or barrier cannot end, because a member is lost or has left.
 
     Attributes:
         member: The lost member.

@@ -8,13 +8,11 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     asynccontextmanager,
     contextmanager,
-    nullcontext,
+    suppress,
 )
 from dataclasses import dataclass, replace
-from os import PathLike
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -32,7 +30,6 @@ from ..runtime.blame.stall import STALL_S, StallLimits
 from ..runtime.epoch import Epoch
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
-from ..timeline.sequence import in_sequence
 from ..timeline.spans import Timeline
 
 if TYPE_CHECKING:
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
     from .member import Membership
     from .messages import MemberLost
     from .place import Place
+    from .traces import TraceFile
 
 T = TypeVar("T")
 
@@ -97,53 +95,30 @@ async def run_ranks(
         if connection is not None:
             connection.notices.show = world.record_wire_event
         results: list[T] = []
-        with _streaming_trace(run_config, world, connection, keeper):
-            try:
-                results = await world.live(main, args, run_config.timeout_s)
-            except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
-                failure = error
-            except BaseException as error:
-                if is_interrupt(error):
-                    _end_record(flight, "interrupted", "interrupted")
-                elif has_signal():
-                    _end_record(flight, "interrupted", "told to end by a signal")
-                raise
-            finally:
-                if failure is not None:
-                    how = "stalled" if isinstance(failure, StallError) else "failed"
-                    _end_record(flight, how, in_one_line(failure))
-                if flight is not None:
-                    flight.close(keep=flight.writer.ended)
-                await keeper.keep(world.timeline, connection.membership if connection else None, failure)
+        label = own_place.job if own_place else f"process {os.getpid()}"
+        keeper.begin(world, connection.membership if connection else None, run=f"{label}.{restart}")
+        try:
+            results = await world.live(main, args, run_config.timeout_s)
+        except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
+            failure = error
+        except BaseException as error:
+            if is_interrupt(error):
+                _end_record(flight, "interrupted", "interrupted")
+            elif has_signal():
+                _end_record(flight, "interrupted", "told to end by a signal")
+            raise
+        finally:
+            if failure is not None:
+                how = "stalled" if isinstance(failure, StallError) else "failed"
+                _end_record(flight, how, in_one_line(failure))
+            if flight is not None:
+                flight.close(keep=flight.writer.ended)
+            await keeper.keep(world, connection.membership if connection else None, failure)
         if connection is not None and failure is None:
             await connection.leave()
     if failure is not None:
         raise failure
     return results
-
-
-def _streaming_trace(
-    run_config: RunConfig, world: World, connection: WorldConnection | None, keeper: Keeper
-) -> AbstractContextManager[None]:
-    """Write spans into a file during the block, if a trace is requested: a killed run leaves that file."""
-    if run_config.trace is None:
-        return nullcontext()
-    from .traces import (
-        TraceStream,
-        part_path,  # few runs write a trace
-        streaming_spans,
-    )
-
-    membership = connection.membership if connection else None
-    member = keeper.member if keeper.member is not None else membership.member if membership else 0
-    path = part_path(os.path.abspath(run_config.trace), member)
-    path = path.with_name(f"{path.name}.part")
-    offset_ns = membership.clock.offset_ns if membership else 0
-
-    def make() -> TraceStream:
-        return TraceStream(path, world.recorders(), world.timeline(), offset_ns=offset_ns)
-
-    return streaming_spans(make, is_written=lambda: not keeper.has_failed)
 
 
 def _open_flight_record(
@@ -346,7 +321,8 @@ class Keeper:
     Attributes:
         member: Number of this process in names of files; None: its number in its world.
         goes_on: Whether another world of the run follows one that has failed with an error.
-        numbered: Renumbers the ranks of a world for the trace.
+        numbers: Number in the first world of each rank of the present one; None: the same.
+        world_size: Ranks of the first world; None: those of the present one.
     """
 
     def __init__(self, run_config: RunConfig) -> None:
@@ -354,72 +330,87 @@ class Keeper:
         self._failure: str | None = None
         self.member: int | None = None
         self.goes_on: Callable[[Exception], bool] = lambda error: False
-        self.numbered: Callable[[Timeline], Timeline] = lambda timeline: timeline
-        self._earlier: list[Timeline] = []  # timelines of worlds that another one has followed
+        self.numbers: Sequence[int] | None = None
+        self.world_size: int | None = None
+        self._file: TraceFile | None = None
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the trace could not be written."""
-        return self._failure is not None
-
-    async def keep(
-        self, timeline: Callable[[], Timeline], membership: Membership | None, failure: Exception | None = None
-    ) -> None:
-        """Write the recorded spans of all epochs; of several processes, the first one writes the spans of all.
+    def begin(self, world: World, membership: Membership | None, *, run: str) -> None:
+        """Begin to write the spans of a world into the file of this process, if a trace is requested.
 
         Args:
-            timeline: Returns the spans.
+            world: The world.
+            membership: This process among those of its world; None if it is alone.
+            run: The job and its attempt.
+        """
+        if self._run_config.trace is None:
+            return
+        from ..timeline.files.trace import Header
+        from .traces import TraceFile, part_path  # few runs write a trace
+
+        member = self.member if self.member is not None else membership.member if membership else 0
+        if self._file is None:
+            self._file = TraceFile(part_path(os.path.abspath(self._run_config.trace), member))
+        header = Header(
+            world_size=self.world_size or world.size, clock=world.backend.name, meta=world.facts(), run=run,
+            process=member,
+        )  # fmt: skip
+        clock = None if membership is None else lambda: membership.clock
+        with suppress(OSError):  # the end reports it
+            self._file.begin(header, world.recorders(), clock=clock, numbers=self.numbers)
+
+    async def keep(self, world: World, membership: Membership | None, failure: Exception | None = None) -> None:
+        """Write the last spans of a world; after the last world, one file of all processes.
+
+        Args:
+            world: The world.
             membership: This process among those of its world; None if it is alone.
             failure: The error that has ended the world.
         """
         if self._run_config.watcher is not None:
-            self._run_config.watcher(timeline())
-        if self._run_config.trace is None:
+            self._run_config.watcher(world.timeline())
+        if self._file is None:
             return
         with self._storing_failure(), trio.CancelScope(shield=True):
-            numbered = self.numbered  # of this world
+            file = self._file
+            # in a thread: it may take long, and the loop may be the user's
+            await trio.to_thread.run_sync(file.end_section, world.facts())
             if failure is not None and self.goes_on(failure):
-                self._earlier.append(await trio.to_thread.run_sync(lambda: numbered(timeline())))
                 return
-            earlier, self._earlier = self._earlier, []
+            self._file = None
+            file.end()
+            await self._finish(file, membership)
 
-            def whole() -> Timeline:
-                return in_sequence([*earlier, numbered(timeline())]) if earlier else numbered(timeline())
+    async def _finish(self, file: TraceFile, membership: Membership | None) -> None:
+        """Make one file of those of all processes, and note it for the commands that report it."""
+        from .traces import join_files, write_together
 
-            if membership is None:  # in a thread: it may take long, and the loop may be the user's
-                await trio.to_thread.run_sync(self._write, whole, self._run_config.trace)
-                return
-            from .traces import write_together
-
-            if await write_together(whole, self._run_config.trace, membership):
-                trace_files.note_written(self._run_config.trace)
+        path = self._run_config.trace
+        assert path is not None
+        if membership is None:
+            failure, _ = await trio.to_thread.run_sync(join_files, [file.path], path)
+            if failure:
+                raise UsageError(failure)
+            trace_files.note_written(path)
+        elif await write_together(file, path, membership):
+            trace_files.note_written(path)
 
     async def keep_rest(self) -> None:
-        """Write the spans of earlier worlds into a file of this process, if no further world has followed."""
-        if not self._earlier or self._run_config.trace is None:
-            return
-        from .traces import part_path
-
-        earlier, self._earlier = self._earlier, []
-        path = part_path(self._run_config.trace, self.member or 0)
-        with self._storing_failure(), trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._write, lambda: in_sequence(earlier), path)
-            notify(f"the trace of this process, until the others went on without it, is in {path}")
+        """Print where the spans of earlier worlds are, if no further world has followed."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.end()
+            notify(f"the trace of this process, until the others went on without it, is in {file.path}")
 
     def keep_now(self, timeline: Callable[[], Timeline]) -> None:
         """Write the spans of a world in virtual time, without a thread."""
         if self._run_config.watcher is not None:
             self._run_config.watcher(timeline())
         if self._run_config.trace is not None:
+            from ..timeline.files.trace import write_trace
+
             with self._storing_failure():
-                self._write(timeline, self._run_config.trace)
-
-    def _write(self, timeline: Callable[[], Timeline], path: str | PathLike[str]) -> None:
-        """Write a timeline to a file, and note the file for the commands that report it."""
-        from ..timeline.files.tracefile import write_trace
-
-        write_trace(timeline(), path)
-        trace_files.note_written(path)
+                write_trace(timeline(), self._run_config.trace)
+                trace_files.note_written(self._run_config.trace)
 
     @contextmanager
     def _storing_failure(self) -> Iterator[None]:

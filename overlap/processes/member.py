@@ -1,4 +1,4 @@
-"""Membership of a process in its world: exchanges, gathers and notices among the processes.
+"""Membership of a process in its world: exchanges and notices among the processes.
 
 Messages go through the coordinator, in the process of member 0. The connection to it lives in an event loop in a
 thread of its own (`join`), which answers pings while the program is busy. Every other message is passed to the
@@ -8,7 +8,7 @@ program's loop, in the order of arrival.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import TypeAlias
@@ -39,8 +39,6 @@ from .messages import (
 
 #: Messages of the coordinator for the program's loop.
 Event: TypeAlias = News | Contributions | MemberLeft | Goodbye
-#: Receives a member and its next bytes; later ones are requested only after it has returned.
-Take: TypeAlias = Callable[[int, bytes], Awaitable[None]]
 
 
 class Membership:
@@ -122,48 +120,6 @@ class Membership:
             MemberLostError: A member is lost or has left.
         """
         await self._exchange(f"barrier {name}", b"", f"barrier '{name}'")
-
-    async def gather(self, name: str, part: bytes, take: Take) -> None:
-        """Send bytes of any size to member 0, in rounds: in each, member 0 gets a piece of every other member.
-
-        Returns when member 0 has received all parts, or has given up.
-
-        Args:
-            name: The same on all members.
-            part: Must not change until this returns.
-            take: On member 0, receives the pieces of all parts, those of one member in their order. An error that it
-                raises ends the gather, and the other members return.
-
-        Raises:
-            MemberLostError: A member is lost or has left, before the gather was complete.
-        """
-        doing, rounds = f"gather '{name}'", f"gather {name}"
-        if self.member == 0:
-            await self._collect(rounds, part, take, doing)
-            return
-        start, goes_on = 0, b"1"
-        while goes_on:
-            piece = bytes(part[start : start + BLOB_LIMIT_BYTES])
-            goes_on = (await self._exchange(rounds, piece, doing, gather=True))[0]
-            start += BLOB_LIMIT_BYTES
-
-    async def _collect(self, name: str, part: bytes, take: Take, doing: str) -> None:
-        """Receive pieces as member 0, which sends in each round whether another round follows."""
-        goes_on = True
-        try:
-            await take(0, part)
-            pieces = [bytes(BLOB_LIMIT_BYTES)]
-            while goes_on:
-                goes_on = any(len(piece) == BLOB_LIMIT_BYTES for piece in pieces)
-                _, *pieces = await self._exchange(name, b"1" if goes_on else b"", doing, gather=True)
-                for member, piece in enumerate(pieces, 1):
-                    if piece:
-                        await take(member, piece)
-        except BaseException:
-            if goes_on:  # release the others, which wait for another round
-                self._send_to_coordinator(Contribution(name=name, turn=self._turns[name], blob=b"", gather=True))
-                self._turns[name] += 1
-            raise
 
     def send_notice(self, body: bytes) -> None:
         """Send bytes to all other members, which get them from `messages`, in the order of the calls.
@@ -260,7 +216,7 @@ class Membership:
                 self._mark_ended()
 
     def _fail_waits(self, member: int, how: str) -> None:
-        """Fail the exchanges and gathers that wait for a member which is lost or has left."""
+        """Fail the exchanges that wait for a member which is lost or has left."""
         self._gone[member] = how
         for answer in self._answers.values():
             answer.fail(MemberLostError(member=member, how=how, doing=answer.doing))
@@ -270,15 +226,14 @@ class Membership:
         self._inbox.close()
         self._ended.set()
 
-    async def _exchange(self, name: str, part: bytes, doing: str, *, gather: bool = False) -> list[bytes]:
-        """Return the parts of all members; in a gather only member 0 gets them, and the others get its part."""
-        members = 1 if gather and self.member else self.members
+    async def _exchange(self, name: str, part: bytes, doing: str) -> list[bytes]:
+        """Return the parts of all members."""
         with self._pending(name, doing) as (turn, answer):
-            self._send_to_coordinator(Contribution(name=name, turn=turn, blob=part, gather=gather))
+            self._send_to_coordinator(Contribution(name=name, turn=turn, blob=part))
             parts: dict[int, bytes] = {}
-            while len(parts) < members:
+            while len(parts) < self.members:
                 parts.update((await answer.next()).parts)
-        return [parts[member] for member in range(members)]
+        return [parts[member] for member in range(self.members)]
 
     @contextmanager
     def _pending(self, name: str, doing: str) -> Iterator[tuple[int, PendingAnswer]]:

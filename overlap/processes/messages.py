@@ -78,7 +78,6 @@ class Contribution(Tagged):
     name: str
     turn: int  # Counts the exchanges of this name
     blob: bytes
-    gather: bool = False  # Whether member 0 alone gets all parts; the others get that of member 0
 
 
 class Contributions(Tagged):

@@ -1,163 +1,303 @@
-"""Traces of several processes: one file of all timelines, on the clock of process 0; the file of a killed process."""
+"""The trace of a run of several processes: each one appends to a file of its own; at the end the files become one."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from threading import Event, Thread
-from time import thread_time
-from typing import BinaryIO, TypeVar, cast
+from time import perf_counter_ns, thread_time
 
+import numpy as np
 import trio
 
 from ..errors import OverlapError, UsageError
 from ..notice import notify
-from ..timeline.files.merge import with_clock_error
-from ..timeline.files.parts import Part, begin_stream, pack_part, stream_block
-from ..timeline.files.tracefile import write_merged, write_trace
+from ..timeline.columnar import SpanColumns
+from ..timeline.files.trace import (
+    CLOCK,
+    END,
+    ENDING,
+    HEADER,
+    ClockAt,
+    End,
+    Header,
+    SectionWriter,
+    join_parts,
+    read_header,
+)
 from ..timeline.recording import RawSpan, Recorder, columns_from_raw
-from ..timeline.spans import Timeline
+from .clock import ClockOffset
 from .member import Membership
 
 # How long to wait until all processes have ended their run: one that has failed may leave a rank in a long compute.
 # From then on all work on their traces, and there is no limit: the loss of a process is reported.
 END_LIMIT_S = 10.0
+EVERY_S = 1.0
+MOST_SHARE = 0.01
+"""Most processor time of the thread, as a share: thousands of spans a second are written less often."""
+_MOST_TIMES = 2  # a file with more than this many times the spans in recorders is started again
 _REASON_BYTES = 4096  # longest reason why the trace could not be written
 
-T = TypeVar("T")
+
+class TraceFile:
+    """The trace file of this process. A thread appends new spans to it, because a program may block the loop.
+
+    A full disk ends only the file, until the end of the run.
+
+    Attributes:
+        path: The file, which is overwritten.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path: Path = path
+        self._base_bytes = 0  # sections of earlier worlds
+        self._thread: Thread | None = None
+
+    def begin(
+        self,
+        header: Header,
+        recorders: Sequence[Recorder],
+        *,
+        clock: Callable[[], ClockOffset] | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
+        """Begin the section of a world.
+
+        Args:
+            header: Facts of the run.
+            recorders: Recorders of the ranks of this process.
+            clock: Returns the offset of the common clock; None: this is the common clock.
+            numbers: The number in the first world of each rank of the world; None: the same.
+        """
+        self._header, self._recorders, self._clock = header, recorders, clock
+        self._numbers = None if numbers is None else np.array(numbers, np.int64)
+        self._clocks: list[ClockAt] = []
+        self._start_section(self.path)
+        self._done = Event()
+        self._thread = Thread(target=self._flush_periodically, name="overlap trace", daemon=True)
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Write new spans."""
+        if self._written > _MOST_TIMES * sum(len(recorder) for recorder in self._recorders):
+            self._restart()
+        self._append(self.path)
+
+    def end_section(self, meta: dict[str, str]) -> None:
+        """Write the last spans of a world, and the facts that are known at its end.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        if self._thread is not None:
+            self._done.set()
+            self._thread.join()
+        try:
+            if self._is_broken or self._written > sum(len(recorder) for recorder in self._recorders):
+                self._restart()
+            self._append(self.path)
+            dropped = sum(recorder.dropped for recorder in self._recorders)
+            _append_bytes(self.path, self._section.note(END, End(dropped=dropped, meta=meta)))
+            self._base_bytes = self.path.stat().st_size
+        except OSError as error:
+            raise UsageError(f"trace: cannot write {self.path}: {error.strerror}; name another file") from error
+
+    def end(self) -> None:
+        """Close the array: no other world follows."""
+        with suppress(OSError):
+            _append_bytes(self.path, ENDING)
+
+    def _start_section(self, path: Path) -> None:
+        """Write the header of a section at the end of a file, and the offsets of the clock that are known."""
+        self._section, self._seen, self._written, self._is_broken = SectionWriter(), dict[int, RawSpan](), 0, False
+        beginning = self._section.note(HEADER, self._header)
+        for clock in self._clocks:
+            beginning += self._section.note(CLOCK, clock)
+        if self._base_bytes:
+            _append_bytes(path, beginning)
+        else:
+            path.write_bytes(b"[\n" + beginning[2:])
+
+    def _restart(self) -> None:
+        """Begin the section again with the spans that the recorders still have, in place of the old file at once."""
+        draft = self.path.with_name(self.path.name + ".new")
+        with self.path.open("rb") as old, draft.open("wb") as new:
+            new.write(old.read(self._base_bytes))
+        self._start_section(draft)
+        self._append(draft)
+        draft.replace(self.path)
+
+    def _append(self, path: Path) -> None:
+        """Add the spans since the last call to a file, and the offset of the clock if it has moved."""
+        text = self._note_clock()
+        offset_ns = self._clocks[-1].offset_ns if self._clocks else 0
+        for recorder in self._recorders:
+            if raws := recorder.since(self._seen.get(recorder.rank)):
+                columns = columns_from_raw(recorder.rank, raws)
+                text += self._section.spans(self._with_first_numbers(columns), offset_ns=offset_ns)
+                self._seen[recorder.rank] = raws[-1]
+                self._written += len(raws)
+        _append_bytes(path, text)
+
+    def _note_clock(self) -> bytes:
+        """Return the event of the clock's offset, if it has moved by more than its error."""
+        if self._clock is None:
+            return b""
+        now = self._clock()
+        if self._clocks and abs(now.offset_ns - self._clocks[-1].offset_ns) <= now.error_ns:
+            return b""
+        self._clocks.append(ClockAt(at_ns=perf_counter_ns(), offset_ns=now.offset_ns, error_ns=now.error_ns))
+        return self._section.note(CLOCK, self._clocks[-1])
+
+    def _with_first_numbers(self, columns: SpanColumns) -> SpanColumns:
+        """Return columns with the numbers that ranks had in the first world."""
+        numbers = self._numbers
+        if numbers is None:
+            return columns
+        groups = tuple(group._replace(ranks=tuple(numbers[list(group.ranks)].tolist())) for group in columns.groups)
+        return replace(columns, rank=numbers[columns.rank], groups=groups)
+
+    def _flush_periodically(self) -> None:
+        """Write new spans every `EVERY_S`, or less often where that takes more than `MOST_SHARE` of a processor."""
+        pause_s = EVERY_S
+        try:
+            while not self._done.wait(pause_s):
+                start_s = thread_time()
+                self.flush()
+                pause_s = max(EVERY_S, (thread_time() - start_s) / MOST_SHARE)
+        except OSError:
+            self._is_broken = True
 
 
-async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> bool:
-    """Write the timelines of all processes to `path`, in process 0; if that fails, each process writes its own.
+def _append_bytes(path: Path, data: bytes) -> None:
+    if data:
+        with path.open("ab") as file:
+            file.write(data)
 
-    Processes that write their own print a line on stderr. Threads do all the work, so that the event loop still answers
-    the other processes. The caller shields it: no other process can do it.
+
+# -- at the end --------------------------------------------------------------------------------------------------------
+
+
+async def write_together(file: TraceFile, path: str | PathLike[str], membership: Membership) -> bool:
+    """Join the files of all processes to `path`, in process 0, which must see them all.
+
+    If that fails, the files stay, and each process prints the path of its own on stderr; a launcher of ours joins them
+    when all have ended. The caller shields it: no other process can do it.
 
     Returns:
-        Whether this process has written the timelines of all.
+        Whether this process has written the trace of all.
 
     Raises:
-        UsageError: On process 0, if it cannot write; each process has written its own timeline then.
+        UsageError: On process 0, if it cannot write.
     """
     with delaying_sigterm():
         try:
             with trio.fail_after(END_LIMIT_S):
                 await membership.barrier("trace")
-            failure = await _gather(timeline, path, membership)
-        except (OverlapError, trio.TooSlowError):
-            failure = "not all processes could give their timelines"
-            await _write_own_part(timeline, path, membership, failure)
-            return False
-        if failure:
-            await _write_own_part(timeline, path, membership, failure)
+            parts = [Path(os.fsdecode(name)) for name in await membership.exchange("trace", os.fsencode(file.path))]
+            failure, can_see = "", True
             if membership.member == 0:
-                raise UsageError(failure)
-    return membership.member == 0
+                failure, can_see = await trio.to_thread.run_sync(join_files, parts, path)
+            reason = (await membership.exchange("trace written", failure.encode(errors="replace")[:_REASON_BYTES]))[0]
+        except (OverlapError, trio.TooSlowError):
+            if not _launcher_joins():
+                _print_own(file, path, "not all processes could give their timelines")
+            return False
+        if reason:
+            _print_own(file, path, reason.decode(errors="replace"))
+        if failure and can_see:
+            raise UsageError(failure)
+    return membership.member == 0 and not failure
 
 
-async def _gather(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> str:
-    """Gather the parts at process 0, which writes them; return the reason of a failure, the same on all, or ""."""
-    part = await _run_in_thread(lambda: packed_part(timeline, membership))
-    sizes = [int(size) for size in await membership.exchange("trace size", str(len(part)).encode())]
-    if membership.member != 0:
-        await membership.gather("trace", part, _refuse_piece)
-        reasons = await membership.exchange("trace written", b"")
-        return reasons[0].decode(errors="replace")
+def join_files(parts: Sequence[Path], path: str | PathLike[str]) -> tuple[str, bool]:
+    """Join files, and those of lost processes; return the reason of a failure, or "", and whether we see all files."""
     try:
-        await _gather_and_write(part, sizes, path, membership)
-        failure = ""
+        headers = [read_header(part) for part in parts]
+        run = headers[0].run
+        if {header.run for header in headers} != {run} or len({header.process for header in headers}) != len(parts):
+            return "not all processes write to one disk", False
+        lost = [part for number, header, part in _parts_beside(path) if not number and header.run == run]
+        join_parts(list(dict.fromkeys([*parts, *lost])), path)
+    except FileNotFoundError:
+        return "not all processes write to one disk", False
     except (OSError, UsageError) as error:
-        failure = str(error) if isinstance(error, UsageError) else f"trace: cannot gather the parts of {path}: {error}"
-    await membership.exchange("trace written", failure.encode(errors="replace")[:_REASON_BYTES])
-    return failure
+        return str(error) if isinstance(error, UsageError) else f"trace: cannot join files to {path}: {error}", True
+    return "", True
 
 
-def packed_part(timeline: Callable[[], Timeline], membership: Membership | None) -> bytes:
-    """Return the timeline of this process as bytes, on the clock of process 0 if there are several processes."""
-    if membership is None:
-        return pack_part(timeline())
-    clock = membership.clock
-    return pack_part(with_clock_error(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns)
+def _print_own(file: TraceFile, path: str | PathLike[str], why: str) -> None:
+    notify(
+        f"no {path}: {why}; that of this process is in {file.path}: "
+        f"`overlap timeline PARTS -o {Path(path).name}` makes one of all"
+    )
 
 
-async def _gather_and_write(
-    own_part: bytes, sizes: list[int], path: str | PathLike[str], membership: Membership
-) -> None:
-    """Gather the parts in one file as process 0, and write the trace from it; `sizes` are the bytes of each part."""
-    starts = [sum(sizes[:member]) for member in range(len(sizes))]
-    ends = list(starts)
-    with _spool(path) as spool:
-
-        def write(member: int, blob: bytes) -> None:
-            """Append a piece to the part of a member in the file."""
-            spool.seek(ends[member])
-            ends[member] += spool.write(blob)
-
-        async def store_piece(member: int, blob: bytes) -> None:
-            await _run_in_thread(lambda: write(member, blob))
-
-        await membership.gather("trace", own_part, store_piece)
-        await _run_in_thread(lambda: _write(spool, starts, path))
+def _launcher_joins() -> bool:
+    """Whether a launcher of ours has started all processes, and joins files that are left."""
+    return os.environ.get("OVERLAP_HOSTS") == "1"
 
 
-def _spool(path: str | PathLike[str]) -> BinaryIO:
-    """Open a file without a name on the disk of the trace, because the temporary folder may have less space."""
-    folder = os.path.dirname(os.path.abspath(path))
-    return cast(BinaryIO, tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None))
+def join_left(path: str | PathLike[str], job: str) -> list[Path]:
+    """Join the files that the processes of a job have left beside a trace, and return the traces that were written.
+
+    They are left where a process was killed. Of several attempts the last one counts.
+
+    Raises:
+        UsageError: A trace cannot be written.
+    """
+    attempts: dict[str, dict[int, list[tuple[int, Path]]]] = {}  # by number of the trace, and by attempt
+    for number, header, part in _parts_beside(path):
+        of_job, _, attempt = header.run.rpartition(".")
+        if of_job == job:
+            attempts.setdefault(number, {}).setdefault(int(attempt), []).append((header.process, part))
+    target, written = Path(path), []
+    stem, dot, ending = target.name.partition(".")
+    for number, left in sorted(attempts.items()):
+        trace = target.with_name(f"{stem}{number}{dot}{ending}")
+        with suppress(OSError, UsageError):
+            if read_header(trace).run == f"{job}.{max(left)}":
+                continue  # it is written, and these processes were not part of its end
+        join_parts([part for _, part in sorted(left[max(left)])], trace)
+        written.append(trace)
+    return written
 
 
-def _write(spool: BinaryIO, starts: list[int], path: str | PathLike[str]) -> None:
-    write_merged([Part(spool, start=start) for start in starts], path)
-
-
-async def _refuse_piece(member: int, blob: bytes) -> None:
-    raise AssertionError("only process 0 receives parts")
-
-
-async def _write_own_part(
-    timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership, why: str
-) -> None:
-    """Write the part of this process into a file of its own, on the common clock, and print its path."""
-    clock = membership.clock
-    part = part_path(path, membership.member)
-
-    def write() -> None:
-        own = with_clock_error(timeline(), error_ns=clock.error_ns)
-        write_trace(own.shifted(clock.offset_ns), part)
-
-    try:
-        await _run_in_thread(write)
-    except UsageError as error:
-        notify(f"no {path}: {why}; nor could this process keep its own: {error}")
-    else:
-        notify(
-            f"no {path}: {why}; that of this process is in {part}: "
-            f"`overlap timeline PARTS -o {Path(path).name}` makes one of all"
-        )
+def _parts_beside(path: str | PathLike[str]) -> Iterator[tuple[str, Header, Path]]:
+    """Yield the files of processes beside a trace: the number of the trace, such as "-2", the header and the path."""
+    stem, dot, ending = Path(path).name.partition(".")
+    name = re.compile(rf"{re.escape(stem)}(-\d+)?-process\d+{re.escape(_plain(dot + ending))}")
+    for part in sorted(part_path(path, 0).parent.glob("*-process*")):
+        if match := name.fullmatch(part.name):
+            with suppress(OSError, UsageError):
+                yield match[1] or "", read_header(part), part
 
 
 def part_path(path: str | PathLike[str], member: int) -> Path:
     """Return the path for the part of one process: in the folder of the trace, or in the temporary folder.
 
     >>> str(part_path("run.trace.json.gz", 2)), str(part_path("run.json", 0))
-    ('run-process2.trace.json.gz', 'run-process0.json')
+    ('run-process2.trace.json', 'run-process0.json')
     """
     target = Path(path)
     stem, dot, ending = target.name.partition(".")
     is_device = target.exists() and not target.is_file()
     is_writable = target.parent.is_dir() and os.access(target.parent, os.W_OK) and not is_device
     folder = target.parent if is_writable else Path(tempfile.gettempdir())
-    return folder / f"{stem}-process{member}{dot}{ending}"
+    return folder / f"{stem}-process{member}{_plain(dot + ending)}"
 
 
-async def _run_in_thread(work: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(work)
+def _plain(ending: str) -> str:
+    """Return the ending of a file that is not packed: it grows while the run lives."""
+    return ending.removesuffix(".gz")
 
 
 @contextmanager
@@ -174,94 +314,3 @@ def delaying_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if signals:
             signal.raise_signal(signal.SIGTERM)
-
-
-EVERY_S = 1.0
-MOST_SHARE = 0.01
-"""Most processor time of the thread, as a share: thousands of spans a second are written less often."""
-_MOST_TIMES = 2  # a file with more than this many times the spans in recorders is started again
-
-
-class TraceStream:
-    """Writes the spans of some recorders into a file, a block of each at a time.
-
-    Args:
-        path: The file, which is overwritten.
-        recorders: Recorders of the ranks of this process.
-        empty: Timeline of the run without spans.
-        offset_ns: Time of the common clock at time 0 of this process's.
-    """
-
-    def __init__(self, path: Path, recorders: Sequence[Recorder], empty: Timeline, *, offset_ns: int = 0) -> None:
-        self._path, self._recorders = path, recorders
-        self._beginning = begin_stream(empty, offset_ns=offset_ns)
-        self._seen: dict[int, RawSpan | None] = {}
-        self._written = 0
-        path.write_bytes(self._beginning)
-
-    def flush(self) -> None:
-        """Write new spans."""
-        if self._written > _MOST_TIMES * sum(len(recorder) for recorder in self._recorders):
-            self._restart()
-        self._append(self._path)
-
-    def _restart(self) -> None:
-        """Begin the file again with the spans that the recorders still have, in place of the old one at once."""
-        draft = self._path.with_name(self._path.name + ".new")
-        draft.write_bytes(self._beginning)
-        self._seen, self._written = {}, 0
-        self._append(draft)
-        draft.replace(self._path)
-
-    def _append(self, path: Path) -> None:
-        """Add the spans since the last call to a file, a block for each recorder."""
-        blocks = []
-        for recorder in self._recorders:
-            if raws := recorder.since(self._seen.get(recorder.rank)):
-                blocks.append(stream_block(columns_from_raw(recorder.rank, raws)))
-                self._seen[recorder.rank] = raws[-1]
-                self._written += len(raws)
-        if blocks:
-            with open(path, "ab") as file:
-                file.write(b"".join(blocks))
-
-    def remove(self) -> None:
-        """Remove the file: the trace is written."""
-        for path in (self._path, self._path.with_name(self._path.name + ".new")):
-            with suppress(OSError):
-                os.unlink(path)
-
-
-@contextmanager
-def streaming_spans(make: Callable[[], TraceStream], *, is_written: Callable[[], bool]) -> Iterator[None]:
-    """Write spans during the block, in a thread, because a program may block the loop. A full disk ends only the file.
-
-    Args:
-        make: Creates the file.
-        is_written: Whether, after the block, the whole trace was written.
-    """
-    try:
-        stream = make()
-    except OSError:  # the writer of the whole trace reports it
-        yield
-        return
-    done = Event()
-    thread = Thread(target=_flush_periodically, args=(stream, done), name="overlap trace", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        if is_written():
-            stream.remove()
-
-
-def _flush_periodically(stream: TraceStream, done: Event) -> None:
-    """Write new spans every `EVERY_S`, more rarely if writing takes more than `MOST_SHARE` of a processor's time."""
-    pause_s = EVERY_S
-    with suppress(OSError):
-        while not done.wait(pause_s):
-            start_s = thread_time()
-            stream.flush()
-            pause_s = max(EVERY_S, (thread_time() - start_s) / MOST_SHARE)

@@ -28,7 +28,7 @@ VERSION = f"overlap {version()} on Python {sys.version_info.major}.{sys.version_
 # Room in the name of a job for what connections put after it.
 LONGEST_NAME = LONGEST_JOB - 37
 
-SPANS = ".part"
+SPANS = ".json"
 """The end of the names of files with the spans of processes that have not ended well."""
 
 # Age at which folders of jobs are removed if their driver was killed; flight records last as long.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import traceback
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,13 @@ from ray import cloudpickle
 from ..embedded.rendezvous import Store, rendezvous_through_store
 from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, in_one_line, shown, text_of, type_name
 from ..processes.life import Keeper, place_and_setup, run_ranks
-from ..processes.traces import packed_part
 from ..runtime.world import World
-from ..timeline.spans import Timeline
 from .job import VERSION, JobSpec, MemberEnd, make_job_folder, pack, take_files
 from .store import store_class
 
 if TYPE_CHECKING:
     from ..processes.member import Membership
+    from ..processes.traces import TraceFile
 
 MET = "overlap/met"
 """Key of the store under which the first member writes once all have met."""
@@ -112,17 +110,14 @@ class MemberActor(store_class()):  # type: ignore[misc]
 
 
 class _SpanKeeper(Keeper):
-    """Packs the timeline of this process as bytes for the driver, which merges those of all members."""
+    """Keeps the trace file of this process as bytes for the driver, which joins those of all members."""
 
     part = b""
 
-    async def keep(
-        self, timeline: Callable[[], Timeline], membership: Membership | None, failure: Exception | None = None
-    ) -> None:
-        """Pack the recorded spans, on the clock of process 0."""
-        if self._run_config.trace is not None:
-            with trio.CancelScope(shield=True):
-                self.part = await trio.to_thread.run_sync(packed_part, timeline, membership)
+    async def _finish(self, file: TraceFile, membership: Membership | None) -> None:
+        """Read the file, and remove it."""
+        self.part = file.path.read_bytes()
+        file.path.unlink()
 
 
 def _trace(error: BaseException) -> str:

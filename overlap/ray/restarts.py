@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 
 from ray import cloudpickle
@@ -20,8 +19,8 @@ from ..launch.progress import latest_step, reached_step, saved_step
 from ..launch.restarts import Advance
 from ..notice import notify
 from ..processes.status import Guilt, status_from_error
-from ..timeline.files.parts import Part, pack_part, read_stream
-from ..timeline.files.tracefile import write_merged
+from ..processes.traces import part_path
+from ..timeline.files.trace import join_parts
 from .job import SPANS, JobSpec, MemberEnd, Outcome
 
 
@@ -80,12 +79,15 @@ def _write_records(outcome: Outcome, folder: Path) -> list[Path]:
 
 
 def _write_trace(outcome: Outcome, path: str) -> None:
-    """Merge the timelines of the members, killed ones included, in the trace of the run."""
-    packed = [end.spans for end in outcome.ends.values() if end.spans]
+    """Join the trace files of the members, killed ones included, in the trace of the run."""
+    texts = [end.spans for end in outcome.ends.values() if end.spans]
+    texts += [data for name, data in outcome.files.items() if name.endswith(SPANS) and data]
+    parts = [part_path(path, number) for number in range(len(texts))]
     try:
-        packed += [pack_part(read_stream(data)) for name, data in outcome.files.items() if name.endswith(SPANS)]
-        if packed:
-            write_merged([Part(BytesIO(spans)) for spans in packed], path)
+        for part, text in zip(parts, texts, strict=True):
+            part.write_bytes(text)
+        if parts:
+            join_parts(parts, path)
             trace_files.note_written(path)
     except (OSError, UsageError) as error:
         notify(f"no trace in {path}: {error}; pass trace= a path that can be written")

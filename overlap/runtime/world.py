@@ -504,8 +504,8 @@ class World:
         """Return the recorders of the ranks here."""
         return [member.rank.recorder for member in self._members]
 
-    def timeline(self) -> Timeline:
-        """Return the timeline that the ranks here have recorded until now."""
+    def facts(self) -> dict[str, str]:
+        """Return facts about the run for its timeline."""
         meta = {"script": sys.argv[0], "cluster": _machine_name(self._cluster)} | self.backend.meta()
         meta |= self.described
         if self.ending.failure is not None or self._scope.cancel_called:
@@ -513,6 +513,11 @@ class World:
         starved = {member.rank.rank: member.compute.starved_share for member in self._members}
         if shares := " ".join(f"{rank}:{share:.2f}" for rank, share in starved.items() if share >= STARVED_SHARE):
             meta[STARVED] = shares
+        return meta
+
+    def timeline(self) -> Timeline:
+        """Return the timeline that the ranks here have recorded until now."""
+        meta = self.facts()
         return Timeline.collect(self.recorders(), world_size=self.size, clock=self.backend.name, meta=meta)
 
 

@@ -136,7 +136,7 @@ class Profile:
         Raises:
             UsageError: If it cannot be read, or has no computes.
         """
-        from ..timeline.files.tracefile import read_trace  # here, because few runs have a profile
+        from ..timeline.files.reading import read_trace  # here, because few runs have a profile
 
         return cls.of(read_trace(path), source=os.fspath(path))
 

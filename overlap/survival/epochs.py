@@ -25,7 +25,6 @@ from ..processes.status import report_to_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from ..timeline.sequence import in_first_world
 from .agreement import (
     EpochWorld,
     State,
@@ -179,9 +178,8 @@ class SurvivingRun:
         self._finished = {}
         own_place, run_config = self.place, self._run_config
         each = own_place.ranks_per_process
-        keeper.numbered = partial(
-            in_first_world, members=self.world.members, ranks_each=each, world_size=self._size * each
-        )
+        keeper.numbers = [member * each + rank for member in self.world.members for rank in range(each)]
+        keeper.world_size = self._size * each
         failure: Exception | None = None
         results: list[T] = []
         async with trio.open_nursery() as nursery:

@@ -19,7 +19,8 @@ from .spans import Timeline
 if TYPE_CHECKING:
     from .draw.view import TimelineView
     from .files.merge import merged
-    from .files.tracefile import read_trace, write_trace
+    from .files.reading import read_trace
+    from .files.trace import write_trace
     from .measure.metrics import Breakdown, breakdowns, median_step
     from .why.reasons import Reason, causes
     from .why.stragglers import Arrivals, arrivals, straggler
@@ -57,10 +58,10 @@ _LOADED_WHEN_USED = {
     "causes": "why.reasons",
     "median_step": "measure.metrics",
     "merged": "files.merge",
-    "read_trace": "files.tracefile",
+    "read_trace": "files.reading",
     "straggler": "why.stragglers",
     "verdict_of": "why.verdict",
-    "write_trace": "files.tracefile",
+    "write_trace": "files.trace",
 }
 
 

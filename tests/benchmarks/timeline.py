@@ -9,7 +9,6 @@ from time import process_time_ns
 
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.timeline import Recorder, Timeline, TimelineView, read_trace, write_trace
-from overlap.timeline.files.parts import pack_part
 from tests.benchmarks.figures import few
 
 from .figures import Figure, time_of
@@ -26,7 +25,6 @@ def figures(sampling: Sampling) -> Iterator[Figure]:
     repeats = min(few(sampling), 3)
     with TemporaryDirectory() as folder:
         file, many = Path(folder, "run.json"), _timeline(8, _SPANS // (8 * 25))
-        yield _line("pack", "pack a million spans", repeats, lambda: pack_part(many), None, _PART)
         yield _line("write", "write a trace of a million spans", repeats, lambda: write_trace(many, file), None, _PART)
         yield _line("load", "load a trace of a million spans", repeats, lambda: read_trace(file), 3e9, _PART)
         draw = "draw a run of a million spans, whole, without steps"

@@ -322,7 +322,7 @@ def test_a_trace_goes_down_a_pipe(process, script):
     )
     out, err = child.communicate()
     assert err.startswith("overlap: trace in /dev/stdout; ")
-    assert json.loads(out)["overlap"]["world_size"] == 2
+    assert json.loads(out)[0]["args"]["world_size"] == 2
 
 
 def test_bad_settings_are_told_by_the_name_under_which_they_were_given(overlap, script, monkeypatch):

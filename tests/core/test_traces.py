@@ -62,7 +62,7 @@ def test_whatever_goes_wrong_with_the_trace(tmp_path: Path, monkeypatch: pytest.
     def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("overlap.timeline.files.tracefile.write_trace", broken)
+    monkeypatch.setattr("overlap.processes.traces.join_parts", broken)
     with pytest.warns(overlap.TraceWarning, match=r"cannot write .*t\.json: MemoryError\(\)$"):
         assert overlap.run(well, ranks=2, trace=tmp_path / "t.json") == [0, 1]
 

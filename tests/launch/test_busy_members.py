@@ -152,12 +152,6 @@ def meet_apart(members: int, main: object) -> list[str]:
 
 
 def test_members_apart_do_what_members_do() -> None:
-    taken: list[tuple[int, bytes]] = []
-
-    async def take(member: int, blob: bytes) -> None:
-        await trio.lowlevel.checkpoint()
-        taken.append((member, blob))
-
     async def main(membership: Membership) -> None:
         assert await membership.exchange("x", bytes([membership.member])) == [b"\x00", b"\x01", b"\x02"]
         with pytest.raises(
@@ -176,31 +170,11 @@ def test_members_apart_do_what_members_do() -> None:
         heard = [await anext(news) for _ in range(2)]
         others = {0, 1, 2} - {membership.member}
         assert sorted(heard, key=str) == [MemberNotice(other, b"from %d" % other) for other in sorted(others)]
-        await membership.gather("trace", bytes([membership.member]) * 3, take)
         assert membership.clock.error_ns >= 0
         await membership.barrier("end")
         await membership.leave()
 
     assert meet_apart(3, main) == []
-    assert sorted(taken) == [(member, bytes([member]) * 3) for member in range(3)]
-
-
-def test_what_takes_a_part_may_fail() -> None:
-    async def take(member: int, blob: bytes) -> None:
-        raise OSError("full")
-
-    async def main(membership: Membership) -> None:
-        if membership.member == 0:
-            with pytest.raises(OSError, match=r"^full$"):
-                await membership.gather("trace", b"x", take)
-            membership.send_notice(b"it is over")
-        else:
-            await anext(membership.messages())  # who comes late is not kept waiting
-            await membership.gather("trace", b"x", take)
-        await membership.barrier("end")
-        await membership.leave()
-
-    assert meet_apart(2, main) == []
 
 
 def test_a_loss_is_heard_apart() -> None:

@@ -32,110 +32,6 @@ def test_an_exchange_gives_everybody_everything_in_member_order(members: int) ->
     assert results == {member: [b"%d" % each for each in range(members)] for member in range(members)}
 
 
-@pytest.mark.parametrize("sizes", [(0, 0, 0), (0, 1, 7), (48 * 1024,) * 3, (1, 48 * 1024, 20_000)])
-def test_parts_of_every_size_come_whole(sizes: tuple[int, ...]) -> None:
-    parts = [bytes([65 + member]) * size for member, size in enumerate(sizes)]
-    results = []
-
-    async def main(membership: Membership) -> None:
-        results.append(await membership.exchange("sizes", parts[membership.member]))
-
-    meet(3, main)
-    assert results == [parts] * 3
-
-
-async def nobody(member: int, data: bytes) -> None:
-    """Takes what a gather brings."""
-
-
-def test_a_part_that_is_too_long_is_refused_at_the_call() -> None:
-    async def main(membership: Membership) -> None:
-        with pytest.raises(
-            UsageError,
-            match=r"^exchange 'big': the part has 49153 bytes, the limit is 49152; "
-            r"this is a bug in overlap, please report it$",
-        ):
-            await membership.exchange("big", bytes(48 * 1024 + 1))
-
-    meet(2, main)
-
-
-def test_exchanges_of_one_name_are_counted_also_when_one_is_cancelled() -> None:
-    results: dict[int, list[list[bytes]]] = {0: [], 1: []}
-
-    async def again(membership: Membership, which: str) -> None:
-        results[membership.member].append(
-            await membership.exchange("again", f"{which} of {membership.member}".encode())
-        )
-
-    async def main(membership: Membership) -> None:
-        if membership.member == 1:
-            with trio.CancelScope() as scope:
-                scope.cancel()
-                await again(membership, "first")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(again, membership, "second")
-                await trio.testing.wait_all_tasks_blocked()
-                membership.send_notice(b"the second is on its way")
-        else:
-            await anext(membership.messages())
-            await again(membership, "first")
-            await again(membership, "second")
-
-    meet(2, main)
-    first, second = [b"first of 0", b"first of 1"], [b"second of 0", b"second of 1"]
-    assert results == {0: [first, second], 1: [second]}
-
-
-def test_nobody_passes_a_barrier_before_the_last_has_come() -> None:
-    order = []
-
-    async def main(membership: Membership) -> None:
-        for turn in range(3):
-            order.append((turn, "comes"))
-            await membership.barrier("step")
-            order.append((turn, "goes"))
-
-    meet(4, main)
-    # one may come to the next barrier before another has gone from the last
-    for turn in range(3):
-        assert max(i for i, what in enumerate(order) if what == (turn, "comes")) < order.index((turn, "goes"))
-    assert len(order) == 4 * 3 * 2
-
-
-@pytest.mark.parametrize("sizes", [(0, 0, 0), (5, 0, 1), (10, 3_000_000, 48 * 1024), (200_000, 1, 0)])
-def test_a_gather_brings_bytes_of_any_size_to_member_0(sizes: tuple[int, ...]) -> None:
-    given = [bytes(range(65, 91)) * (size // 26) + b"." * (size % 26) for size in sizes]
-    taken: list[tuple[int, bytes]] = []
-
-    async def take(member: int, data: bytes) -> None:
-        taken.append((member, data))
-
-    async def main(membership: Membership) -> None:
-        await membership.gather("trace", given[membership.member], take)
-
-    meet(3, main)
-    assert [b"".join(data for who, data in taken if who == member) for member in range(3)] == given
-
-
-def test_a_gather_that_member_0_breaks_off_ends_for_all_and_the_world_goes_on() -> None:
-    failed, done = [], []
-
-    async def take(member: int, data: bytes) -> None:
-        if member == 1:
-            raise OSError("no room")
-
-    async def main(membership: Membership) -> None:
-        try:
-            await membership.gather("trace", bytes(3_000_000), take)
-        except OSError as error:
-            failed.append((membership.member, str(error)))
-        done.append(await membership.exchange("go on", b"x"))
-
-    assert meet(3, main) == []
-    assert (failed, done) == ([(0, "no room")], [[b"x"] * 3] * 3)
-
-
 def test_what_is_told_comes_to_all_others_in_order() -> None:
     heard: dict[int, list[tuple[int, bytes]]] = {}
 
@@ -255,8 +151,8 @@ def test_a_member_that_goes_without_a_goodbye_is_lost_once(gone: int, how: Calla
             await membership.exchange("results", b"")
         assert caught.value.member == gone
         assert str(caught.value) == f"exchange 'results': process {gone} is lost: {reason}"
-        with pytest.raises(MemberLostError, match=rf"^gather 'trace': process {gone} is lost"):
-            await membership.gather("trace", b"", nobody)
+        with pytest.raises(MemberLostError, match=rf"^barrier 'trace': process {gone} is lost"):
+            await membership.barrier("trace")
         membership.send_notice(b"still here")
         news = membership.messages()
         seen[membership.member] = [await anext(news) for _ in range(3)]

@@ -191,25 +191,22 @@ def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, 
     assert seen == {0: [lost, MemberNotice(1, b"I go on")], 1: [lost, MemberNotice(0, b"I go on")]}
 
 
-def test_a_piece_of_a_gather_that_is_too_long_loses_its_sender() -> None:
-    reason = "a part of exchange 'gather trace' which is too long, or its second one"
+def test_a_part_that_is_too_long_loses_its_sender() -> None:
+    reason = "a part of exchange 'trace' which is too long, or its second one"
 
     async def main(company: Company) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(company.attend, 0, gather)
+            nursery.start_soon(company.attend, 0, exchange)
             puppet = await Puppet.enter(company, 1)
             await puppet.hear(Ready)
-            await puppet.say(encode(Contribution(name="gather trace", turn=0, blob=bytes(48 * 1024 + 1), gather=True)))
+            await puppet.say(encode(Contribution(name="trace", turn=0, blob=bytes(48 * 1024 + 1))))
             assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
             await puppet.stream.aclose()
 
-    async def gather(membership: Membership) -> None:
-        async def take(member: int, data: bytes) -> None:
-            assert member == 0
-
+    async def exchange(membership: Membership) -> None:
         for name in ("trace", "later"):
-            with pytest.raises(MemberLostError, match=rf"^gather '{name}': process 1 is lost: it sent {reason}"):
-                await membership.gather(name, b"mine", take)
+            with pytest.raises(MemberLostError, match=rf"^exchange '{name}': process 1 is lost: it sent {reason}"):
+                await membership.exchange(name, b"mine")
         await membership.leave()
 
     with_company(2, main)

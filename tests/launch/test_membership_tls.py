@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,14 +51,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
 def test_a_world_over_tls(certificates: dict[str, Tls]) -> None:
     tls = certificates["ours"]
     results: list[list[bytes]] = []
-    taken: Counter[int] = Counter()
-
-    async def take(member: int, data: bytes) -> None:
-        taken[member] += len(data)
 
     async def talk(membership: Membership) -> None:
         results.append(await membership.exchange("x", bytes([membership.member])))
-        await membership.gather("y", bytes(300_000), take)
         await membership.leave()
 
     async def main(company: Company) -> None:
@@ -69,7 +63,6 @@ def test_a_world_over_tls(certificates: dict[str, Tls]) -> None:
 
     assert with_company(3, main) == []
     assert results.count([b"\x00", b"\x01", b"\x02"]) == 3
-    assert taken == {0: 300_000, 1: 300_000, 2: 300_000}
 
 
 PLAIN = ": the other side hung up without a word; it is another program, or wants TLS, which this side does not speak"

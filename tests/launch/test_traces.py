@@ -2,72 +2,93 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from overlap.errors import UsageError
 from overlap.processes import traces as traces
+from overlap.processes.clock import ClockOffset
 from overlap.processes.member import Membership
-from overlap.processes.traces import part_path, write_together
-from overlap.timeline import Recorder, Timeline, read_trace
+from overlap.processes.traces import TraceFile, join_left, part_path, write_together
+from overlap.timeline import Recorder, read_trace
+from overlap.timeline.files.trace import Header, join_parts
 from overlap.timeline.recording import RawSpan
+from tests.interpreters import Python
 
 from .company import meet
+from .test_worlds import clean
 
 NEEDS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
 
 
-def timeline(member: int, *, members: int, spans: int = 1) -> Timeline:
-    """Each member has one rank, which takes part in collectives of all."""
+def recorded(folder: Path, member: int, *, members: int, spans: int = 1, clock: ClockOffset | None = None) -> TraceFile:
+    """Return the file of a member with one rank, which takes part in collectives of all; its section has ended."""
     recorder = Recorder(member, capacity=spans)
     group = ("world", tuple(range(members)))
     for seq in range(spans):
         meeting = ("all_reduce", "ring", group, seq, 8, "float32", 10 * seq + 1)
         raw: RawSpan = ("comm", "comm", "all_reduce", 10 * seq, 10 * seq + 9, (meeting, 10 * seq, 0, "t.py:1", 0, None))
         recorder.append(raw)
-    return Timeline.collect([recorder], world_size=members)
+    file = TraceFile(part_path(folder / "t.json", member))
+    header = Header(world_size=members, clock="real", run="job.0", process=member)
+    file.begin(header, [recorder], clock=None if clock is None else lambda: clock)
+    file.end_section({})
+    file.end()
+    return file
 
 
-@pytest.mark.parametrize("members", [1, 2])
-def test_whoever_cannot_write_the_trace_of_all_says_where_its_own_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], members: int
+async def together(membership: Membership, folder: Path, path: str | Path, *, spans: int = 1) -> bool:
+    file = recorded(folder, membership.member, members=membership.members, spans=spans, clock=membership.clock)
+    return await write_together(file, path, membership)
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_processes_that_cannot_write_one_trace_print_where_their_own_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, launched: bool
 ) -> None:
-    path = tmp_path / "t.json"
+    """A launcher of ours makes one of what is left, so that they print nothing under it."""
+    path, own = tmp_path / "t.json", tmp_path / "t-process0.json"
+    monkeypatch.setenv("OVERLAP_HOSTS", "1" if launched else "2")
 
     async def main(membership: Membership) -> None:
         if membership.member == 0:
-            await write_together(lambda: Timeline.collect([Recorder(0)], world_size=members), path, membership)
+            await together(membership, tmp_path, path)
 
-    meet(members, main)
-    own = path if members == 1 else tmp_path / "t-process0.json"
+    meet(2, main)
     assert list(tmp_path.iterdir()) == [own]
-    assert read_trace(own).world_size == members
+    assert read_trace(own).world_size == 2
     lost = (
         f"overlap: no {path}: not all processes could give their timelines; that of this process is in {own}: "
         "`overlap timeline PARTS -o t.json` makes one of all\n"
     )
-    assert capsys.readouterr().err == ("" if members == 1 else lost)
+    assert capsys.readouterr().err == ("" if launched else lost)
+    assert join_left(path, "another") == []
+    assert join_left(path, "job") == [path]
+    assert list(tmp_path.iterdir()) == [path]
+    assert read_trace(path).ranks() == [0]
 
 
-def test_a_trace_larger_than_any_window_is_of_all_and_exact(tmp_path: Path) -> None:
+def test_the_trace_of_all_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     wrote = []
 
     async def main(membership: Membership) -> None:
-        mine = timeline(membership.member, members=3, spans=5_000)
-        wrote.append((membership.member, await write_together(lambda: mine, path, membership)))
+        wrote.append((membership.member, await together(membership, tmp_path, path, spans=5_000)))
 
     assert meet(3, main) == []
     assert sorted(wrote) == [(0, True), (1, False), (2, False)]
-    assert list(tmp_path.iterdir()) == [path]
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json.gz"] or [*tmp_path.iterdir()] == []
     whole = read_trace(path)
     assert [len(spans) for spans in whole.by_rank().values()] == [5_000] * 3
     assert all(span.duration_ns == 9 for span in whole.spans)
@@ -76,7 +97,7 @@ def test_a_trace_larger_than_any_window_is_of_all_and_exact(tmp_path: Path) -> N
     assert [span.info.met_ns for span in first if span.info] == [min(last_ns, span.end_ns) for span in first]
 
 
-def test_nobody_is_hurried_who_is_at_work_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_are_at_work_on_it_are_not_hurried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is on coming. Here it is over for everybody before the work begins."""
     path = tmp_path / "t.json"
     over = trio.Event()
@@ -92,32 +113,105 @@ def test_nobody_is_hurried_who_is_at_work_on_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(traces.trio, "fail_after", short)
 
     async def main(membership: Membership) -> None:
-        await write_together(lambda: timeline(membership.member, members=2), path, membership)
+        await together(membership, tmp_path, path)
 
     meet(2, main)
     assert over.is_set()
     assert len(read_trace(path).spans) == 2
 
 
+@pytest.mark.parametrize("missing", ["another run", "no file"])
+def test_processes_without_a_common_disk_keep_a_file_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    path = tmp_path / "t.json"
+
+    async def main(membership: Membership) -> None:
+        file = recorded(tmp_path, membership.member, members=2)
+        if membership.member == 1 and missing == "another run":
+            file.path.write_text(file.path.read_text().replace("job.0", "job.1"))
+        elif membership.member == 1:
+            file.path.rename(tmp_path / "elsewhere.json")
+        assert not await write_together(file, path, membership)
+
+    meet(2, main)
+    assert not path.exists()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("not all processes write to one disk; that of this process is in" in line for line in lines)
+
+
 @NEEDS_FULL
 def test_where_it_cannot_be_written_every_process_keeps_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     refused = []
 
     async def main(membership: Membership) -> None:
         try:
-            await write_together(lambda: timeline(membership.member, members=2), "/dev/full", membership)
+            await together(membership, tmp_path, "/dev/full")
         except UsageError as error:
             refused.append((membership.member, str(error)))
 
     meet(2, main)
     assert refused == [(0, "trace: cannot write /dev/full: No space left on device; name another file")]
-    kept = [tmp_path / f"full-process{member}" for member in range(2)]
+    kept = [tmp_path / f"t-process{member}.json" for member in range(2)]
     assert [read_trace(path).ranks() for path in kept] == [[0], [1]]
-    told = capsys.readouterr().err
-    assert all(f"that of this process is in {path}: " in told for path in kept)
+    printed = capsys.readouterr().err
+    assert all(f"that of this process is in {path}: " in printed for path in kept)
+
+
+def test_of_several_attempts_the_last_is_joined(tmp_path: Path) -> None:
+    for member in range(3):
+        file = recorded(tmp_path, member, members=3)
+        if member < 2:
+            file.path.write_text(file.path.read_text().replace("job.0", "job.1"))
+    assert join_left(tmp_path / "t.json", "job") == [tmp_path / "t.json"]
+    assert read_trace(tmp_path / "t.json").ranks() == [0, 1]
+    recorded(tmp_path, 1, members=2)
+    (tmp_path / "t-process1.json").write_text((tmp_path / "t-process1.json").read_text().replace("job.0", "job.1"))
+    (tmp_path / "t-process2.json").unlink()
+    assert join_left(tmp_path / "t.json", "job") == []  # of a process that the others went on without
+
+
+def test_a_file_that_was_cut_anywhere_is_joined(tmp_path: Path) -> None:
+    whole, found = recorded(tmp_path, 1, members=2, spans=9).path.read_bytes(), []
+    for kept in [*range(0, len(whole), 5), len(whole) - 2]:
+        (tmp_path / "t-process1.json").write_bytes(whole[:kept])
+        other = recorded(tmp_path, 0, members=2)
+        join_parts([other.path, tmp_path / "t-process1.json"], tmp_path / "t.json")
+        assert isinstance(json.loads((tmp_path / "t.json").read_text()), list)
+        timeline = read_trace(tmp_path / "t.json")
+        if kept > whole.index(b"\n", 2):
+            assert ("cut" in timeline.meta) == (kept < len(whole) - 3)
+        found.append(len(timeline.for_rank(1)))
+    assert found == sorted(found)
+    assert set(found) == set(range(10))
+
+
+def test_clocks_that_drift_apart_for_an_hour_stay_within_the_error(tmp_path: Path, monkeypatch: Any) -> None:
+    """By 50 millionths: 180 ms in an hour."""
+    now_ns, error_ns, spans = 0, 200_000, 600
+    recorder = Recorder(0, capacity=spans)
+    monkeypatch.setattr(traces, "perf_counter_ns", lambda: now_ns)
+
+    def offset_ns(at_ns: int) -> int:
+        return 10**15 + at_ns * 50 // 1_000_000
+
+    file = TraceFile(tmp_path / "t.json")
+    clock = lambda: ClockOffset(offset_ns=offset_ns(now_ns), error_ns=error_ns)  # noqa: E731
+    file.begin(Header(world_size=1, clock="real", run="job.0"), [recorder], clock=clock)
+    instants_ns = range(0, 3_600 * 10**9, 6 * 10**9)
+    for now_ns in instants_ns:
+        recorder.append(("compute", "compute", "f", now_ns, now_ns, None))
+        file.flush()
+    file.end_section({})
+    file.end()
+    found = read_trace(file.path)
+    pairs = zip(instants_ns, found.spans, strict=True)
+    off_ns = [span.start_ns - at_ns - offset_ns(at_ns) for at_ns, span in pairs]
+    assert max(map(abs, off_ns)) <= error_ns
+    assert found.meta["clock_error_ns"] == str(error_ns)
 
 
 def test_a_part_is_kept_where_there_is_room(tmp_path: Path) -> None:
@@ -143,3 +237,72 @@ trio.run(main)
 def test_a_launcher_that_ends_the_rest_does_not_end_the_writing() -> None:
     done = subprocess.run([sys.executable, "-c", WRITES], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("written\n", -signal.SIGTERM)
+
+
+ENDLESS = """
+import overlap, numpy as np
+
+async def main(rank):
+    for step in range(10**9):
+        with rank.step(step):
+            await rank.all_reduce(rank.compute(np.zeros, 4))
+        if step == 20:
+            print("runs", flush=True)
+
+overlap.run(main, ranks=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_a_file_that_is_read(tmp_path: Path) -> None:
+    """At 20 moments, of which some are within a write."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    options = ["-m", "overlap", "run", "--trace", "run.json", "--trace-steps", "last:500", "endless.py"]
+    spans = []
+    for moment in range(20):
+        with Python(*options, cwd=tmp_path, env=clean()) as job:
+            assert job.stdout is not None
+            assert "runs" in job.stdout.readline()
+            while (tmp_path / "run-process0.json").stat().st_size < 2_000:  # until the first spans are in it
+                time.sleep(0.05)
+            time.sleep(0.1 * moment)
+            job.kill()
+        text = (tmp_path / "run-process0.json").read_bytes()
+        assert text.startswith(b"[\n")
+        *lines, last = text[2:].split(b",\n")
+        assert all("ph" in json.loads(line) for line in lines)  # the form that viewers read without an end
+        with suppress(ValueError):
+            json.loads(last)
+        timeline = read_trace(tmp_path / "run-process0.json")
+        assert timeline.meta["cut"] in ("what was recorded before the run was killed", "only what is complete")
+        spans.append(len(timeline.spans))
+        for command in ("timeline", "why") if moment % 7 == 0 else ():
+            done = subprocess.run(
+                [sys.executable, "-m", "overlap", command, "run-process0.json"],
+                cwd=tmp_path,
+                capture_output=True,
+                env=clean(),
+            )
+            assert done.returncode == 0, done.stderr
+        assert join_left(tmp_path / "run.json", "no job") == []
+    assert min(spans) > 20
+
+
+@pytest.mark.slow
+def test_the_trace_of_a_run_has_the_spans_of_a_killed_process(tmp_path: Path) -> None:
+    script = ENDLESS.replace(
+        'print("runs", flush=True)', "import os, time, signal; time.sleep(1.5 * rank.rank)"
+    ).replace("ranks=2", "")
+    script = script.replace("1.5 * rank.rank)", "1.5 * rank.rank); rank.rank and os.kill(os.getpid(), signal.SIGKILL)")
+    (tmp_path / "endless.py").write_text(script)
+    options = ["-m", "overlap", "run", "--processes", "2", "--trace", "run.json", "endless.py"]
+    done = subprocess.run([sys.executable, *options], cwd=tmp_path, capture_output=True, env=clean(), text=True)
+    assert done.returncode != 0
+    assert (
+        "overlap: trace in run.json, of killed processes up to their last second; `overlap timeline run.json`"
+        in done.stderr
+    )
+    assert "that of this process is in" not in done.stderr
+    assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"]
+    assert read_trace(tmp_path / "run.json").ranks() == [0, 1]
+    assert read_trace(tmp_path / "run.json").meta["cut"] == "what was recorded before the run was killed"

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.profiler import profile  # noqa: E402
 
 from overlap.processes.place import without_membership  # noqa: E402
-from overlap.timeline.files.tracefile import read_trace  # noqa: E402
+from overlap.timeline.files.reading import read_trace  # noqa: E402
 from overlap.timeline.span import Span  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
 from overlap.torch.work import Work  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 import topology
 from overlap.errors import UsageError
 from overlap.simulation import ComputeCosts, Profile, Roofline
-from overlap.timeline.files.tracefile import write_trace
+from overlap.timeline.files.trace import write_trace
 from overlap.timeline.span import Span
 from overlap.timeline.spans import Timeline
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap.cli.timeline.tables import stragglers_table
-from overlap.timeline.files.tracefile import read_trace
+from overlap.timeline.files.reading import read_trace
 from overlap.timeline.measure.metrics import breakdowns
 from overlap.timeline.measure.operations import operations
 from overlap.timeline.spans import Timeline

@@ -51,7 +51,7 @@ def backwards(tmp_path):
     path = tmp_path / "t.json"
     write_trace(Timeline(spans=[compute(0, 0, 5), compute(0, 5, 9, "later")], world_size=0), path)
     document = json.loads(path.read_text())
-    (span,) = (event for event in document["traceEvents"] if event["name"] == "later")
+    (span,) = (event for event in document if event["name"] == "later")
     span["args"]["end_ns"] = 3
     path.write_text(json.dumps(document))
     return path
@@ -70,8 +70,7 @@ def test_what_ends_before_it_starts_is_left_out(backwards, capsys):
 
 def test_where_nothing_is_left_it_is_no_trace(backwards):
     document = json.loads(backwards.read_text())
-    document["traceEvents"] = [event for event in document["traceEvents"] if event["name"] != "work"]
-    backwards.write_text(json.dumps(document))
+    backwards.write_text(json.dumps([event for event in document if event["name"] != "work"]))
     with pytest.raises(
         UsageError, match=r"damaged trace file: all of its spans end before they start; record it again$"
     ):

@@ -103,7 +103,7 @@ def test_steps_are_the_recorded_indices(training):
 
 
 def test_recording_loads_neither_rich_nor_what_only_readers_need():
-    late = {"rich", "overlap.timeline.draw.view", "overlap.timeline.files.tracefile"}
+    late = {"rich", "overlap.timeline.draw.view", "overlap.timeline.files.reading"}
     code = f"import sys, overlap.timeline; print({late} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -5,8 +5,10 @@ import pytest
 
 import overlap
 from overlap import Faults, UsageError, Virtual
-from overlap.processes.traces import TraceStream
+from overlap.processes.clock import ClockOffset
+from overlap.processes.traces import TraceFile
 from overlap.timeline import Recorder, Timeline, read_trace
+from overlap.timeline.files.trace import Header
 from overlap.timeline.recording import KeptSteps
 
 STEP_NS = 100
@@ -20,8 +22,10 @@ def step(recorder, index, *, computes=2):
     recorder.append(("step", "step", f"step {index}", begin, begin + 90, index))
 
 
-def stream(path, *recorders, offset_ns=0):
-    return TraceStream(path, recorders, Timeline(spans=[], world_size=2, meta={"script": "t"}), offset_ns=offset_ns)
+def growing_file(path, *recorders, clock=None):
+    file = TraceFile(path)
+    file.begin(Header(world_size=2, clock="real", meta={"script": "t"}, run="job.0"), recorders, clock=clock)
+    return file
 
 
 def collected(*recorders):
@@ -29,8 +33,8 @@ def collected(*recorders):
 
 
 def test_what_was_written_is_there_without_an_end(tmp_path):
-    path, recorders = tmp_path / "run.json.part", [Recorder(0), Recorder(1)]
-    growing = stream(path, *recorders, offset_ns=1000)
+    path, recorders = tmp_path / "run-process0.json", [Recorder(0), Recorder(1)]
+    growing = growing_file(path, *recorders, clock=lambda: ClockOffset(offset_ns=1000, error_ns=3))
     for index in range(3):
         for recorder in recorders[: index + 1]:
             step(recorder, index)
@@ -40,17 +44,21 @@ def test_what_was_written_is_there_without_an_end(tmp_path):
     assert found.spans == Timeline.collect(recorders, world_size=2).shifted(1000).spans
     assert (found.world_size, found.meta["script"]) == (2, "t")
     assert found.meta["cut"] == "what was recorded before the run was killed"
-    growing.remove()
-    assert list(tmp_path.iterdir()) == []
+    assert found.meta["clock_error_ns"] == "3"
+    growing.end_section({"script": "u"})
+    growing.end()
+    assert list(tmp_path.iterdir()) == [path]
+    assert (read_trace(path).spans, read_trace(path).meta) == (found.spans, {"script": "u", "clock_error_ns": "3"})
 
 
 @pytest.mark.slow
 def test_cut_at_any_byte_it_holds_what_was_complete(tmp_path):
-    path, recorder = tmp_path / "x.part", Recorder(0)
-    growing = stream(path, recorder)
+    path, recorder = tmp_path / "x.json", Recorder(0)
+    growing = growing_file(path, recorder)
     for index in range(3):
         step(recorder, index)
         growing.flush()
+    growing.end_section({})
     data, counts = path.read_bytes(), []
     for kept in range(len(data)):
         path.write_bytes(data[:kept])
@@ -58,19 +66,21 @@ def test_cut_at_any_byte_it_holds_what_was_complete(tmp_path):
             counts.append(len(read_trace(path).spans))
         except UsageError:
             assert counts == []
-    assert sorted(set(counts)) == [3, 6]
+    assert sorted(set(counts)) == [*range(1, 9)]
     assert counts == sorted(counts)
 
 
 def test_of_a_long_run_the_file_holds_what_the_recorders_keep(tmp_path):
     path, recorder = tmp_path / "x.part", Recorder(0, capacity=9)
-    growing, sizes = stream(path, recorder), []
+    growing, sizes = growing_file(path, recorder), []
     for index in range(100):
         step(recorder, index)
         growing.flush()
         sizes.append(len(read_trace(path).spans))
     assert max(sizes) <= 2 * 9 + 3
     assert read_trace(path).spans[-9:] == list(collected(recorder))
+    growing.end_section({})
+    assert read_trace(path).spans == list(collected(recorder))
 
 
 def test_the_last_steps_are_kept_however_many_spans_they_have():

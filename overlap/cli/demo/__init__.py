@@ -15,7 +15,7 @@ from ...data import digits
 from ...errors import UsageError
 from ...settings import Option
 from ...timeline import Timeline
-from ...timeline.files.tracefile import write_trace
+from ...timeline.files.trace import write_trace
 from ...units import integer, parse_bytes
 from ..console import Console
 from ..options import add_options, check_width, shared_option

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from tempfile import TemporaryFile
-from typing import BinaryIO
 
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
 from ...settings import Option
 from ...timeline.files.kineto import PROFILER
-from ...timeline.files.merge import merged, merged_header
-from ...timeline.files.parts import Part, pack_part
-from ...timeline.files.tracefile import read_trace, write_merged
+from ...timeline.files.merge import merged
+from ...timeline.files.reading import read_trace
+from ...timeline.files.trace import write_trace
 from ...timeline.measure.metrics import median_step
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.spans import ORIGIN, Timeline
@@ -168,16 +165,9 @@ def _print_pages(
 
 
 def _merge_files(files: Sequence[str], path: str) -> bool:
-    """Write one trace file of several; memory holds one of them whole, and one rank of each of the others."""
-    with ExitStack() as spools:
-        parts = [_read_part(file, spools.enter_context(TemporaryFile())) for file in files]
-        merged_header([part.header for part in parts])  # raises if they are not of one run
-        return try_to_write(lambda: write_merged(parts, path), path, option="--output")
-
-
-def _read_part(file: str, spool: BinaryIO) -> Part:
-    spool.write(pack_part(read_trace(file)))
-    return Part(spool)
+    """Write one trace file of several."""
+    timeline = merged([read_trace(file) for file in files])
+    return try_to_write(lambda: write_trace(timeline, path), path, option="--output")
 
 
 def _read_step(text: str | None, timeline: Timeline) -> int | None:

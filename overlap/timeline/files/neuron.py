@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from typing import TypeAlias
 
 from ...errors import UsageError
 from ..span import Kind, Span
 from ..spans import LEFT_OUT, ORIGIN, Timeline
-from .events import Json
 
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 _KINDS: dict[str, Kind] = {"nc_exec_running": "compute", "cc_running": "comm", "cc_exec_barrier": "comm"}
 
 

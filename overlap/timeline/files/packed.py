@@ -63,14 +63,19 @@ def read_beginning(path: Path) -> bytes:
     return begin
 
 
-def may_be_own(begin: bytes) -> bool:
-    """Whether the first bytes of a text may be those of a trace file of ours."""
+def may_be_earlier(begin: bytes) -> bool:
+    """Whether the first bytes of a text may be those of a trace file of an earlier version of ours."""
     return _OWN.search(begin) is not None
+
+
+def is_array(begin: bytes) -> bool:
+    """Whether the first bytes of a text are those of a JSON array of objects, as our trace files are."""
+    return _ARRAY.match(begin) is not None
 
 
 def is_profile(begin: bytes) -> bool:
     """Whether the first bytes of a text are those of a file of PyTorch's profiler, and not of our trace files."""
-    return b'"traceEvents"' in begin and not may_be_own(begin) and any(mark in begin for mark in _MARKS)
+    return b'"traceEvents"' in begin and not may_be_earlier(begin) and any(mark in begin for mark in _MARKS)
 
 
 def open_unpacked(raw: BinaryIO) -> BinaryIO:
@@ -81,6 +86,7 @@ def open_unpacked(raw: BinaryIO) -> BinaryIO:
 
 
 _BEGIN_BYTES = 1 << 18
+_ARRAY = re.compile(rb"\s*\[\s*\{")
 _OWN = re.compile(rb'"overlap"\s*:')  # as a key: as a value it is the backend of a profiled job
 _MARKS = (
     b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"', b'"cpu_op"',

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import UsageError
-from ..files.packed import is_profile, read_beginning
+from ..files.packed import is_array, is_profile, read_beginning
 from .children import Progress, measure_files
 from .judgement import judge
 from .rank import RankReport
@@ -35,7 +35,7 @@ def explain(
     for file in files:
         profiles += [file] if is_profile(read_beginning(file)) else []
     other_files = [file for file in files if file not in profiles]
-    named = [file for file in other_files if file in map(Path, paths) or b'"traceEvents"' in read_beginning(file)]
+    named = [file for file in other_files if file in map(Path, paths) or _may_be_trace(read_beginning(file))]
     if profiles and not named:
         reports = measure_files(profiles, progress or (lambda done, count: None))
         found = judge(reports if len(reports) == 1 else [_with_named_rank(report) for report in reports], step=step)
@@ -48,6 +48,10 @@ def explain(
     from .recorded import judge_timeline
 
     return judge_timeline(files, step=step)
+
+
+def _may_be_trace(begin: bytes) -> bool:
+    return b'"traceEvents"' in begin or is_array(begin)
 
 
 def _trace_files(path: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...errors import UsageError
 from ...units import format_ns
 from ..files.merge import merged
-from ..files.tracefile import read_trace
+from ..files.reading import read_trace
 from ..measure.metrics import Breakdown, breakdowns, median_step
 from ..ranklist import named_ranks
 from ..spans import ORIGIN, STARVED, Timeline

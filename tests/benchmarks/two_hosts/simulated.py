@@ -13,7 +13,7 @@ from overlap import Virtual, run
 from overlap.cli.bench.sampling import Times
 from overlap.config import overriding
 from overlap.simulation import Profile
-from overlap.timeline.files.tracefile import read_trace
+from overlap.timeline.files.reading import read_trace
 from overlap.timeline.spans import Timeline
 
 from .network import Host

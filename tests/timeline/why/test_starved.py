@@ -4,8 +4,7 @@ import overlap
 from overlap.config import overriding
 from overlap.runtime import compute
 from overlap.timeline import Timeline, write_trace
-from overlap.timeline.files.merge import merged_header
-from overlap.timeline.files.parts import Header
+from overlap.timeline.files.merge import merged
 from overlap.timeline.spans import STARVED
 from tests.timeline.programs import data_parallel, run
 
@@ -36,5 +35,5 @@ def test_a_trace_says_first_that_computes_had_less_than_a_core(tmp_path):
 
 
 def test_parts_of_a_run_keep_their_shares():
-    headers = [Header.of(Timeline(spans=[], world_size=2, meta={STARVED: f"{rank}:0.50"})) for rank in (0, 1)]
-    assert merged_header(headers).meta[STARVED] == "0:0.50 1:0.50"
+    parts = [Timeline(spans=[], world_size=2, meta={STARVED: f"{rank}:0.50"}) for rank in (0, 1)]
+    assert merged(parts).meta[STARVED] == "0:0.50 1:0.50"
