@@ -8,7 +8,7 @@
 #   launch/, processes/      starts processes, and detects their losses;  state/: saved for restarts
 #   survival/                worlds that go on after losses: agreement, witness, epochs
 #   waits/                   the judge of ranks that wait
-#   timeline/, flight/       what runs record, and reports from it;  live/, explanation: other readers of both
+#   timeline/, flight/       what runs record, and reports from it;  live/, explain/: other readers of both
 #   parallel/, torch/        training strategies; the backend of torch.distributed;  ray/: on clusters
 #   testing/                 tests with many ranks in one process
 #   cli/                     the command
@@ -45,7 +45,7 @@ _is_command = _sys.orig_argv[1:3] == ["-m", __name__] or _sys.argv[0].endswith("
 if _is_command and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     # This is the command: a Ctrl-C ends it here, without the traceback of an import. `cli.main` takes that back.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-_only_reads = (_is_command and _sys.argv[1:2] == ["why"]) or f"{__name__}.timeline.why.children" in _sys.orig_argv
+_only_reads = (_is_command and _sys.argv[1:2] == ["why"]) or f"{__name__}.timeline.files.children" in _sys.orig_argv
 
 if TYPE_CHECKING or not _only_reads:  # half of the time of a command that only reads files
     from .hints import hidden_package as _hidden_package
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     __version__: str
     from .embedded.connection import Connection
     from .embedded.door import connect
-    from .explanation import why
+    from .explain.entry import why
     from .simulation import Conditions, Faults, Interference
     from .simulation.simulated_backend import Virtual
 
@@ -132,7 +132,7 @@ _LOADED_WHEN_USED = {
     "run": "front",
     "run_async": "front",
     "shape_only": "runtime.memory.arrays",
-    "why": "explanation",
+    "why": "explain.entry",
 }
 
 

@@ -37,7 +37,7 @@ HOUSE = (
     ("overlap.waits",),
     ("overlap.runtime.blame.standing",),
     ("overlap.flight",),
-    ("overlap.live", "overlap.explanation"),
+    ("overlap.live", "overlap.explain"),
     # one process's ranks
     ("overlap.runtime.state", "overlap.runtime.failure", "overlap.runtime.not_a_value"),
     ("overlap.runtime.trio_private",),

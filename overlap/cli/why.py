@@ -7,15 +7,15 @@ import os
 import sys
 
 from ..errors import UsageError
-from ..explanation import explain_files
+from ..explain.against import Comparison, compare
+from ..explain.causes import WORDING
+from ..explain.entry import explain_files
+from ..explain.limits import Limit, parse_limit
+from ..explain.page import page_lines
+from ..explain.report import SCHEMA_VERSION, Why
 from ..notice import notify
 from ..settings import Option
 from ..timeline.files.packed import LIMIT_VARIABLE
-from ..timeline.why.against import Comparison, compare
-from ..timeline.why.causes import WORDING
-from ..timeline.why.page import page_lines
-from ..timeline.why.report import SCHEMA_VERSION, Why
-from ..timeline.why.verdict import Limit, parse_limit
 from ..units import integer, parse_bytes
 from .options import add_options, shared_option
 from .output import as_json

@@ -1,9 +1,9 @@
-"""Timelines of runs: recording, measuring, drawing and replaying spans, and trace files.
+"""Timelines of runs: recording, measuring and drawing spans, and trace files.
 
 In the order data flows: `recording` records what a rank does; `span` is one interval of it, `columnar` many of them as
 numpy columns, and `spans` the timeline of a run. `measure/` computes figures from spans, `files/` turns spans into
-bytes and back, `draw/` turns figures into pictures, and `replay/` runs a recorded run again with something changed.
-`why/` judges: in one sentence why a job is slow.
+bytes and back, and `draw/` turns figures into pictures.
+`explain`, a package of its own, judges: in one sentence why a job is slow.
 `ranklist` reads and writes lists of ranks.
 
 All of it is pure. Importing this package loads the recording only: every program pays for that, few look at a timeline.
@@ -22,45 +22,28 @@ if TYPE_CHECKING:
     from .files.reading import read_trace
     from .files.trace import write_trace
     from .measure.metrics import Breakdown, breakdowns, median_step
-    from .why.reasons import Reason, causes
-    from .why.stragglers import Arrivals, arrivals, straggler
-    from .why.verdict import Verdict, verdict_of
 
 __all__ = [
-    "Arrivals",
     "Breakdown",
     "CollectiveInfo",
-    "Reason",
     "Recorder",
     "Span",
     "Timeline",
     "TimelineView",
-    "Verdict",
-    "arrivals",
     "breakdowns",
-    "causes",
     "median_step",
     "merged",
     "read_trace",
-    "straggler",
-    "verdict_of",
     "write_trace",
 ]
 
 _LOADED_WHEN_USED = {
-    "Arrivals": "why.stragglers",
     "Breakdown": "measure.metrics",
-    "Reason": "why.reasons",
     "TimelineView": "draw.view",
-    "Verdict": "why.verdict",
-    "arrivals": "why.stragglers",
     "breakdowns": "measure.metrics",
-    "causes": "why.reasons",
     "median_step": "measure.metrics",
     "merged": "files.merge",
     "read_trace": "files.reading",
-    "straggler": "why.stragglers",
-    "verdict_of": "why.verdict",
     "write_trace": "files.trace",
 }
 

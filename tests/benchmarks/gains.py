@@ -31,7 +31,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     """Yield for each program the promised gain over the real one, and whether it is within a tenth."""
     import torch
 
-    programs: Any = import_module("tests.timeline.why.programs")  # whose import needs torch
+    programs: Any = import_module("tests.explain.programs")  # whose import needs torch
     without = {
         programs.python: patch.object(programs, "LONG_S", 0.0),
         programs.data: patch.object(programs, "LONG_S", 0.0),

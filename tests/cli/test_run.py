@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from overlap.cli.processes import _BOOT
-from overlap.timeline import read_trace, verdict_of
+from overlap.timeline import read_trace
+from overlap.timeline.measure.verdict import verdict_of
 from tests.cli.conftest import ROOT
 
 WORLD = """

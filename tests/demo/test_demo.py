@@ -30,8 +30,8 @@ from overlap.cli.demo.report import (
 from overlap.cli.demo.training import DemoComparison, Task, compare, fitting_bandwidth
 from overlap.data import digits
 from overlap.timeline import CollectiveInfo, Recorder, Span, Timeline, breakdowns, read_trace
-from overlap.timeline.why.reasons import Reason
-from overlap.timeline.why.verdict import Verdict
+from overlap.timeline.measure.late import Reason
+from overlap.timeline.measure.verdict import Verdict
 
 STEP = {"forward": 3, "loss": 1, "backward": 3, "update": 3}
 SMALL = ((9, 4), (4, 2), (128, 10))

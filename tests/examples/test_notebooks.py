@@ -13,7 +13,8 @@ import pytest
 
 import overlap
 from overlap import uncaught
-from overlap.timeline import Recorder, Timeline, TimelineView, verdict_of
+from overlap.timeline import Recorder, Timeline, TimelineView
+from overlap.timeline.measure.verdict import verdict_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,8 @@ from numpy.typing import DTypeLike
 import overlap
 from overlap.collectives.reduce import Array
 from overlap.parallel import SGD, Checkpoints, DataParallel, Local, Pipeline, Sequential, Sharded, hooks, schedules
-from overlap.timeline import Recorder, Timeline, verdict_of
+from overlap.timeline import Recorder, Timeline
+from overlap.timeline.measure.verdict import verdict_of
 
 HERE = r"[\w/]*test_named_lines.py"
 

@@ -7,7 +7,8 @@ import pytest
 
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
-from overlap.timeline import verdict_of, write_trace
+from overlap.timeline import write_trace
+from overlap.timeline.measure.verdict import verdict_of
 from tests.timeline.made import render_text
 
 

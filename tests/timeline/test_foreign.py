@@ -10,9 +10,10 @@ import overlap
 from overlap.cli import main
 from overlap.config import overriding
 from overlap.errors import OverlapError, UsageError
-from overlap.timeline import TimelineView, breakdowns, merged, read_trace, verdict_of
+from overlap.explain.oddities import oddities
+from overlap.timeline import TimelineView, breakdowns, merged, read_trace
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.why.oddities import oddities
+from overlap.timeline.measure.verdict import verdict_of
 
 
 def written(tmp_path, document, name="t.json"):
@@ -211,7 +212,7 @@ def test_why_refuses_a_pipe_without_opening_it(tmp_path):
         overlap.why(tmp_path / "folder")
 
 
-def test_the_command_names_the_one_that_explains_profiles(tmp_path, capsys):
+def test_the_picture_of_a_profile_ends_with_the_sentence_of_why(tmp_path, capsys):
     path = written(tmp_path, kineto(0, [event("cpu_op", "aten::mm", 0, 5)], world=1))
     assert main(["timeline", str(path)]) == 0
-    assert f"a profile of PyTorch: `overlap why {path}` names operators, modules and lines" in capsys.readouterr().err
+    assert capsys.readouterr().out.replace("\n", " ").endswith(f"{overlap.why(path).verdict} ")

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from overlap.cli.timeline.tables import stragglers_table
+from overlap.explain.oddities import oddities
 from overlap.timeline.files.reading import read_trace
 from overlap.timeline.measure.metrics import breakdowns
 from overlap.timeline.measure.operations import operations
+from overlap.timeline.measure.stragglers import stragglers
+from overlap.timeline.measure.verdict import verdict_of
 from overlap.timeline.spans import Timeline
-from overlap.timeline.why.oddities import oddities
-from overlap.timeline.why.stragglers import stragglers
-from overlap.timeline.why.verdict import verdict_of
 
 Event = dict[str, Any]
 

@@ -7,7 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlap.errors import UsageError
-from overlap.timeline import breakdowns, read_trace, verdict_of
+from overlap.timeline import breakdowns, read_trace
+from overlap.timeline.measure.verdict import verdict_of
 
 SCALARS = (
     st.none()

@@ -2,7 +2,7 @@
 
 from overlap.timeline import Span, breakdowns
 from overlap.timeline.measure.critical_path import critical_path
-from overlap.timeline.why.verdict import verdict_of
+from overlap.timeline.measure.verdict import verdict_of
 from tests.timeline.made import comm, compute, render_text, timeline_of
 
 PLACE = "train.py:50"

@@ -1,6 +1,7 @@
 import pytest
 
-from overlap.timeline import Recorder, Timeline, arrivals, straggler
+from overlap.timeline import Recorder, Timeline
+from overlap.timeline.measure.stragglers import arrivals, straggler
 
 
 def timeline_of(*calls):

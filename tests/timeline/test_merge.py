@@ -10,7 +10,7 @@ import pytest
 from overlap import UsageError
 from overlap.cli import main
 from overlap.timeline import CollectiveInfo, Span, Timeline, merged, read_trace, write_trace
-from overlap.timeline.why.verdict import verdict_of
+from overlap.timeline.measure.verdict import verdict_of
 
 
 def comm(rank: int, start_ns: int, end_ns: int, *, met_ns: int | None = None, seq: int = 0) -> Span:

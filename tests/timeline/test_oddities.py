@@ -7,8 +7,8 @@ import pytest
 
 from overlap import UsageError
 from overlap.cli import main
+from overlap.explain.oddities import oddities
 from overlap.timeline import Timeline, read_trace, write_trace
-from overlap.timeline.why.oddities import oddities
 
 from .made import comm, compute, timeline_of
 

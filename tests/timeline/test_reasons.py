@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.timeline import Span, breakdowns, causes
+from overlap.timeline import Span, breakdowns
 from overlap.timeline.measure.activity import Activity
+from overlap.timeline.measure.late import MAX_CHAIN_RANKS, causes, reasons, spent_ns
 from overlap.timeline.measure.meetings import PAIRED, last_rows
 from overlap.timeline.measure.metrics import coverage
-from overlap.timeline.why.reasons import MAX_CHAIN_RANKS, reasons, spent_ns
 from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
 
 

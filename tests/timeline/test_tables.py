@@ -16,11 +16,12 @@ from overlap.cli.timeline.tables import (
     stragglers_table,
 )
 from overlap.errors import UsageError
-from overlap.timeline import Span, arrivals, verdict_of, write_trace
+from overlap.explain.limits import parse_limit
+from overlap.timeline import Span, write_trace
 from overlap.timeline.measure.critical_path import critical_path
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.why.stragglers import stragglers
-from overlap.timeline.why.verdict import parse_limit
+from overlap.timeline.measure.stragglers import arrivals, stragglers
+from overlap.timeline.measure.verdict import verdict_of
 from overlap.units import columns
 from tests.timeline.made import comm, compute, timeline_of, traces
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from overlap.timeline import Recorder, Span, Timeline, breakdowns, verdict_of
+from overlap.timeline import Recorder, Span, Timeline, breakdowns
 from overlap.timeline.measure.critical_path import critical_path
 from overlap.timeline.measure.operations import operations
+from overlap.timeline.measure.verdict import verdict_of
 from tests.timeline.made import render_text
 
 from .made import comm, compute, timeline_of

@@ -7,18 +7,23 @@ import sys
 from collections.abc import Sequence
 
 from ...errors import UsageError
+from ...explain.entry import explain_files
+from ...explain.limits import parse_limit
+from ...explain.oddities import oddities
+from ...explain.recorded import sentence
+from ...explain.report import Why
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
 from ...settings import Option
+from ...timeline.draw.view import TimelineView
 from ...timeline.files.kineto import PROFILER
 from ...timeline.files.merge import merged
 from ...timeline.files.reading import read_trace
 from ...timeline.files.trace import write_trace
 from ...timeline.measure.metrics import median_step
+from ...timeline.measure.verdict import Verdict, verdict_of
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.spans import ORIGIN, Timeline
-from ...timeline.why.oddities import oddities
-from ...timeline.why.verdict import Verdict, parse_limit, verdict_of
 from ...units import switch
 from ..options import add_options, check_width, shared_option
 from ..output import as_json, output_path, try_to_write
@@ -93,19 +98,21 @@ def main(args: argparse.Namespace) -> int:
     timeline = merged([read_trace(file) for file in args.files])
     if wrong := oddities(timeline):
         notify(wrong)
-    if timeline.meta.get(ORIGIN) == PROFILER:
-        notify(f"a profile of PyTorch: `overlap why {args.files[0]}` names operators, modules and lines, and says why")
-    step = _read_step(args.step, timeline)
     ranks = _read_ranks(args.rank)
+    step, profile = _read_step(args.step, timeline), None
+    if timeline.meta.get(ORIGIN) == PROFILER:
+        profile = explain_files(args.files, step=None if args.step is None else step, ranks=ranks)
+        step = profile.step if args.step is None else step
     if args.output is not None:
         from . import show
 
-        return 0 if show.write_svg(show.view(args, timeline, step, ranks), args.output) else EXIT_FAILED
+        view = _with_sentence(show.view(args, timeline, step, ranks), timeline, profile)
+        return 0 if show.write_svg(view, args.output) else EXIT_FAILED
     if args.json:
         verdict = verdict_of(timeline, step=step, ranks=ranks)
         print(as_json(report(timeline, step, ranks, verdict), version=SCHEMA_VERSION), end="")
     else:
-        verdict = _print_pages(args, timeline, step, ranks)
+        verdict = _print_pages(args, timeline, step, ranks, profile)
     failed = [limit for limit in limits if limit.holds(verdict)]
     for limit in failed:
         print(f"--fail-if: {limit.describe(verdict)}", file=sys.stderr)
@@ -144,7 +151,7 @@ def _option_spelling(option: str) -> str:
 
 
 def _print_pages(
-    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None
+    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, profile: Why | None
 ) -> Verdict:
     """Print the requested pages, and return the verdict."""
     from . import show
@@ -153,15 +160,21 @@ def _print_pages(
     if args.step is None and step is not None:
         steps = len(timeline.steps())
         console.print(f"showing step {step}, the median of {steps} by wall time (--step N|all)", soft_wrap=True)
-    view = show.view(args, timeline, step, ranks)
+    view = _with_sentence(show.view(args, timeline, step, ranks), timeline, profile)
     if args.compare is not None:
         other = read_trace(args.compare)
         show.beside(console, view, show.view(args, other, _read_step(args.step, other), ranks))
     elif args.ops or args.stragglers or args.critical_path:
-        show.tables(console, args, timeline, step, ranks, view.verdict)
+        show.tables(console, args, timeline, step, ranks, view)
     else:
         show.picture(console, view, timeline, ranks)
     return view.verdict
+
+
+def _with_sentence(view: TimelineView, timeline: Timeline, profile: Why | None) -> TimelineView:
+    """Return a picture that ends with the sentence that `overlap why` prints of its files."""
+    view.sentence = sentence(timeline, view.verdict) if profile is None else profile.verdict
+    return view
 
 
 def _merge_files(files: Sequence[str], path: str) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 from ...timeline.measure.metrics import Breakdown, breakdowns
 from ...timeline.measure.operations import operations
+from ...timeline.measure.stragglers import arrivals
+from ...timeline.measure.verdict import Verdict
 from ...timeline.span import Span
 from ...timeline.spans import Timeline
-from ...timeline.why.stragglers import arrivals
-from ...timeline.why.verdict import Verdict
 
 SCHEMA_VERSION = 3
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""

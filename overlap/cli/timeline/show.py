@@ -13,9 +13,8 @@ from rich.text import Text
 from ...timeline.draw.view import MIN_WIDTH, TimelineView
 from ...timeline.measure.critical_path import critical_path
 from ...timeline.measure.operations import operations
+from ...timeline.measure.stragglers import stragglers
 from ...timeline.spans import Timeline
-from ...timeline.why.stragglers import stragglers
-from ...timeline.why.verdict import Verdict
 from ...units import wrapped
 from ..console import Console
 from ..output import write_file
@@ -55,22 +54,22 @@ def tables(
     timeline: Timeline,
     step: int | None,
     ranks: Sequence[int] | None,
-    verdict: Verdict,
+    view: TimelineView,
 ) -> None:
-    """Print the tables that the options ask for, and the verdict."""
+    """Print the tables that the options ask for, and the last line of the picture."""
     lines: list[str] = []
     if args.ops:
         rows = operations(timeline, step=step, ranks=ranks)
-        lines += [*operations_table(rows, ranks=verdict.ranks, width=on.width), ""]
+        lines += [*operations_table(rows, ranks=view.verdict.ranks, width=on.width), ""]
     if args.stragglers:
-        found = stragglers(timeline, verdict, step=step)
-        lines += [*stragglers_table(found, width=on.width, partial=verdict.partial), ""]
+        found = stragglers(timeline, view.verdict, step=step)
+        lines += [*stragglers_table(found, width=on.width, partial=view.verdict.partial), ""]
     if args.critical_path:
         path = critical_path(timeline, step=step, ranks=ranks)
         lines += [*critical_path_table(path, width=on.width), ""]
     for line in lines:
         on.print(line, soft_wrap=True)
-    _print_sentence(on, str(verdict))
+    _print_sentence(on, view.sentence)
 
 
 def _print_sentence(on: Console, text: str) -> None:

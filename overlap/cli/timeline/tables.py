@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ...timeline.measure.critical_path import PathLink
 from ...timeline.measure.operations import Operations
-from ...timeline.why.stragglers import Straggler
-from ...timeline.why.verdict import Verdict
+from ...timeline.measure.stragglers import Straggler
+from ...timeline.measure.verdict import Verdict
 from ...units import columns, figure, figure_unit, format_bytes
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from ...units import wrapped
 from ..measure.intervals import Interval, Merged, union
+from ..measure.late import reasons
 from ..measure.metrics import Breakdown, Coverage, coverage, of_steps
+from ..measure.verdict import Verdict, judge
 from ..ranklist import listed
 from ..spans import CUT, ENDED, Timeline
-from ..why.reasons import reasons
-from ..why.verdict import Verdict, judge
 from .axis import ruler
 from .folding import Fold, fold, table_lines
 from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
@@ -66,6 +66,7 @@ class TimelineView:
 
     Attributes:
         verdict: The verdict on the step, or on the run.
+        sentence: The last line; the verdict, unless it is set.
         length_ns: The longest rank's time.
 
     Raises:
@@ -89,6 +90,7 @@ class TimelineView:
         self._rows = [cover.breakdown() for cover in self._covers.values()]
         found = reasons(timeline, list(self._covers.values()))
         self.verdict: Verdict = judge(timeline, list(self._covers.values()), found, step=step)
+        self.sentence: str = str(self.verdict)
         self._waits = found.waits()
         self._stream_activity = _stream_activity(timeline, self._covers)
         self.length_ns: int = self.verdict.wall_ns
@@ -115,7 +117,7 @@ class TimelineView:
             label: Least width of the labels, for the same reason.
         """
         columns = max(self._width or width, MIN_WIDTH)
-        sentence = wrapped(str(self.verdict), columns)
+        sentence = wrapped(self.sentence, columns)
         folds = self._choose_rows(height, len(sentence))
         two_lanes = len(folds) <= TWO_LANES_UP_TO
         lanes = sum(len(self._stream_activity.get(fold.drawn, {})) for fold in folds)

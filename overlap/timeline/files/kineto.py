@@ -14,8 +14,8 @@ import numpy as np
 from ...errors import UsageError
 from ..columnar import KINDS, NO_GROUP, NONE, SpanColumns, SpanGroup, Table
 from ..spans import CUT, LEFT_OUT, ORIGIN, Timeline
-from ..why.windows import collective_messages, outermost, recording_notes, select_work, step_windows
 from .profile import RankProfile
+from .windows import collective_messages, outermost, recording_notes, select_work, step_windows
 
 PROFILER = "PyTorch profiler"
 """Origin of the timelines that are made here."""

@@ -10,8 +10,8 @@ from statistics import median
 
 import numpy as np
 
-from ...units import format_ns
-from ..measure.intervals import Interval, Merged, clip, intersect, length, merge, subtract
+from ..timeline.measure.intervals import Interval, Merged, clip, intersect, length, merge, subtract
+from ..units import format_ns
 from .causes import COMM, COMPUTE, WAIT, WIRE, WORDING
 from .rank import ProfiledCollective, RankReport
 

@@ -7,12 +7,12 @@ import pytest
 import overlap
 from overlap.cli import main
 from overlap.errors import UsageError
+from overlap.explain.against import compare
+from overlap.explain.page import LINES, page_lines
+from overlap.explain.report import from_json
 from overlap.timeline import write_trace
-from overlap.timeline.why.against import compare
-from overlap.timeline.why.page import LINES, page_lines
-from overlap.timeline.why.report import from_json
+from tests.explain.profiles import Recording
 from tests.timeline.made import comm, compute, timeline_of
-from tests.timeline.why.profiles import Recording
 
 
 def profile(tmp_path, lengths, name="t.json", *, operator="aten::add"):

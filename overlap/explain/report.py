@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...errors import UsageError
+from ..errors import UsageError
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]

@@ -3,7 +3,7 @@
 import pytest
 
 import overlap
-from tests.timeline.why.profiles import AUTOGRAD, Recording
+from tests.explain.profiles import AUTOGRAD, Recording
 
 FILE = "train.py(12): step"
 LINE = "train.py:12 (step)"

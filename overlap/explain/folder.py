@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...errors import UsageError
-from ..files.packed import is_array, is_profile, read_beginning
-from .children import Progress, measure_files
+from ..errors import UsageError
+from ..timeline.files.children import Progress, in_children
+from ..timeline.files.merge import merged
+from ..timeline.files.packed import is_array, is_profile, read_beginning
+from ..timeline.files.reading import read_trace
 from .judgement import judge
-from .rank import RankReport
+from .rank import RankReport, measure_file
+from .recorded import judge_timeline
 from .report import SCHEMA, Why, from_json
 
 MAX_REPORT_BYTES = 64 << 20
@@ -20,8 +24,12 @@ _RANK = re.compile(r"(?:rank|worker|TP)[-_ ]?(\d+)", re.IGNORECASE)
 TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".pickle", ".pkl")
 
 
-def explain(
-    paths: Sequence[str | os.PathLike[str]], *, step: int | None = None, progress: Progress | None = None
+def explain_traces(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    step: int | None = None,
+    ranks: Collection[int] | None = None,
+    progress: Progress | None = None,
 ) -> Why:
     """Return the report on the traces of a job, or a report that was written before.
 
@@ -38,16 +46,38 @@ def explain(
     named = [file for file in other_files if file in map(Path, paths) or _may_be_trace(read_beginning(file))]
     if profiles and not named:
         reports = measure_files(profiles, progress or (lambda done, count: None))
-        found = judge(reports if len(reports) == 1 else [_with_named_rank(report) for report in reports], step=step)
+        reports = reports if len(reports) == 1 else [_with_named_rank(report) for report in reports]
+        found = judge([report for report in reports if ranks is None or report.rank in ranks], step=step)
         note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in other_files)}"
         return replace(found, notes=(*found.notes, note)) if other_files else found
     if profiles:
         raise UsageError(
             f"why: {named[0]} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
         )
-    from .recorded import judge_timeline
+    timelines = [read_trace(file) for file in files]
+    return judge_timeline(timelines[0] if len(timelines) == 1 else merged(timelines), step=step)
 
-    return judge_timeline(files, step=step)
+
+SMALL_BYTES = 32 << 20
+"""Files that together have fewer bytes are read faster than a process starts."""
+
+
+def measure_files(files: Sequence[Path], progress: Progress) -> list[RankReport]:
+    """Measure each file, several or large files in processes of their own; `progress` gets the files read so far.
+
+    Raises:
+        UsageError: A file cannot be read.
+    """
+    if len(files) == 1 or sum(file.stat().st_size for file in files) < SMALL_BYTES or not sys.executable:
+        measured = []
+        for number, file in enumerate(files):
+            progress(number, len(files))
+            measured.append(measure_file(file))
+        return measured
+    reports = in_children(measure_file, [[file] for file in files], progress)
+    if refusal := next((each for each in reports if isinstance(each, UsageError)), None):
+        raise refusal
+    return [each for each in reports if not isinstance(each, UsageError)]
 
 
 def _may_be_trace(begin: bytes) -> bool:

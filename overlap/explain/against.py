@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from ...units import format_ns
+from ..units import format_ns
 from .causes import WORDING
 from .report import Why
 

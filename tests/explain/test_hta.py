@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 import overlap
-from overlap.timeline.why.causes import HOST
-from tests.timeline.why.profiles import Recording
+from overlap.explain.causes import HOST
+from tests.explain.profiles import Recording
 
 KERNEL_WAIT_US = 20
 """Limit of the kernel wait; the default of HolisticTraceAnalysis is 30 ns, which no queue of a device reaches."""

@@ -11,7 +11,7 @@ import overlap
 from overlap.errors import UsageError
 from overlap.timeline.files import profile as module
 from overlap.timeline.files.profile import read_profile
-from tests.timeline.why.profiles import Recording
+from tests.explain.profiles import Recording
 
 
 def recording():

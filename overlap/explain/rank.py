@@ -12,13 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...units import format_ns
-from ..files.profile import RankProfile, read_profile
-from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
-from .causes import COMM, COPY, NAMES, UNKNOWN
-from .host import LATENCY_NS, GapPieces, compute_pieces, delay_causes, device_gaps, host_gaps, silent_modules
-from .places import Places, ProgramPlace, row_threads
-from .windows import (
+from ..timeline.files.profile import RankProfile, read_profile
+from ..timeline.files.windows import (
     GRAPH,
     Rows,
     WorkRows,
@@ -30,6 +25,11 @@ from .windows import (
     step_windows,
     union_all,
 )
+from ..timeline.measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
+from ..units import format_ns
+from .causes import COMM, COPY, NAMES, UNKNOWN
+from .host import LATENCY_NS, GapPieces, compute_pieces, delay_causes, device_gaps, host_gaps, silent_modules
+from .places import Places, ProgramPlace, row_threads
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""

@@ -4,8 +4,8 @@ import pytest
 
 import overlap
 from overlap.errors import UsageError
-from tests.timeline.why.profiles import AUTOGRAD, Recording
-from tests.timeline.why.test_causes import LINE, costs, recorded
+from tests.explain.profiles import AUTOGRAD, Recording
+from tests.explain.test_causes import LINE, costs, recorded
 
 
 def host(tmp_path, plant, **more):

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 
-from ...errors import UsageError
-from ...units import figure, figure_unit, format_bytes, format_ns
-from ..measure.intervals import clip, merge
-from ..ranklist import listed, named_ranks
+from ..errors import UsageError
+from ..timeline.measure.intervals import clip, merge
+from ..timeline.ranklist import listed, named_ranks
+from ..units import figure, figure_unit, format_bytes, format_ns
 from .advice import MIN_STEPS, WORTH_SHARE, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .places import top_places

@@ -1,4 +1,4 @@
-"""Processes that read the files of a job, two at a time: `python -m overlap.timeline.why.children FUNCTION FILE ...`.
+"""Processes that read the files of a job, two at a time: `python -m overlap.timeline.files.children FUNCTION FILE ...`.
 
 They run a module of their own, and not the caller's script, which may call `overlap.why` without a guard.
 """
@@ -18,14 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import UsageError
-from ..files.packed import unpacking
-from .rank import RankReport, measure_file
+from .packed import unpacking
 
 MAX_PROCESSES = 2
 """Each needs some 200 MB for 250 MB of text."""
-SMALL_BYTES = 32 << 20
-"""Files that together have fewer bytes are read faster than a process starts."""
-
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 28), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
 """Pieces of text are of one size: memory that is given back for each costs a sixth of the time."""
 
@@ -34,24 +30,6 @@ Progress = Callable[[int, int], None]
 
 
 T = TypeVar("T")
-
-
-def measure_files(files: Sequence[Path], progress: Progress) -> list[RankReport]:
-    """Measure each file, several or large files in processes of their own; `progress` gets the files read so far.
-
-    Raises:
-        UsageError: A file cannot be read.
-    """
-    if len(files) == 1 or sum(file.stat().st_size for file in files) < SMALL_BYTES or not sys.executable:
-        measured = []
-        for number, file in enumerate(files):
-            progress(number, len(files))
-            measured.append(measure_file(file))
-        return measured
-    reports = in_children(measure_file, [[file] for file in files], progress)
-    if refusal := next((each for each in reports if isinstance(each, UsageError)), None):
-        raise refusal
-    return [each for each in reports if not isinstance(each, UsageError)]
 
 
 def in_children(
@@ -109,7 +87,7 @@ def _write_results(function: str, files: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    from overlap.timeline.why.children import (
+    from overlap.timeline.files.children import (
         _write_results as main,  # so that reports are of classes that the parent has
     )
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
-from ...errors import UsageError
-from ...units import format_ns
-from ..files.merge import merged
-from ..files.reading import read_trace
-from ..measure.metrics import Breakdown, breakdowns, median_step
-from ..ranklist import named_ranks
-from ..spans import ORIGIN, STARVED, Timeline
+from ..errors import UsageError
+from ..timeline.measure.metrics import Breakdown, breakdowns, median_step
+from ..timeline.measure.verdict import Verdict, verdict_of
+from ..timeline.ranklist import named_ranks
+from ..timeline.spans import ORIGIN, STARVED, Timeline
+from ..units import format_ns
 from .advice import MAX_ADVICE, WORTH_SHARE
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .oddities import oddities
 from .report import Advice, Cause, Why, mean_costs
-from .verdict import Verdict, verdict_of
 
 _WORDING = WORDING | {
     COPY: "copies and sets of memory", QUEUE: "operations are queued, and nothing runs",
@@ -43,14 +40,12 @@ _LARGER_TORCH = "flatten tensors before the call, or give DistributedDataParalle
 _NOT_COMPUTED = "not computed: run the changed program, for real or under `overlap simulate`"
 
 
-def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
-    """Return the report on the trace files of one run.
+def judge_timeline(timeline: Timeline, *, step: int | None = None) -> Why:
+    """Return the report on a step of a timeline; without a step, on the median one, or on the whole run without steps.
 
     Raises:
-        UsageError: They cannot be read, or are not of one run.
+        UsageError: No rank has recorded the step, or there is no span.
     """
-    timelines = [read_trace(file) for file in files]
-    timeline = timelines[0] if len(timelines) == 1 else merged(timelines)
     if step is not None and step not in timeline.steps():
         raise UsageError(f"why: no step {step} is recorded; leave out the step to have one chosen")
     return build_report(timeline, step=median_step(timeline) if step is None else step)
@@ -69,9 +64,8 @@ def build_report(timeline: Timeline, *, step: int | None) -> Why:
     total_ns = sum(mean_ns.values()) or 1
     wording = _WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
     starved = _starved_advice(timeline)
-    first = "" if starved is None else f"{starved.evidence}: {starved.change}; "
     return Why(
-        verdict=f"{first}{verdict}", origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
+        verdict=sentence(timeline, verdict), origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
         world_size=timeline.world_size, step=step, step_ns=verdict.wall_ns,
         steps_ns={
             "all" if number is None else str(number): max((row.wall_ns for row in of_step), default=0)
@@ -93,6 +87,12 @@ def build_report(timeline: Timeline, *, step: int | None) -> Why:
             for cause, ns in cost.items()
         ),
     )  # fmt: skip
+
+
+def sentence(timeline: Timeline, verdict: Verdict) -> str:
+    """Return the sentence on a timeline: its verdict, after the first thing to repair if computes had no processor."""
+    starved = _starved_advice(timeline)
+    return f"{starved.evidence}: {starved.change}; {verdict}" if starved else str(verdict)
 
 
 def _starved_advice(timeline: Timeline) -> Advice | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from ...errors import printable
-from ...units import figure, figure_unit
+from ..errors import printable
+from ..units import figure, figure_unit
 from .report import Advice, Why
 
 LINES = 24

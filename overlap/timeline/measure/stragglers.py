@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..columnar import Int64s, SpanColumns, run_starts
-from ..measure.intervals import covered_ns
-from ..measure.meetings import PAIRED, meetings
-from ..measure.metrics import coverage, issued_in, windows_of
 from ..spans import Timeline
+from .intervals import covered_ns
+from .meetings import PAIRED, meetings
+from .metrics import coverage, issued_in, windows_of
 from .verdict import Verdict
 
 

@@ -4,8 +4,8 @@ import pytest
 
 import overlap
 from overlap.timeline import write_trace
+from tests.explain.profiles import Recording
 from tests.timeline.programs import data_parallel, run
-from tests.timeline.why.profiles import Recording
 
 
 def explained(program, path):

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..columnar import NONE, Int64s, Mask, Rows, SpanColumns, run_starts
-from ..measure.activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, ActivityPieces, keeper_rows
-from ..measure.intervals import Interval, covered_ns, expand_ranges, intersect_each
-from ..measure.metrics import Coverage, coverage
 from ..spans import Timeline
+from .activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, ActivityPieces, keeper_rows
+from .intervals import Interval, covered_ns, expand_ranges, intersect_each
+from .metrics import Coverage, coverage
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "unknown"]
 

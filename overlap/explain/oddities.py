@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..columnar import NONE, SpanColumns
-from ..spans import LEFT_OUT, ORIGIN, Timeline
+from ..timeline.columnar import NONE, SpanColumns
+from ..timeline.spans import LEFT_OUT, ORIGIN, Timeline
 
 
 def oddities(timeline: Timeline) -> str:

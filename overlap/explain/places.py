@@ -12,11 +12,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ...units import format_ns
-from ..columnar import run_starts
-from ..files.profile import NOTE, OPERATOR, PYTHON, Int64s, RankProfile
-from ..measure.intervals import expand_ranges
-from .windows import Rows, is_outermost
+from ..timeline.columnar import run_starts
+from ..timeline.files.profile import NOTE, OPERATOR, PYTHON, Int64s, RankProfile
+from ..timeline.files.windows import Rows, is_outermost
+from ..timeline.measure.intervals import expand_ranges
+from ..units import format_ns
 
 BACKWARD = "backward"
 """Phase of operators of the backward pass; their places are those of their forward."""

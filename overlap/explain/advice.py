@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ...units import format_bytes, format_ns
+from ..units import format_bytes, format_ns
 from . import causes
 from .places import BACKWARD, ProgramPlace, common_place, list_operators, top_places
 from .rank import TINY_KERNEL_NS, RankReport

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Int64s, RankProfile
-from ..measure.intervals import Merged, clip, covered_ns, intersect, intersect_each, subtract, union
+from ..timeline.files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Int64s, RankProfile
+from ..timeline.files.windows import GRAPH, STEP, Rows, WorkRows, lost_launches, outermost, rows_union, union_all
+from ..timeline.measure.intervals import Merged, clip, covered_ns, intersect, intersect_each, subtract, union
 from . import causes
-from .windows import GRAPH, STEP, Rows, WorkRows, lost_launches, outermost, rows_union, union_all
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""

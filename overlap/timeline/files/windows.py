@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.messages import COMM_KERNEL, Message, operation_name
-from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Int64s, RankProfile
 from ..measure.intervals import Interval, Merged, union
+from .messages import COMM_KERNEL, Message, operation_name
+from .profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Int64s, RankProfile
 
 Rows = NDArray[np.intp]
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
