@@ -81,7 +81,10 @@ def advice(facts: Facts) -> list[Advice]:
         for ns, item in rule(facts)
         if item.gain_least_ns is not None or ns >= 2 * WORTH_SHARE * facts.step_ns or len(facts.steps) < MIN_STEPS
     ]
-    return [item for _, item in sorted(items, key=lambda each: -each[0])[:MAX_ADVICE]]
+    by_cause: dict[str, Advice] = {}
+    for _, item in sorted(items, key=lambda each: -each[0]):
+        by_cause.setdefault(item.cause, item)  # one change for each cause: the one that is worth most
+    return [*by_cause.values()][:MAX_ADVICE]
 
 
 def gain_bounds(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
@@ -198,6 +201,14 @@ _CHANGES = {
         "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item",
         "nothing runs while the next batch is made",
     ),
+    causes.LOCK: (
+        "hold the lock for less, or give each thread its own: another thread has it, or has not done its work",
+        "the program waits for another thread",
+    ),
+    causes.FILES: (
+        "read ahead and write later, in a thread or process of their own (DataLoader workers, dcp.async_save)",
+        "nothing runs while a file is read or written",
+    ),
     causes.GC: (
         "gc.freeze() after the start, gc.disable(), and gc.collect() every some hundred steps on all ranks",
         "the garbage collector runs",
@@ -207,7 +218,7 @@ _CHANGES = {
 
 
 def _advise_by_cause(facts: Facts) -> AdviceItems:
-    """Advise on waits for events, on the data loader and on garbage collection, where they cost enough."""
+    """Advise on waits for events or locks, on data, files and garbage collection, where they cost enough."""
     for cause, (change, evidence) in _CHANGES.items():
         if _is_worth(facts, cause):
             if cause == causes.DATA and facts.report.has_workers:
@@ -365,10 +376,8 @@ def _is_slow(traffic: Traffic) -> bool:
 
 
 def _is_small(traffic: Traffic) -> bool:
-    """Whether calls carry less than `SMALL_BYTES` on average, or take less than `SMALL_NS` if their size is unknown."""
-    if traffic.nbytes:
-        return traffic.nbytes // traffic.calls < SMALL_BYTES
-    return traffic.total_ns // traffic.calls < SMALL_NS
+    """Whether calls carry less than `SMALL_BYTES` on average, or take less than `SMALL_NS`."""
+    return 0 < traffic.nbytes < SMALL_BYTES * traffic.calls or traffic.total_ns // traffic.calls < SMALL_NS
 
 
 def _advise_operator_loops(facts: Facts) -> AdviceItems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 COMPUTE, COMM, WAIT, WIRE, COPY = "compute", "communication", "waiting", "wire", "copy"
 LAUNCH, SYNC, DATA, PYTHON, GC = "launch", "sync", "data", "python", "gc"
+LOCK, FILES = "lock", "files"
 ALLOCATOR, STARTUP, COMPILE, CAPTURE = "allocator", "startup", "compile", "capture"
 QUEUE, EVENT, LOOP, UNKNOWN = "queue", "event", "loop", "unrecorded"
 
@@ -18,6 +19,8 @@ WORDING = {
     DATA: "the data loader",
     PYTHON: "Python between operators",
     GC: "garbage collection",
+    LOCK: "waiting for a lock, or for another thread",
+    FILES: "reading or writing files",
     ALLOCATOR: "allocation of device memory",
     STARTUP: "start-up of the device's library",
     COMPILE: "compiling",
@@ -30,5 +33,5 @@ WORDING = {
 """Causes, and how a page words them. `COMM` is what cannot be divided into `WAIT` and `WIRE`."""
 
 NAMES = tuple(WORDING)
-HOST = (LAUNCH, SYNC, DATA, PYTHON, GC, ALLOCATOR, STARTUP, COMPILE, CAPTURE)
+HOST = (LAUNCH, SYNC, DATA, PYTHON, GC, LOCK, FILES, ALLOCATOR, STARTUP, COMPILE, CAPTURE)
 """Causes of an idle device that are the host's."""

@@ -48,6 +48,17 @@ _COMPILE = re.compile(  # names of functions, for other functions of these files
 _DATA = re.compile(
     r"^enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoaderIter.*__next__"
 )
+_LOCK = re.compile(
+    r"(method|function) '?(acquire|wait|__enter__)'? of '?<?(_thread|_multiprocessing|unlocked|locked)|"
+    r"threading\.py\(\d+\): (wait|acquire|join|_wait_for_tstate_lock)$|(^|/)queue\.py\(\d+\): (get|put|join)$"
+)
+_FILES = re.compile(
+    r"'(read|read1|readinto|readline|readlines|write|writelines|flush)' of '_io\.|built-in method (read|readinto|write|"
+    r"flush) of _io\.|built-in (function|method) (io\.|_io\.|posix\.)?(open|fsync|fdatasync|sendfile|pread|pwrite)\b|"
+    r"torch/serialization\.py\(\d+\): (load|save)$|numpy/lib/\S*npyio\S*\.py\(\d+\): (load|save|savez\w*|fromfile)$|"
+    r"safetensors/\S*\.py\(\d+\): (load|save)_file$"
+)
+_CAPTURE = re.compile(r"torch/cuda/graphs\.py\(\d+\): (?!replay|reset)")
 _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
 _EVENT_WAIT = re.compile(r"StreamWaitEvent")
@@ -196,6 +207,9 @@ def _divide_host_gaps(
     result.add(causes.UNKNOWN, intersect(parts, lost))
     parts = subtract(parts, lost)
     syncs = calls[_is_device_wait(profile, work, calls)]
+    functions = _rows_of_thread(profile, profile.rows(PYTHON), thread)
+    captures = rows_union(profile, functions[profile.names_matching(_CAPTURE)[profile.name[functions]]])
+    syncs = syncs[covered_ns(profile.start_ns[syncs], profile.end_ns[syncs] + 1, captures) == 0]
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
     for cause, cover in [
         *_late_host_causes(profile, thread, calls, syncs),
@@ -269,12 +283,13 @@ def _late_host_causes(profile: RankProfile, thread: int, calls: Rows, syncs: Row
         """Return the rows whose names a pattern matches."""
         return rows[profile.names_matching(pattern)[profile.name[rows]]]
 
-    yield causes.GC, rows_union(profile, rows_named(events, _GC))
     begins, ends = rows_named(calls, _BEGIN_CAPTURE), rows_named(calls, _END_CAPTURE)
     after = np.searchsorted(profile.start_ns[ends], profile.start_ns[begins], "left")
     whole = after < len(ends)
     captures = union(profile.start_ns[begins[whole]], profile.end_ns[ends[after[whole]]])
-    yield causes.CAPTURE, union_all(captures, rows_union(profile, rows_named(calls, _INSTANTIATE)))
+    functions = rows_union(profile, rows_named(events, _CAPTURE))  # they collect garbage, and wait for the device
+    yield causes.CAPTURE, union_all(captures, functions, rows_union(profile, rows_named(calls, _INSTANTIATE)))
+    yield causes.GC, rows_union(profile, rows_named(events, _GC))
     yield causes.COMPILE, rows_union(profile, rows_named(events, _COMPILE))
     allocations = rows_named(calls, _ALLOCATOR)
     yield causes.ALLOCATOR, rows_union(profile, allocations)
@@ -285,6 +300,8 @@ def _late_host_causes(profile: RankProfile, thread: int, calls: Rows, syncs: Row
     yield causes.DATA, rows_union(profile, rows_named(events, _DATA))
     copies = profile.names_matching(_ASYNC_COPY)[profile.name[calls]]
     yield causes.COPY, rows_union(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
+    yield causes.LOCK, rows_union(profile, rows_named(events, _LOCK))
+    yield causes.FILES, rows_union(profile, rows_named(events, _FILES))
 
 
 def delay_causes(profile: RankProfile) -> list[tuple[str, Merged]]:
@@ -292,7 +309,16 @@ def delay_causes(profile: RankProfile) -> list[tuple[str, Merged]]:
     around = profile.rows(OPERATOR, NOTE, PYTHON)
     names = profile.name[around]
     patterns = ((causes.DATA, _DATA), (causes.GC, _GC), (causes.COMPILE, _COMPILE))
-    return [(cause, rows_union(profile, around[profile.names_matching(pattern)[names]])) for cause, pattern in patterns]
+    found = [
+        (cause, rows_union(profile, around[profile.names_matching(pattern)[names]])) for cause, pattern in patterns
+    ]
+    thread, events = _program_thread(profile)
+    operators = profile.rows(OPERATOR)
+    elsewhere = rows_union(profile, operators[profile.thread[operators] != thread])
+    for cause, pattern in ((causes.LOCK, _LOCK), (causes.FILES, _FILES)):  # other threads may wait all the time
+        waits = rows_union(profile, events[profile.names_matching(pattern)[profile.name[events]]])
+        found.append((cause, subtract(waits, elsewhere)))
+    return found
 
 
 def host_gaps(profile: RankProfile, gaps: Merged, delays: Sequence[tuple[str, Merged]], *, unknown: bool) -> GapPieces:

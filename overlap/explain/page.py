@@ -1,46 +1,40 @@
-"""Page of a report: text for a terminal, at most 24 lines."""
+"""Page of a report: text for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from shutil import get_terminal_size
 
 from ..errors import printable
 from ..units import figure, figure_unit
 from .report import Advice, Why
 
-LINES = 24
-WRAPPED_CAUSES = 3
-"""Causes whose places are wrapped to a second line; those of others are cut."""
+COLUMNS = 100
+"""Width of a page where neither a terminal nor the variable COLUMNS says another."""
+_LEAST_COLUMNS = 40
 _SMALL = 0.01
 """Part of a step: causes with less share a line."""
 
 
-def page_lines(why: Why, width: int = 100) -> list[str]:
-    """Return the page as lines: the sentence, causes, advice, and open questions; omitted advice is counted."""
+def page_lines(why: Why, width: int | None = None) -> list[str]:
+    """Return the page as lines: the sentence, causes, advice, and open questions. Nothing is cut off.
+
+    Args:
+        why: The report.
+        width: Columns; None: those of the terminal, or of the variable COLUMNS.
+    """
     if why.hang is not None:
         return [printable(line) for line in why.hang["page"]]
-    head = textwrap.wrap(printable(why.verdict), width, max_lines=4, placeholder=" ...")
-    tail = [_shorten(f"cannot be told: {each}", width) for each in why.undecided]
-    notes = [_shorten(each, width) for each in why.notes]
-    lines = [*head, ""]
-    for number, line in enumerate(_cause_lines(why)):
-        lines += _wrap(line, width, indent=21) if number < WRAPPED_CAUSES else [_shorten(line, width)]
-    room = LINES - len(lines) - min(len(tail), 2) - 1
+    columns = width or max(get_terminal_size((COLUMNS, 0)).columns, _LEAST_COLUMNS)
+    lines = [*_wrap(why.verdict, columns), ""]
+    for line in _cause_lines(why):
+        lines += _wrap(line, columns, indent=21)
     for number, item in enumerate(why.advice, 1):
-        advice_lines = _advice_lines(number, item, width)
-        if len(advice_lines) + (number == 1) > room:
-            lines.append(f"and {len(why.advice) - number + 1} more: --json")
-            break
-        lines += [""] * (number == 1) + advice_lines
-        room -= len(advice_lines) + (number == 1)
-    return [*lines, *[*tail, *notes][: LINES - len(lines)]]
-
-
-def _shorten(line: str, width: int) -> str:
-    """Return a text as one line of at most `width` characters; longer texts end in "..."."""
-    line = printable(line)
-    return line if len(line) <= width else line[: width - 3] + "..."
+        lines += [""] * (number == 1) + _advice_lines(number, item, columns)
+    for line in (*(f"cannot be told: {each}" for each in why.undecided), *why.notes):
+        lines += _wrap(line, columns, indent=3)
+    return lines
 
 
 def _cause_lines(why: Why) -> Iterator[str]:
@@ -65,6 +59,9 @@ def _advice_lines(number: int, item: Advice, width: int) -> list[str]:
     ]
 
 
-def _wrap(line: str, width: int, *, indent: int) -> list[str]:
-    """Return a text as at most two lines, the second one indented; longer texts end in " ..."."""
-    return textwrap.wrap(printable(line), width, max_lines=2, placeholder=" ...", subsequent_indent=" " * indent)
+def _wrap(line: str, width: int, *, indent: int = 0) -> list[str]:
+    """Return a text as lines, all but the first indented; a word that is longer than a line has one of its own."""
+    indent = min(indent, width // 4)
+    return textwrap.wrap(
+        printable(line), width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )

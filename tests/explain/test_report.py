@@ -8,7 +8,7 @@ import overlap
 from overlap.cli import main
 from overlap.errors import UsageError
 from overlap.explain.against import compare
-from overlap.explain.page import LINES, page_lines
+from overlap.explain.page import page_lines
 from overlap.explain.report import from_json
 from overlap.timeline import write_trace
 from tests.explain.profiles import Recording
@@ -60,7 +60,7 @@ def test_a_newer_version_and_other_json_are_refused():
 
 def test_the_page_of_a_profile(tmp_path):
     found = overlap.why(profile(tmp_path, [10_000] * 3))
-    assert page_lines(found) == [
+    assert page_lines(found, 100) == [
         "step 1 takes 10.0 ms: launch-bound: for 9.0 ms (90%) the device is idle, as the host launches its",
         "100 kernels (median 10 us) too slowly, the largest part at aten::add in train.py:12 (step) (9 ms);",
         'try: torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch',
@@ -76,15 +76,23 @@ def test_the_page_of_a_profile(tmp_path):
     assert str(found) in found._repr_html_().replace("&quot;", '"')
 
 
-def test_a_page_has_at_most_24_lines(tmp_path):
+@pytest.mark.parametrize("columns", [50, 100, 160])
+def test_a_page_obeys_columns_and_cuts_nothing_off(tmp_path, monkeypatch, columns):
+    """Neither a place nor an advice nor an open question."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     found = overlap.why(profile(tmp_path, [10_000] * 3, operator="aten::" + "long_name " * 40))
     crowded = from_json(json.dumps({
-        **found.as_dict(), "advice": [found.as_dict()["advice"][0]] * 5, "undecided": ["this"] * 30,
+        **found.as_dict(), "advice": [found.as_dict()["advice"][0]] * 5, "undecided": ["this " * 60] * 30,
+        "notes": ["that " * 60] * 9,
     }))  # fmt: skip
-    lines = page_lines(crowded)
-    assert len(lines) <= LINES
-    assert max(map(len, lines)) <= 100
-    assert any(line.endswith("more: --json") for line in lines)
+    lines = str(crowded).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert max(map(len, lines)) > columns - 20
+    text = " ".join(" ".join(lines).split())
+    for part in (found.verdict, found.causes[0].places[0], found.advice[0].change, found.advice[0].evidence):
+        assert part in text
+    assert text.count("cannot be told: this this") == 30
+    assert text.count("that") == 9 * 60
 
 
 @pytest.mark.parametrize(

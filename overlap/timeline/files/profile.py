@@ -40,9 +40,11 @@ _TRAILER_BYTES = 16 << 20
 KERNEL, COPY, SET, RUNTIME, OPERATOR, NOTE, PYTHON, DEVICE_NOTE = range(8)
 """Kinds of events. A copy or a set is of the device's memory; a note is a user's annotation."""
 
+_MTIA = 8  # of the command processor of MTIA: computes, copies, and what only orders them
+_MTIA_ORDERS = frozenset({"event_wait", "event_record", "merge", "remote"})
 _KINDS = {
     "kernel": KERNEL, "collective_comm": KERNEL, "privateuse1_kernel": KERNEL, "hpu_op": KERNEL,
-    "mtia_ccp_events": DEVICE_NOTE, "gpu_memcpy": COPY, "gpu_memset": SET, "cuda_runtime": RUNTIME,
+    "mtia_ccp_events": _MTIA, "gpu_memcpy": COPY, "gpu_memset": SET, "cuda_runtime": RUNTIME,
     "cuda_driver": RUNTIME, "xpu_runtime": RUNTIME, "xpu_driver": RUNTIME, "mtia_runtime": RUNTIME,
     "privateuse1_runtime": RUNTIME, "privateuse1_driver": RUNTIME, "glow_runtime": RUNTIME, "cpu_op": OPERATOR,
     "user_annotation": NOTE, "python_function": PYTHON, "gpu_user_annotation": DEVICE_NOTE,
@@ -167,7 +169,8 @@ class _ColumnBuilder:
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
-    engines: set[int] = field(default_factory=set)  # names of events that compute although their kind does not
+    orders: set[int] = field(default_factory=set)  # names of events of MTIA that do no work
+    dma: set[int] = field(default_factory=set)  # names of copies of MTIA
     calls: set[int] = field(default_factory=set)  # names of collectives and calls of them on the host
     count: int = 0
     backwards: int = 0
@@ -189,9 +192,12 @@ class _ColumnBuilder:
         name = np.array([names[event.name] for event in chosen], np.int32)
         if len(names) > before:
             new = dict(islice(names.items(), before, None))
-            self.engines |= {number for text, number in new.items() if text == "pe_exe"}
+            self.orders |= {number for text, number in new.items() if text in _MTIA_ORDERS}
+            self.dma |= {number for text, number in new.items() if text.startswith("dma_")}
             self.calls |= {number for text, number in new.items() if text.startswith(("gloo:", "c10d::"))}
-        kind[(kind == DEVICE_NOTE) & np.isin(name, list(self.engines))] = KERNEL  # of MTIA only these compute
+        if (mtia := kind == _MTIA).any():
+            is_order, is_copy = np.isin(name, list(self.orders)), np.isin(name, list(self.dma))
+            kind[mtia] = np.where(is_order, DEVICE_NOTE, np.where(is_copy, COPY, KERNEL))[mtia]
         start_ns = np.rint(times_us[0] * 1000).astype(np.int64)
         correlation, sequence = np.full((2, len(chosen)), -1, np.int64)
         has_args = kind != PYTHON  # functions, which are most of a file, have none that count

@@ -25,8 +25,12 @@ _ALL_TO_ALL, _SEND_RECV = re.compile(r"all_?to_?all", re.IGNORECASE), re.compile
 GRAPH = re.compile(r"GraphLaunch")
 _LAUNCH = re.compile(r"^(cuda|hip|cu)(ExtModule|Module|Ext)?Launch(Cooperative)?Kernel")
 _BEGIN_CAPTURE, _END_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
-_LONG_LEAD = 0.5
-"""Without steps: the host's work before the first work of the device counts from this part of the latter's length."""
+LAG_SHARE = 0.05
+"""Part of the work from which on a device lags behind the host by so much that marks on the host say nothing of it."""
+
+
+LEAD_NS = 100_000
+"""Without steps: the host's time before the first work of the device counts if it is more than a launch takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +99,12 @@ def _launches(profile: RankProfile, device: Rows) -> Rows:
 
 
 def step_windows(profile: RankProfile, work: WorkRows) -> dict[int | None, Interval]:
-    """Return the windows of steps: on a device, from the first work that a step launched to that of the next one.
+    """Return the windows of steps: what the profiler's marks on the host cover, each up to the begin of the next.
 
-    Without steps there is one window, None: from the first to the last work.
+    So what the host does before the first work of the device is in its step. Where a device lags so far behind that
+    more than `LAG_SHARE` of the work runs outside of the step that launched it, a window is from the first work that a
+    step launched to that of the next one, or to the end of its work.
+    Without steps there is one window, None: from the first event of the host, or work, to the last work.
     """
     host: dict[int, Interval] = {}
     device: dict[int, Interval] = {}
@@ -110,8 +117,42 @@ def step_windows(profile: RankProfile, work: WorkRows) -> dict[int | None, Inter
             where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
         return _sort_steps(host) or {None: _rows_extent(profile, work.rows if len(work.rows) else slice(None))}
-    found = _chain_windows(device or _launched_extents(profile, work, host))
-    return _sort_steps(found) or {None: _recording_window(profile, work)}
+    launched = _launched_extents(profile, work, host)
+    marked = _chain_windows({step: host[step] for step in launched})
+    if not marked or (device and not launched) or _lags(profile, work, marked):
+        marked = _lagging_windows(profile, work, host, device or launched)
+    return _sort_steps(marked) or {None: _recording_window(profile, work)}
+
+
+def _lags(profile: RankProfile, work: WorkRows, windows: Mapping[int, Interval]) -> bool:
+    """Whether more than `LAG_SHARE` of the work in some windows, or launched in them, runs outside of its own one."""
+    rows = work.rows
+    start_ns, end_ns, launch = profile.start_ns[rows], profile.end_ns[rows], work.launch[rows]
+    begins, ends = (np.array([windows[step][at] for step in sorted(windows)], np.int64) for at in (0, 1))
+
+    def window_of(instants_ns: Int64s) -> Rows:
+        at = np.searchsorted(begins, instants_ns, "right") - 1
+        return np.where((at >= 0) & (instants_ns < ends[at]), at, -1)
+
+    own = np.where(launch >= 0, window_of(profile.start_ns[launch]), -1)  # unknown: before the recording
+    counted = (own >= 0) | (window_of(start_ns) >= 0)
+    inside_ns = np.minimum(end_ns, ends[own]) - np.maximum(start_ns, begins[own])
+    inside_ns = np.where(own >= 0, np.maximum(inside_ns, 0), 0)
+    total_ns = int((end_ns - start_ns)[counted].sum())
+    return bool(total_ns - inside_ns[counted].sum() > LAG_SHARE * total_ns)
+
+
+def _lagging_windows(
+    profile: RankProfile, work: WorkRows, host: Mapping[int, Interval], device: Mapping[int, Interval]
+) -> dict[int, Interval]:
+    """Return the windows of steps whose work runs long after its launch."""
+    found = _chain_windows(device)
+    if len(found) != 1 or (last := max(found)) not in host:
+        return found
+    begin_ns, end_ns = found[last]
+    if not (profile.start_ns[work.rows] < begin_ns).any():
+        found[last] = min(begin_ns, host[last][0]), max(end_ns, host[last][1])  # the device was idle before
+    return found
 
 
 def _chain_windows(steps: Mapping[int, Interval]) -> dict[int, Interval]:
@@ -133,15 +174,12 @@ def _rows_extent(profile: RankProfile, rows: Rows | slice) -> Interval:
 
 
 def _recording_window(profile: RankProfile, work: WorkRows) -> Interval:
-    """Return the window of a recording without steps: its work, with the host's lead if that was long."""
+    """Return the window of a recording without steps: its work, and what the host did before."""
     start_ns, end_ns = _rows_extent(profile, work.rows)
     if (work.launch[work.rows] < 0).all():  # nothing shows which part of the recording the work belongs to
         return int(profile.start_ns.min()), int(profile.end_ns.max())
-    if len(before := profile.rows(OPERATOR, RUNTIME)):
-        first_ns = int(profile.start_ns[before].min())
-        if start_ns - first_ns > _LONG_LEAD * (end_ns - start_ns):
-            return first_ns, end_ns
-    return start_ns, end_ns
+    first_ns = min([start_ns, *profile.start_ns[profile.rows(OPERATOR, RUNTIME)[:1]].tolist()])
+    return first_ns if start_ns - first_ns > LEAD_NS else start_ns, end_ns
 
 
 def _launched_extents(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -> dict[int, Interval]:
