@@ -5,7 +5,7 @@ import pytest
 import overlap
 from overlap.timeline import write_trace
 from tests.explain.profiles import Recording
-from tests.timeline.programs import data_parallel, run
+from tests.timeline.programs import CHANGES, data_parallel, run
 
 
 def explained(program, path):
@@ -85,3 +85,12 @@ def test_the_least_gain_of_a_collection_leaves_out_what_the_profiler_adds_to_it(
         rec.frame("<built-in function collect>", start + 4_000, start + 10_000)
     (item,) = overlap.why(rec.write(tmp_path / "t.json")).advice
     assert (item.cause, item.gain_least_ns, item.gain_most_ns) == ("gc", 3_000_000, 6_000_000)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_program_gains(name):
+    """What it gains is what the bounds are held against."""
+    cause, before, after = CHANGES[name]
+    old, new = overlap.why(run(before)), overlap.why(run(after))
+    assert old.cost_ns(cause) > new.cost_ns(cause)
+    assert old.step_ns > new.step_ns
