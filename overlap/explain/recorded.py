@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from ..errors import UsageError
 from ..timeline.measure.metrics import Breakdown, breakdowns, median_step
@@ -11,6 +13,7 @@ from ..timeline.ranklist import named_ranks
 from ..timeline.spans import ORIGIN, STARVED, Timeline
 from ..units import format_ns
 from .advice import MAX_ADVICE, WORTH_SHARE
+from .bounds import RankStep, gain
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .oddities import oddities
 from .report import Advice, Cause, Why, mean_costs
@@ -37,7 +40,6 @@ _TORCH_CHANGES = {
 """Changes of programs of PyTorch, where there is another word for it."""
 _LARGER = "join arrays before the call, or give DataParallel a larger bucket_bytes="
 _LARGER_TORCH = "flatten tensors before the call, or give DistributedDataParallel a larger bucket_cap_mb="
-_NOT_COMPUTED = "not computed: run the changed program, for real or under `overlap simulate`"
 
 
 def judge_timeline(timeline: Timeline, *, step: int | None = None) -> Why:
@@ -63,7 +65,7 @@ def build_report(timeline: Timeline, *, step: int | None) -> Why:
     mean_ns = mean_costs([cost for _, cost in costs.get(step, [])])
     total_ns = sum(mean_ns.values()) or 1
     wording = _WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
-    starved = _starved_advice(timeline)
+    starved, ranks = _starved_advice(timeline), _rank_steps(timeline, rows.get(step, ()), verdict)
     return Why(
         verdict=sentence(timeline, verdict), origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
         world_size=timeline.world_size, step=step, step_ns=verdict.wall_ns,
@@ -78,7 +80,7 @@ def build_report(timeline: Timeline, *, step: int | None) -> Why:
             )
             for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]) if ns
         ),
-        advice=tuple([*([starved] if starved else []), *_advice(verdict, mean_ns)][:MAX_ADVICE]),
+        advice=tuple([*([starved] if starved else []), *_advice(verdict, mean_ns, ranks)][:MAX_ADVICE]),
         undecided=tuple(filter(None, [oddities(timeline)])),
         costs=tuple(
             (rank, number, cause, ns)
@@ -136,7 +138,22 @@ def _cause_places(verdict: Verdict, cause: str) -> tuple[str, ...]:
     return ()
 
 
-def _advice(verdict: Verdict, mean_ns: Mapping[str, int]) -> list[Advice]:
+def _rank_steps(timeline: Timeline, rows: Sequence[Breakdown], verdict: Verdict) -> list[RankStep]:
+    """Return what the gains of a step rest on, for each of its ranks."""
+    columns = timeline.columns
+    moving = columns.is_operation & (columns.nbytes > 0)
+    if verdict.step is not None:
+        moving &= columns.step == verdict.step
+    counts = dict(zip(*(each.tolist() for each in np.unique(columns.rank[moving], return_counts=True)), strict=True))
+    return [
+        RankStep(
+            costs_ns=_cost_by_cause(row, verdict), transfer_ns=row.transfer_ns, operations=counts.get(row.rank, 0)
+        )
+        for row in rows if row.wall_ns
+    ]  # fmt: skip
+
+
+def _advice(verdict: Verdict, mean_ns: Mapping[str, int], ranks: Sequence[RankStep]) -> list[Advice]:
     """Return a change for each loss that is worth one, the largest first; none without steps or ranks."""
     if verdict.step is None or not verdict.ranks:
         return []
@@ -149,8 +166,9 @@ def _advice(verdict: Verdict, mean_ns: Mapping[str, int]) -> list[Advice]:
         if cause in changes and ns >= WORTH_SHARE * total_ns:
             places = _cause_places(verdict, cause)
             evidence = f"{_WORDING[cause]}: {format_ns(ns)} of {format_ns(total_ns)}, mean of the ranks"
+            change = gain(ranks, cause)
             items.append(Advice(
                 cause=cause, change=changes[cause], place=places[0] if places else "", evidence=evidence,
-                gain_text=_NOT_COMPUTED,
+                gain_ns=change.stays_ns, gain_most_ns=change.most_ns, gain_text=f"{change}",
             ))  # fmt: skip
     return items

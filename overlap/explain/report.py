@@ -42,6 +42,7 @@ class Advice:
     evidence: str
     gain_least_ns: int | None = None  # bounds of what the step gets shorter by, if all of the cause goes; over steps
     gain_most_ns: int | None = None
+    gain_ns: int | None = None  # what one step gets shorter by if the rest stays; of timelines
     gain_text: str = ""  # the bounds as text, or why there are none
 
 
