@@ -1,8 +1,7 @@
 """Advice on profiles: changes to the program, each with evidence, a place, and bounds of its gain.
 
-A gain is the range over steps of what a step gets shorter by if all of its cause goes: each step is replayed without
-it, and ends when the rank is done that then has most to do. It is given only if it is more than by what steps differ
-anyway.
+A gain is the range over steps of what a step gets shorter by if all of its cause goes and the rest stays, and a bound:
+see `bounds`. It is given only if it is more than by what steps differ anyway.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from statistics import median
 
 from ..units import format_bytes, format_ns
 from . import causes
+from .bounds import RankStep, gain
 from .places import BACKWARD, ProgramPlace, common_place, list_operators, top_places
 from .rank import TINY_KERNEL_NS, RankReport
 from .ranks import LateRank, Traffic
@@ -88,36 +88,28 @@ def advice(facts: Facts) -> list[Advice]:
 
 
 def gain_bounds(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
-    """Return the least and most gain without some causes, and their text; None, None and a reason if undecidable."""
-    gains = [_shorter_ns(facts, step, names) for step in facts.steps]
+    """Return the least and most gain of a step without some causes if the rest stays, and text that has the bound, too.
+
+    None, None and a reason if undecidable.
+    """
+    found = [gain([RankStep(costs_ns=costs) for costs in facts.ranks[step]], *names) for step in facts.steps]
+    gains, most = [each.stays_ns for each in found], max(each.most_ns for each in found)
     if causes.GC in names:
         gains += [round(GC_WITHOUT_PROFILER * ns) for ns in gains]
     walls = [sum(costs.values()) for costs in facts.steps.values()]
     if len(walls) < MIN_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
-    return bound_gains(gains, walls)
+    return bound_gains(gains, walls, most)
 
 
-def bound_gains(gains: Sequence[int], walls: Sequence[int]) -> tuple[int | None, int | None, str]:
+def bound_gains(gains: Sequence[int], walls: Sequence[int], bound_ns: int) -> tuple[int | None, int | None, str]:
     """Return the least and most of the gains of some steps and their text; None, None if steps differ by more."""
     noise_ns = (max(walls) - min(walls)) / 2
     least, most = min(gains), max(gains)
     if least <= noise_ns:
         return None, None, f"not given: steps differ by {format_ns(2 * noise_ns)} anyway"
-    return least, most, f"at most {format_ns(least)} to {format_ns(most)} a step (over {len(walls)} steps)"
-
-
-def _shorter_ns(facts: Facts, step: int | None, names: Sequence[str]) -> int:
-    """Return by how much a step gets shorter without some causes.
-
-    A rank that waits has less to do than the last one, so that its own work is what is not waiting: the step takes as
-    long as the most work of a rank, before and after.
-    """
-    if causes.WAIT in names:
-        return sum(facts.steps[step].get(cause, 0) for cause in names)
-    own = [sum(costs.values()) - costs.get(causes.WAIT, 0) for costs in facts.ranks[step]]
-    left = [ns - sum(costs.get(cause, 0) for cause in names) for ns, costs in zip(own, facts.ranks[step], strict=True)]
-    return max(own) - max(left)
+    text = f"{format_ns(least)} to {format_ns(most)} a step (over {len(walls)} steps) if the rest stays"
+    return least, most, f"{text}, at most {format_ns(bound_ns)}"
 
 
 AdviceItems = Iterator[tuple[float, Advice]]

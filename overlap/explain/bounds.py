@@ -45,24 +45,26 @@ class Gain:
         return f"{format_ns(self.stays_ns)} if the rest stays, at most {format_ns(self.most_ns)}"
 
 
-def gain(ranks: Sequence[RankStep], cause: str) -> Gain:
-    """Return the gain of a change that takes a cause away from all ranks.
+def gain(ranks: Sequence[RankStep], *names: str) -> Gain:
+    """Return the gain of a change that takes some causes away from all ranks.
 
     Without waiting, the ranks share their work out evenly. Without exposed communication, all operations but the last
-    one are hidden.
+    one are hidden, where it is known how many there are.
 
     Args:
         ranks: The same step of each rank; at least one.
-        cause: One of `causes.NAMES`.
+        names: Some of `causes.NAMES`.
     """
     wall_ns = max(sum(rank.costs_ns.values()) for rank in ranks)
-    left_ns = [rank.own_ns - _taken_ns(rank, cause) for rank in ranks]
-    least_ns = []
-    for rank in ranks:
-        hidden = sum(rank.costs_ns.get(each, 0) for each in _HIDDEN)
-        taken_ns = 0 if cause in (causes.WAIT, *_HIDDEN) else rank.costs_ns.get(cause, 0)
-        least_ns.append(max(rank.own_ns - hidden - taken_ns, rank.transfer_ns))
-    if cause == causes.WAIT:
+    left_ns = [rank.own_ns - sum(_taken_ns(rank, name) for name in names) for rank in ranks]
+    least_ns = [
+        max(
+            rank.own_ns - sum(rank.costs_ns.get(name, 0) for name in {*names, *_HIDDEN} - {causes.WAIT}),
+            rank.transfer_ns,
+        )
+        for rank in ranks
+    ]
+    if causes.WAIT in names:
         left_ns, least_ns = ([sum(each) // len(ranks)] for each in (left_ns, least_ns))
     most_ns = max(wall_ns - max(least_ns), 0)
     return Gain(stays_ns=min(max(wall_ns - max(left_ns), 0), most_ns), most_ns=most_ns)
@@ -70,7 +72,5 @@ def gain(ranks: Sequence[RankStep], cause: str) -> Gain:
 
 def _taken_ns(rank: RankStep, cause: str) -> int:
     """Return what a change takes from the own time of a rank."""
-    if cause == causes.WAIT:
-        return 0
-    ns = rank.costs_ns.get(cause, 0)
-    return ns if cause not in (causes.WIRE, causes.COMM) else ns - ns // max(rank.operations, 1)
+    ns = 0 if cause == causes.WAIT else rank.costs_ns.get(cause, 0)
+    return ns - ns // rank.operations if rank.operations and cause in (causes.WIRE, causes.COMM) else ns

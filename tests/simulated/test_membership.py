@@ -74,29 +74,15 @@ class Member:
 
     async def round(self, membership: Membership, number: int) -> None:
         await trio.sleep(self.plan.uniform(0, 1))
-        kind = self.plan.choice(("exchange", "barrier", "gather", "tell"))
+        kind = self.plan.choice(("exchange", "barrier", "tell"))
         nbytes = self.plan.choice((0, 5, 5, 3000, 30_000))
         if kind == "exchange":
             got = await membership.exchange("x", bytes([self.member]) * nbytes)
             assert got == [bytes([member]) * nbytes for member in range(self.members)]
         elif kind == "barrier":
             await membership.barrier("b")
-        elif kind == "tell":
-            membership.send_notice(b"%d " % number + bytes(nbytes))
         else:
-            await self.gather(membership, 3 * nbytes)
-
-    async def gather(self, membership: Membership, nbytes: int) -> None:
-        got = dict.fromkeys(range(self.members), 0)
-
-        async def take(member: int, piece: bytes) -> None:
-            assert set(piece) <= {member}
-            await trio.sleep(1e-3)
-            got[member] += len(piece)
-
-        await membership.gather("g", bytes([self.member]) * nbytes, take)
-        if self.member == 0:
-            assert set(got.values()) == {nbytes}
+            membership.send_notice(b"%d " % number + bytes(nbytes))
 
 
 def live(seed: int, members: int = 3) -> tuple[Simulation, list[Member]]:
