@@ -32,6 +32,13 @@ WORDING = {
 }
 """Causes, and how a page words them. `COMM` is what cannot be divided into `WAIT` and `WIRE`."""
 
+OWN_WORDING = WORDING | {
+    COPY: "copies and sets of memory",
+    QUEUE: "operations are queued, and nothing runs",
+    UNKNOWN: "idle: nothing runs, and nothing is queued",
+}
+"""The wording of our own traces, which record all that a rank does."""
+
 NAMES = tuple(WORDING)
 HOST = (LAUNCH, SYNC, DATA, PYTHON, GC, LOCK, FILES, ALLOCATOR, STARTUP, COMPILE, CAPTURE)
 """Causes of an idle device that are the host's."""

@@ -7,21 +7,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..errors import UsageError
-from ..timeline.measure.metrics import Breakdown, breakdowns, median_step
+from ..timeline.measure.metrics import Breakdown, breakdowns_by_step, median_step
 from ..timeline.measure.verdict import Verdict, verdict_of
 from ..timeline.ranklist import named_ranks
 from ..timeline.spans import ORIGIN, STARVED, Timeline
 from ..units import format_ns
 from .advice import MAX_ADVICE, WORTH_SHARE
 from .bounds import RankStep, gain
-from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
+from .causes import COMM, COMPUTE, COPY, LOOP, OWN_WORDING, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .oddities import oddities
 from .report import Advice, Cause, Why, mean_costs
-
-_WORDING = WORDING | {
-    COPY: "copies and sets of memory", QUEUE: "operations are queued, and nothing runs",
-    UNKNOWN: "idle: nothing runs, and nothing is queued",
-}  # fmt: skip
 
 _AWAIT_LATE = "issue first and await at the end of the step: keep the futures in a list"
 _CHANGES = {
@@ -56,15 +51,14 @@ def judge_timeline(timeline: Timeline, *, step: int | None = None) -> Why:
 def build_report(timeline: Timeline, *, step: int | None) -> Why:
     """Return the report on a step of a timeline, or on the whole run if `step` is None."""
     verdict = verdict_of(timeline, step=step)
-    steps: list[int | None] = [*timeline.steps()] or [None]
-    rows = {number: breakdowns(timeline, step=number) for number in steps}
+    rows = breakdowns_by_step(timeline)
     costs = {
         number: [(row.rank, _cost_by_cause(row, verdict)) for row in of_step if row.wall_ns]
         for number, of_step in rows.items()
     }
     mean_ns = mean_costs([cost for _, cost in costs.get(step, [])])
     total_ns = sum(mean_ns.values()) or 1
-    wording = _WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
+    wording = OWN_WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
     starved, ranks = _starved_advice(timeline), _rank_steps(timeline, rows.get(step, ()), verdict)
     return Why(
         verdict=sentence(timeline, verdict), origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
@@ -165,7 +159,7 @@ def _advice(verdict: Verdict, mean_ns: Mapping[str, int], ranks: Sequence[RankSt
     for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]):
         if cause in changes and ns >= WORTH_SHARE * total_ns:
             places = _cause_places(verdict, cause)
-            evidence = f"{_WORDING[cause]}: {format_ns(ns)} of {format_ns(total_ns)}, mean of the ranks"
+            evidence = f"{OWN_WORDING[cause]}: {format_ns(ns)} of {format_ns(total_ns)}, mean of the ranks"
             change = gain(ranks, cause)
             items.append(Advice(
                 cause=cause, change=changes[cause], place=places[0] if places else "", evidence=evidence,

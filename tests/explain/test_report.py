@@ -1,6 +1,8 @@
 """Reports: the page, JSON, comparisons, conditions, and traces of our own."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ import overlap
 from overlap.cli import main
 from overlap.errors import UsageError
 from overlap.explain.against import compare
+from overlap.explain.causes import NAMES
 from overlap.explain.page import page_lines
 from overlap.explain.report import from_json
 from overlap.timeline import write_trace
@@ -205,3 +208,15 @@ def test_what_another_tool_has_not_recorded_is_not_idle(tmp_path):
         "computing": 10_000, "nothing is recorded": 5_000,
     }  # fmt: skip
     assert "idle or not recorded 5.0" in found.verdict
+
+
+def test_the_page_of_the_documentation_has_each_cause():
+    page = (Path(__file__).parents[2] / "docs/how-to/why.md").read_text(encoding="utf-8")
+    table = page[page.index("| cause | meaning |") : page.index("Without a device")]
+    named = {
+        name
+        for row in table.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+    assert named == set(NAMES)

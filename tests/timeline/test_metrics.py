@@ -6,9 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap.errors import UsageError
-from overlap.timeline import Recorder, Timeline, breakdowns, median_step
+from overlap.timeline import Recorder, Span, Timeline, breakdowns, median_step
 from overlap.timeline.measure.intervals import covered_ns, intersect, length, merge, subtract
-from overlap.timeline.measure.metrics import coverage
+from overlap.timeline.measure.metrics import breakdowns_by_step, coverage
+
+from .made import compute as compute_span
+from .made import timeline_of as timeline_of_spans
+from .made import traces
 
 LIMIT_NS = 40
 intervals = st.lists(st.tuples(st.integers(0, LIMIT_NS), st.integers(0, LIMIT_NS)).map(sorted).map(tuple), max_size=8)
@@ -156,3 +160,16 @@ def test_what_is_not_there_is_named(training, arguments, message):
 def test_an_empty_timeline_says_so():
     with pytest.raises(UsageError, match="the timeline has no spans"):
         breakdowns(Timeline(spans=[], world_size=1))
+
+
+@given(traces())
+def test_all_steps_at_once_have_the_times_of_each(timeline):
+    marked = [Span(rank=0, kind="step", lane="step", name=f"step {at}", start_ns=9 * at, end_ns=9 * at + 9, step=at)
+              for at in range(3)]  # fmt: skip
+    timeline = timeline_of_spans(*timeline.spans, *marked)
+    assert breakdowns_by_step(timeline) == {step: breakdowns(timeline, step=step) for step in range(3)}
+
+
+def test_without_steps_the_whole_run_is_measured():
+    timeline = timeline_of_spans(compute_span(0, 0, 5), compute_span(1, 2, 9))
+    assert breakdowns_by_step(timeline) == {None: breakdowns(timeline)}

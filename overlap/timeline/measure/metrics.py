@@ -208,6 +208,26 @@ def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
     return [covered.breakdown() for covered in coverage(timeline, step=step, ranks=ranks)]
 
 
+def breakdowns_by_step(timeline: Timeline) -> dict[int | None, list[Breakdown]]:
+    """Return the times of each rank by activity in each step, or in the whole run, None, if no step is recorded.
+
+    Cost: one look at all spans, and some 0.1 milliseconds for each step of each rank.
+
+    Raises:
+        UsageError: The timeline has no spans.
+    """
+    covers = coverage(timeline)
+    ranks, windows = timeline.ranks(), _step_windows(timeline)
+    found: dict[int | None, list[Breakdown]] = {}
+    for step in timeline.steps():
+        of_step = _windows_of_step(ranks, windows, step)
+        found[step] = [
+            replace(cover.within(of_step[cover.rank]), step=step if cover.rank in windows else None).breakdown()
+            for cover in covers if cover.rank in of_step
+        ]  # fmt: skip
+    return found or {None: [cover.breakdown() for cover in covers]}
+
+
 def of_steps(measured: Sequence[Measured]) -> list[Measured]:
     """Return the measures of ranks that mark steps: other ranks have no part in the figures of a step.
 
@@ -250,12 +270,21 @@ def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
     if step is None:
         start_ns, end_ns = int(timeline.columns.start_ns.min()), int(timeline.columns.end_ns.max())
         return dict.fromkeys(timeline.ranks(), (start_ns, end_ns))
-    steps = _step_windows(timeline)
-    windows = {rank: windows[step] for rank, windows in steps.items() if step in windows}
+    windows = _windows_of_step(timeline.ranks(), _step_windows(timeline), step)
     if not windows:
         raise UsageError(f"step: nobody recorded step {step}; recorded are {listed(timeline.steps()) or 'none'}")
+    return windows
+
+
+def _windows_of_step(
+    ranks: Sequence[int], steps: Mapping[int, Mapping[int, Interval]], step: int
+) -> dict[int, Interval]:  # fmt: skip
+    """Return the windows of a step by rank, also of ranks that mark no steps; none if no rank recorded it."""
+    windows = {rank: windows[step] for rank, windows in steps.items() if step in windows}
+    if not windows:
+        return {}
     all_of_it = min(start for start, _ in windows.values()), max(end for _, end in windows.values())
-    return windows | {rank: all_of_it for rank in timeline.ranks() if rank not in steps}
+    return windows | {rank: all_of_it for rank in ranks if rank not in steps}
 
 
 def issued_in(timeline: Timeline, windows: Mapping[int, Interval], step: int | None) -> Mask:
