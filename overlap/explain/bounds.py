@@ -64,10 +64,12 @@ def gain(ranks: Sequence[RankStep], *names: str) -> Gain:
         )
         for rank in ranks
     ]
+    before_ns = max(rank.own_ns for rank in ranks)
     if causes.WAIT in names:
         left_ns, least_ns = ([sum(each) // len(ranks)] for each in (left_ns, least_ns))
+        before_ns = wall_ns
     most_ns = max(wall_ns - max(least_ns), 0)
-    return Gain(stays_ns=min(max(wall_ns - max(left_ns), 0), most_ns), most_ns=most_ns)
+    return Gain(stays_ns=min(max(before_ns - max(left_ns), 0), most_ns), most_ns=most_ns)
 
 
 def _taken_ns(rank: RankStep, cause: str) -> int:

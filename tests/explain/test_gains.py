@@ -115,3 +115,5 @@ def test_the_bounds_of_a_step_are_worked_out_by_hand():
     assert gain(ranks, "wire") == Gain(stays_ns=5, most_ns=10)
     assert gain(ranks, "loop") == Gain(stays_ns=30, most_ns=40)
     assert gain([RankStep(costs_ns={"compute": 5}, transfer_ns=9)], "compute") == Gain(stays_ns=0, most_ns=0)
+    both_wait = [RankStep(costs_ns={"compute": own, "loop": 10, "waiting": 30}) for own in (50, 60)]
+    assert gain(both_wait, "loop") == Gain(stays_ns=10, most_ns=40)  # for each other, at different times
