@@ -36,7 +36,7 @@ def test_an_option_means_the_same_in_all_commands(option):
 
 
 def test_options_with_several_meanings_in_other_programs_are_shared_here():
-    assert {"--ranks", "--json", "--trace", "--compare", "--cluster", "--processes", "--step"} <= SHARED.keys()
+    assert {"--ranks", "--json", "--trace", "--cluster", "--processes", "--step"} <= SHARED.keys()
     everywhere = meanings()
     assert everywhere["--check"].keys() == {"run"}
     assert everywhere["--faults"].keys() == {"test"}

@@ -11,6 +11,7 @@ from overlap.cli import main
 from overlap.errors import UsageError
 from overlap.explain.against import compare
 from overlap.explain.causes import NAMES
+from overlap.explain.limits import parse_limit
 from overlap.explain.page import page_lines
 from overlap.explain.report import from_json
 from overlap.timeline import write_trace
@@ -220,3 +221,31 @@ def test_the_page_of_the_documentation_has_each_cause():
         for name in re.findall(r"`(\w+)`", row.split("|")[1])
     }
     assert named == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speed > 5%", "--fail-if: 'speed > 5%' is no condition; write one of step, wire, then < or >, then a number "
+                       "with %, ns, us, ms or s: 'wire > 5%'"),
+        ("step > 5%", "--fail-if: 'step > 5%': step is a time, not %"),
+    ],
+)  # fmt: skip
+def test_conditions_that_are_none(text, message):
+    with pytest.raises(UsageError) as caught:
+        parse_limit(text, ("step", "wire"))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "met", "described"),
+    [
+        ("wire > 5%", 53.2, True, "wire is 53.2%, above 5%"),
+        ("wire>60%", 53.2, False, "wire is 53.2%, above 60%"),
+        ("waiting < 9us", 8_000, True, "waiting is 8 us, below 9 us"),
+        ("step > 30 us", 31_000, True, "step is 31 us, above 30 us"),
+    ],
+)
+def test_conditions(text, value, met, described):
+    limit = parse_limit(text, ("step", *NAMES))
+    assert (limit.is_met(value), limit.describe_value(value)) == (met, described)

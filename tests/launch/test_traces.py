@@ -32,6 +32,12 @@ from .test_worlds import clean
 NEEDS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
 
 
+@pytest.fixture(autouse=True)
+def no_thread_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests write by themselves."""
+    monkeypatch.setattr(traces, "EVERY_S", 1e6)
+
+
 def recorded(folder: Path, member: int, *, members: int, spans: int = 1, clock: ClockOffset | None = None) -> TraceFile:
     """Return the file of a member with one rank, which takes part in collectives of all; its section has ended."""
     recorder = Recorder(member, capacity=spans)

@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from overlap.cli.timeline.tables import stragglers_table
 from overlap.explain.oddities import oddities
 from overlap.timeline.files.reading import read_trace
 from overlap.timeline.measure.metrics import breakdowns
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.measure.stragglers import stragglers
 from overlap.timeline.measure.verdict import verdict_of
 from overlap.timeline.spans import Timeline
 
@@ -102,9 +100,7 @@ def test_one_rank_of_several_cannot_tell_waiting_from_the_wire(tmp_path: Path) -
     timeline = read(tmp_path, *kernels, world=2)
     said = verdict_of(timeline)
     assert "30.0 on the wire or waiting for a rank that is not in the trace (ncclDevKernel_AllReduce)" in str(said)
-    assert stragglers_table(stragglers(timeline, said), width=80, partial=said.partial) == [
-        "other ranks are not in the trace: it cannot tell who was waited for, or who was slow"
-    ]
+    assert said.partial
     alone = verdict_of(read(tmp_path, *kernels, world=1))
     assert "30.0 on the wire (ncclDevKernel_AllReduce)" in str(alone)
     assert not alone.partial

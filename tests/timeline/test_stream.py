@@ -5,6 +5,7 @@ import pytest
 
 import overlap
 from overlap import Faults, UsageError, Virtual
+from overlap.processes import traces
 from overlap.processes.clock import ClockOffset
 from overlap.processes.traces import TraceFile
 from overlap.timeline import Recorder, Timeline, read_trace
@@ -12,6 +13,12 @@ from overlap.timeline.files.trace import Header
 from overlap.timeline.recording import KeptSteps
 
 STEP_NS = 100
+
+
+@pytest.fixture(autouse=True)
+def no_thread_writes(monkeypatch):
+    """The tests write by themselves."""
+    monkeypatch.setattr(traces, "EVERY_S", 1e6)
 
 
 def step(recorder, index, *, computes=2):

@@ -1,4 +1,4 @@
-"""Tables on request: operations, stragglers, the critical path; and comparisons of two runs."""
+"""Tables on request: operations, and the critical path."""
 
 import argparse
 from dataclasses import replace
@@ -9,18 +9,12 @@ from hypothesis import given
 
 from overlap.cli.timeline import fill, main
 from overlap.cli.timeline.tables import (
-    comparison_sentence,
-    comparison_table,
     critical_path_table,
     operations_table,
-    stragglers_table,
 )
-from overlap.errors import UsageError
-from overlap.explain.limits import parse_limit
 from overlap.timeline import Span, write_trace
 from overlap.timeline.measure.critical_path import critical_path
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.measure.stragglers import arrivals, stragglers
 from overlap.timeline.measure.verdict import verdict_of
 from overlap.units import columns
 from tests.timeline.made import comm, compute, timeline_of, traces
@@ -99,8 +93,6 @@ def test_operations_belong_to_the_step_that_issued_them():
     for step, nbytes in ((0, 64), (1, 128)):
         (one,) = operations(timeline, step=step)
         assert (one.count, one.nbytes) == (2, 2 * nbytes)
-        assert [each.collectives for each in arrivals(timeline, step=step)] == [1, 1]
-    assert [each.collectives for each in arrivals(timeline)] == [3, 3]
 
 
 def overlapping_steps():
@@ -123,28 +115,11 @@ def overlapping_steps():
 
 def test_tables_of_steps_that_overlap_say_what_the_verdict_says():
     timeline = overlapping_steps()
-    for step, waiting_ns, came_last in ((0, 0, (1, 1)), (1, 20, (1, 2))):
+    for step, waiting_ns in ((0, 0), (1, 20)):
         verdict = verdict_of(timeline, step=step)
         assert verdict.waiting_ns == waiting_ns
-        late = next(one for one in stragglers(timeline, verdict, step=step) if one.arrivals.rank == 1)
-        assert (late.arrivals.last, late.arrivals.collectives) == came_last
-        assert late.exposed_ns == waiting_ns
         (row,) = operations(timeline, step=step)
         assert (row.count, row.exposed_ns, row.exposed_waiting_ns) == (2, verdict.exposed_ns, waiting_ns)
-    assert [(one.last, one.collectives) for one in arrivals(timeline, step=1)] == [(0, 1), (0, 1)]
-
-
-def test_stragglers_are_told_by_how_late_and_how_slow_they_are():
-    timeline = one_late()
-    assert stragglers_table(stragglers(timeline, verdict_of(timeline)), width=80) == [
-        "rank  came last  waited for/us  slow/us  it was at",
-        "   1     1 of 1           16.0      1.0  compute 'tokenise' at train.py:31",
-        "and 1 others, for whom ranks waited less, or not at all",
-    ]
-    alone = timeline_of(compute(0, 0, 5))
-    assert stragglers_table(stragglers(alone, verdict_of(alone)), width=80) == [
-        "nobody was waited for, and nobody was slow"
-    ]
 
 
 def test_the_critical_path_goes_through_the_late_rank():
@@ -181,79 +156,13 @@ def test_narrow_tables_shorten_words_and_then_leave_figures_out():
     assert columns(["what", "n", "m"], rows, width=18, words=[0])[1] == "..of something  1"
 
 
-def test_two_runs_are_compared():
-    one, other = verdict_of(one_late()), verdict_of(timeline_of(compute(0, 0, 20_000), compute(1, 0, 20_000)))
-    assert comparison_table(one, other, width=80) == [
-        "mean of a rank/us    this  against  difference",
-        "step                 31.0     20.0       +11.0  +55.0%",
-        "compute              12.5     20.0        -7.5  -37.5%",
-        "exposed              16.5      0.0       +16.5     n/a",
-        "  waiting for ranks   8.0      0.0        +8.0     n/a",
-        "  on the wire         8.5      0.0        +8.5     n/a",
-        "queued                0.2      0.0        +0.2     n/a",
-        "idle                  1.8      0.0        +1.8     n/a",
-        "bytes moved for       8.5      0.0        +8.5     n/a",
-    ]
-    assert comparison_sentence(one, other) == "+11.0 us (+55.0%) against 20.0 us, mostly on the wire: +8.5 us"
-    assert comparison_sentence(other, one) == "-11.0 us (-35.5%) against 31.0 us, mostly on the wire: -8.5 us"
-    assert comparison_sentence(one, one) == "both take 31.0 us"
-
-
-@pytest.mark.parametrize(
-    ("text", "holds", "told"),
-    [
-        ("exposed > 5%", True, "exposed is 53.2%, above 5%"),
-        ("exposed>60%", False, "exposed is 53.2%, above 60%"),
-        ("waiting < 9us", True, "waiting is 8 us, below 9 us"),
-        ("step > 30 us", True, "step is 31 us, above 30 us"),
-        ("hidden < 10%", True, "hidden is 0%, below 10%"),
-    ],
-)
-def test_limits(text, holds, told):
-    verdict, limit = verdict_of(one_late()), parse_limit(text)
-    assert (limit.holds(verdict), limit.describe(verdict)) == (holds, told)
-
-
-def test_of_what_there_is_not_no_limit_holds():
-    verdict, limit = verdict_of(timeline_of(compute(0, 0, 5))), parse_limit("hidden < 10%")
-    assert (limit.holds(verdict), limit.describe(verdict)) == (False, "hidden: there is none")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "speed > 5%",
-            "--fail-if: 'speed > 5%' is no condition; write one of step, hidden, compute, exposed, waiting, wire, "
-            "kept, copy, queued, idle, then < or >, then a number with %, ns, us, ms or s: 'exposed > 5%'",
-        ),
-        ("step > 5%", "--fail-if: 'step > 5%': step is a time, not %"),
-        ("hidden < 5ms", "--fail-if: 'hidden < 5ms': hidden is a share, not ms"),
-    ],
-)
-def test_what_is_no_limit(text, message):
-    with pytest.raises(UsageError) as caught:
-        parse_limit(text)
-    assert str(caught.value) == message
-
-
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    late, even = tmp_path / "late.json", tmp_path / "even.json"
+    late = tmp_path / "late.json"
     write_trace(one_late(), late)
-    write_trace(timeline_of(compute(0, 0, 20_000), compute(1, 0, 20_000)), even)
     parser = argparse.ArgumentParser()
     fill(parser)
-    assert main(parser.parse_args([str(late), "--ops", "--stragglers", "--critical-path"])) == 0
+    assert main(parser.parse_args([str(late), "--ops", "--critical-path"])) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.split("\n\n")] == ["operation", "rank", "on", "whole"]
+    assert [line.split()[0] for line in shown.split("\n\n")] == ["operation", "on", "whole"]
     assert [line for line in shown.splitlines() if line != line.rstrip()] == []
-    assert main(parser.parse_args([str(late), "--compare", str(even), "--fail-if", "exposed > 5%"])) == 1
-    shown, told = capsys.readouterr()
-    lines = shown.splitlines()
-    assert lines[-1] == "+11.0 us (+55.0%) against 20.0 us, mostly on the wire: +8.5 us"
-    assert told == "--fail-if: exposed is 53.2%, above 5%\n"
-    rulers = [line for line in lines if "╵0 us" in line]
-    assert (len(rulers), len(set(rulers))) == (2, 1)  # the same scale
-    assert max(map(len, lines)) <= 80
-    assert main(parser.parse_args([str(late), "--json", "--fail-if", "exposed > 5%"])) == 1

@@ -1,14 +1,12 @@
-"""`overlap timeline FILE ...`: draw a trace file in the terminal, or print its figures."""
+"""`overlap timeline FILE ...`: draw a trace file in the terminal, or print tables of its operations."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from ...errors import UsageError
 from ...explain.entry import explain_files
-from ...explain.limits import parse_limit
 from ...explain.oddities import oddities
 from ...explain.recorded import sentence
 from ...explain.report import Why
@@ -21,13 +19,11 @@ from ...timeline.files.merge import merged
 from ...timeline.files.reading import read_trace
 from ...timeline.files.trace import write_trace
 from ...timeline.measure.metrics import median_step
-from ...timeline.measure.verdict import Verdict, verdict_of
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.spans import ORIGIN, Timeline
 from ...units import switch
 from ..options import add_options, check_width, shared_option
-from ..output import as_json, output_path, try_to_write
-from .report import SCHEMA_VERSION, report
+from ..output import output_path, try_to_write
 
 _DESCRIPTION = """\
 Show which ranks computed, which communicated, and how much communication was hidden or exposed.
@@ -49,10 +45,8 @@ examples:
   overlap run --trace run.trace.json train.py    record one
   overlap timeline run.trace.json                draw its median step
   overlap timeline run.trace.json --step 3 --rank 0,4-7
-  overlap timeline run.trace.json --step all --json
   overlap timeline run.trace.json -o run.svg     write the picture
-  overlap timeline run.trace.json --ops --stragglers --critical-path
-  overlap timeline new.json --compare old.json --fail-if "exposed > 5%" --fail-if "step > 41ms"
+  overlap timeline run.trace.json --ops --critical-path
   overlap timeline run-process0.json run-process1.json -o run.json
                                                  make one file of those of several processes
 
@@ -68,11 +62,7 @@ OPTIONS = {
     "width": shared_option("width"),
     "ascii": shared_option("ascii"),
     "ops": Option(read=switch, help="the cost of each operation, by place in the program"),
-    "stragglers": Option(read=switch, help="ranks that come late, or move bytes slowly"),
     "critical_path": Option(read=switch, help="the chain of work that made the step as long as it is"),
-    "compare": shared_option("compare", "its trace: both pictures, and the differences"),
-    "fail_if": shared_option("fail_if", "'exposed > 5%%', 'step > 40ms'"),
-    "json": shared_option("json"),
 }  # fmt: skip
 
 
@@ -94,7 +84,6 @@ def main(args: argparse.Namespace) -> int:
     if args.output is not None and not args.output.endswith(".svg"):
         return 0 if _merge_files(args.files, args.output) else EXIT_FAILED
     check_width(args.width)
-    limits = [parse_limit(text) for text in args.fail_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
     if wrong := oddities(timeline):
         notify(wrong)
@@ -108,27 +97,18 @@ def main(args: argparse.Namespace) -> int:
 
         view = _with_sentence(show.view(args, timeline, step, ranks), timeline, profile)
         return 0 if show.write_svg(view, args.output) else EXIT_FAILED
-    if args.json:
-        verdict = verdict_of(timeline, step=step, ranks=ranks)
-        print(as_json(report(timeline, step, ranks, verdict), version=SCHEMA_VERSION), end="")
-    else:
-        verdict = _print_pages(args, timeline, step, ranks, profile)
-    failed = [limit for limit in limits if limit.holds(verdict)]
-    for limit in failed:
-        print(f"--fail-if: {limit.describe(verdict)}", file=sys.stderr)
-    return EXIT_FAILED if failed else 0
+    _print_pages(args, timeline, step, ranks, profile)
+    return 0
 
 
-_TABLES = ("ops", "stragglers", "critical_path")
+_TABLES = ("ops", "critical_path")
 _PICTURE = ("step", "rank", "all", "ascii")
 """Options of a picture, which `-o FILE.svg` takes."""
 _EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
     "output": (
-        (*_PICTURE, "width", *_TABLES, "compare", "fail_if", "json"),
+        (*_PICTURE, "width", *_TABLES),
         "-o only writes a file: the files as one trace file, or the picture as SVG",
     ),
-    "compare": ((*_TABLES, "json"), "--compare prints two pictures and their differences"),
-    "json": (_TABLES, "the JSON has operations and arrivals; for tables, run the command once more without --json"),
 }  # fmt: skip
 """For each option, those that it cannot do at the same time, and why."""
 
@@ -152,8 +132,8 @@ def _option_spelling(option: str) -> str:
 
 def _print_pages(
     args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, profile: Why | None
-) -> Verdict:
-    """Print the requested pages, and return the verdict."""
+) -> None:
+    """Print the requested pages."""
     from . import show
 
     console = show.console(args)
@@ -161,14 +141,10 @@ def _print_pages(
         steps = len(timeline.steps())
         console.print(f"showing step {step}, the median of {steps} by wall time (--step N|all)", soft_wrap=True)
     view = _with_sentence(show.view(args, timeline, step, ranks), timeline, profile)
-    if args.compare is not None:
-        other = read_trace(args.compare)
-        show.beside(console, view, show.view(args, other, _read_step(args.step, other), ranks))
-    elif args.ops or args.stragglers or args.critical_path:
+    if args.ops or args.critical_path:
         show.tables(console, args, timeline, step, ranks, view)
     else:
         show.picture(console, view, timeline, ranks)
-    return view.verdict
 
 
 def _with_sentence(view: TimelineView, timeline: Timeline, profile: Why | None) -> TimelineView:

@@ -8,23 +8,18 @@ from io import StringIO
 
 from rich.console import Console as RichConsole
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
-from rich.text import Text
 
 from ...timeline.draw.view import MIN_WIDTH, TimelineView
 from ...timeline.measure.critical_path import critical_path
 from ...timeline.measure.operations import operations
-from ...timeline.measure.stragglers import stragglers
+from ...timeline.span import Span
 from ...timeline.spans import Timeline
 from ...units import wrapped
 from ..console import Console
 from ..output import write_file
-from .report import wires
 from .tables import (
-    comparison_sentence,
-    comparison_table,
     critical_path_table,
     operations_table,
-    stragglers_table,
 )
 
 
@@ -48,6 +43,13 @@ def picture(on: Console, shown: TimelineView, timeline: Timeline, ranks: Sequenc
     on.print(shown)
 
 
+def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
+    """Return the events of connections: rails that were lost, and rails that came back."""
+    return [
+        span for span in timeline.chosen(timeline.columns.is_kind("wires")) if (ranks is None or span.rank in ranks)
+    ]
+
+
 def tables(
     on: Console,
     args: argparse.Namespace,
@@ -61,9 +63,6 @@ def tables(
     if args.ops:
         rows = operations(timeline, step=step, ranks=ranks)
         lines += [*operations_table(rows, ranks=view.verdict.ranks, width=on.width), ""]
-    if args.stragglers:
-        found = stragglers(timeline, view.verdict, step=step)
-        lines += [*stragglers_table(found, width=on.width, partial=view.verdict.partial), ""]
     if args.critical_path:
         path = critical_path(timeline, step=step, ranks=ranks)
         lines += [*critical_path_table(path, width=on.width), ""]
@@ -76,28 +75,6 @@ def _print_sentence(on: Console, text: str) -> None:
     """Print a sentence, wrapped between words."""
     for line in wrapped(text, on.width):
         on.print(line, soft_wrap=True)
-
-
-def beside(on: Console, view: TimelineView, reference: TimelineView) -> None:
-    """Print two pictures with one scale, the table of differences, and a summary."""
-    length_ns = max(view.length_ns, reference.length_ns)
-    look = {"ascii": on.plain, "color": on.coloured}
-    height = (on.height - _TABLE_LINES) // 2 + _LINES_SAVED if on.is_terminal else None
-    for title, one in (("this:", view), ("against:", reference)):
-        lines = one.lines(width=on.width, height=height, length_ns=length_ns, label=_LABEL, **look)
-        on.print(title)
-        end = lines.index([])
-        for line in lines[: end if one is reference else end - 1]:
-            on.print(Text.assemble(*line, no_wrap=True, overflow="crop"))
-    print_lines = ["", *comparison_table(view.verdict, reference.verdict, width=on.width), ""]
-    for text in print_lines:
-        on.print(text, soft_wrap=True)
-    _print_sentence(on, comparison_sentence(view.verdict, reference.verdict))
-
-
-_TABLE_LINES = 12  # of differences, with the summary
-_LABEL = len("100 like 100")
-_LINES_SAVED = 6  # of a picture whose table and verdict are left out
 
 
 _SVG_COLUMNS = 140
