@@ -5,15 +5,14 @@
 #   place              position of the process, from its environment;  launchers: torchrun, MPI, Slurm;
 #                      introduce: the meeting point of an MPI job
 #   secret             proof of membership
-#   identity           configuration to join
+#   identity           configuration to join, limits of silence
 #
 # Joining and membership. Members are processes; each may have several ranks.
 #
-#   join               join(), on all members;  host: on member 0;  thread: the event loop of the connection
+#   members            three pure machines: what member 0, its clients and the program of each member do on a stimulus
+#   host               member 0 to the others;  join: join() and Membership, on all members
+#   link               one connection;  messages: all that it carries;  clock: offset from member 0
 #   sockets            endpoints, listening, dialling, meet()
-#   member             Membership: exchanges, notices;  inbox: messages that wait;  clock: offset from member 0
-#   coordinator        member 0's action on each message
-#   messages           all control messages;  link: one connection that carries them;  silence: limits of a silence
 #
 # A world of several processes:
 #

@@ -25,16 +25,14 @@ from ..flight.folder import restart_count
 from ..kernel_facts import process_identity
 from ..notice import notify
 from .control_plane import ControlPlane
-from .identity import WORLDS, RendezvousConfig
-from .inbox import MemberLostError
+from .identity import WORLDS, RendezvousConfig, SilenceLimits
 from .introduce import introduce_by_mpi
-from .join import join
-from .member import Membership
+from .join import Membership, join
+from .members import MemberLostError
 from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
 from .shared_folder import check_shared_folder
-from .silence import SilenceLimits
 from .sockets import local_address
 from .status import Entering, Leaving, report_to_launcher
 

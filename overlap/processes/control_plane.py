@@ -34,8 +34,8 @@ from ..runtime.spanning import ANNOUNCED
 from ..runtime.spanning_messages import SpanningCommunicators
 from ..runtime.world import World
 from . import codec
-from .inbox import MemberLostError
-from .member import Membership
+from .join import Membership
+from .members import MemberLostError
 from .messages import (
     Broken,
     Busy,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from transports.identity import Hello, Identity
 
 from ..errors import OverlapError, UsageError
-from .silence import SilenceLimits
-from .sockets import Endpoint
+from .sockets import OUTAGE_S, Endpoint
 
 #: Detail in the hello of a process that has been in no world yet.
 FRESH = "fresh"
@@ -20,6 +19,34 @@ WORLDS = 1 << 20
 #: Longest name of a job: a hello has 256 bytes.
 _JOB_LIMIT_BYTES = 128
 _NAMED_LIMIT = 16
+
+#: A silence of a lost process, by default.
+LOST_AFTER_S = 15.0
+#: A silence that is reported.
+SUSPECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilenceLimits:
+    """Limits of silence: for how long a member may send no sign of life."""
+
+    beat_s: float = 0.5  # Period of the signs of life of each member
+    suspect_s: float = SUSPECT_S  # A silence this long is reported, once
+    silence_s: float = LOST_AFTER_S  # A silence this long is a loss
+    answering_s: float = 300.0  # Its value for another host that answers: as long as a deadlock may last
+    outage_s: float = OUTAGE_S  # A host is lost whose kernel acknowledges nothing for so long
+
+    @classmethod
+    def of_run(cls, *, lost_after_s: float | None, outage_s: float | None) -> SilenceLimits:
+        """Return the limits with the settings of a run, which also limit the silence of a process on another host."""
+        if lost_after_s is None:
+            return cls(outage_s=outage_s or OUTAGE_S)
+        return cls(
+            suspect_s=min(SUSPECT_S, lost_after_s / 2),
+            silence_s=lost_after_s,
+            answering_s=lost_after_s,
+            outage_s=outage_s or min(OUTAGE_S, lost_after_s),
+        )
 
 
 class JoinError(OverlapError):

@@ -1,31 +1,38 @@
-"""Joining a world of several processes: member 0 is the host, at an endpoint, and the other members are its clients."""
+"""Joining a world of several processes, and the membership of a process in it.
+
+Member 0 is the host, at an endpoint, and the other members are its clients. The connection lives in an event loop in a
+thread of its own, which answers while the program is busy. Messages for the program are passed to the program's loop,
+in the order of arrival.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import perf_counter_ns
+from typing import Generic, Self, TypeVar
 
 import trio
 from trio.lowlevel import TrioToken, current_trio_token
 
 from transports.handshake import HandshakeError
 
-from .clock import CoordinatorClock
+from ..errors import UsageError
+from ..threads import start_thread
+from .clock import ClockOffset, CoordinatorClock
 from .host import LAST_MESSAGE_S, Entered, enter_as_host
 from .identity import JoinError, RendezvousConfig, name_epoch
 from .launchers import is_loopback
-from .link import ControlLink
-from .member import Membership
-from .messages import Goodbye, Join, MemberLost, Message, Ping, Pong, Ready, Refused, Waiting
-from .silence import watch
+from .link import ControlLink, watch_silences
+from .members import Action, Client, Complete, Cut, GiveUp, News, Report, Send, View
+from .messages import BLOB_LIMIT_BYTES, BODY_LIMIT_BYTES, Bye, Contribution, MemberLost, Message, Notice
 from .sockets import NoListenerError, format_endpoint, meet
-from .thread import in_own_thread
 
-#: Pings before joining: enough that one of them did not wait in a queue.
-_CLOCK_SAMPLES = 16
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -62,12 +69,16 @@ async def join_here(
     """
     if config.tls is not None:
         config.tls.check()
-    enter = _enter_as_client if config.member else enter_as_host
+    membership = Membership(config, home or current_trio_token())
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         services = await nursery.start(_keep_open)
+        enter = _ClientConnection(config, membership.handle, report).enter
         try:
-            membership, hang_up = await enter(config, services, home or current_trio_token(), report)
+            if config.member:
+                membership.send, hang_up, membership.host_clock = await enter(services)
+            else:
+                membership.send, hang_up, _ = await enter_as_host(config, services, membership.handle, report)
             try:
                 yield membership
             finally:  # also when cancelled: other members report the cause that a failing member has sent
@@ -97,66 +108,228 @@ async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
             await trio.sleep_forever()
 
 
-async def _enter_as_client(
-    config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
-) -> Entered:
-    """Join as a member other than 0; return when all members have joined.
+class Membership:
+    """One of the `members` processes of a world; made by `join`. Use it in the loop that has joined.
 
-    Raises:
-        JoinError: Member 0 cannot be reached or refused, or a member did not join in time.
+    Control messages only: small, in order, through member 0. Arrays travel over a transport.
+
+    Attributes:
+        member: Index of this process.
+        members: Number of processes.
+        on_loss: Called with each loss of a member at once, before `messages` has it.
+        send: Sends a message to member 0, in the loop of the connection.
+        host_clock: Samples of member 0's clock; None on member 0.
     """
-    client = _Client(config, home, report)
-    with trio.move_on_after(config.timeout_s):
-        return await client.enter(nursery)
-    raise client.too_late()
+
+    def __init__(self, config: RendezvousConfig, home: TrioToken) -> None:
+        """Made by `join`, in the loop of the connection; `home` is the token of the program's loop."""
+        self.member: int = config.member
+        self.members: int = config.members
+        self.on_loss: Callable[[MemberLost], object] = lambda lost: None
+        self.send: Callable[[Message], None] = lambda message: None
+        self.host_clock: CoordinatorClock | None = None
+        self._home, self._connection_loop = home, current_trio_token()
+        self._view = View()
+        self._changed = trio.Event()  # set, and replaced, whenever a message arrives
+
+    def __repr__(self) -> str:
+        gone = f", {len(self._view.gone)} gone" if self._view.gone else ""
+        return f"<Membership: {self.member} of {self.members}{gone}>"
+
+    @property
+    def clock(self) -> ClockOffset:
+        """Offset of member 0's ``time.perf_counter_ns`` from this process's, by the best estimate so far."""
+        samples = self.host_clock
+        return ClockOffset(offset_ns=0, error_ns=0) if samples is None else samples.offset(perf_counter_ns())
+
+    async def exchange(self, name: str, part: bytes) -> list[bytes]:
+        """Send a part to all members, and return the parts of all, in member order.
+
+        The k-th exchange of a name on one member is the k-th of that name on the others. If this is cancelled, the
+        others get their result nevertheless.
+
+        Args:
+            name: The same on all members.
+            part: At most 48 KiB.
+
+        Raises:
+            UsageError: At once: the part is too long.
+            MemberLostError: A member is lost or has left, before it had sent its part.
+        """
+        if len(part) > BLOB_LIMIT_BYTES:
+            raise UsageError(
+                f"exchange '{name}': the part has {len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}; "
+                "this is a bug in overlap, please report it"
+            )
+        return await self._exchange(name, bytes(part), f"exchange '{name}'")
+
+    async def barrier(self, name: str) -> None:
+        """Return when all members have arrived at the barrier of this name.
+
+        Raises:
+            MemberLostError: A member is lost or has left.
+        """
+        await self._exchange(f"barrier {name}", b"", f"barrier '{name}'")
+
+    def send_notice(self, body: bytes) -> None:
+        """Send bytes to all other members, which get them from `messages`, in the order of the calls.
+
+        Returns at once; any thread. After this member has left, or member 0 is lost, it has no effect.
+
+        Args:
+            body: At most 60 KiB.
+
+        Raises:
+            UsageError: The body is longer.
+        """
+        if len(body) > BODY_LIMIT_BYTES:
+            raise UsageError(
+                f"notice: has {len(body)} bytes, the limit is {BODY_LIMIT_BYTES}; "
+                "this is a bug in overlap, please report it"
+            )
+        self._send_soon(Notice(body=body))
+
+    def messages(self) -> NewsIterator:
+        """Iterate over the notices of other members, and each loss of a member, once.
+
+        For one task. It ends when this member has left, and after the loss of member 0; while iterating it raises
+        `InboxFullError` if messages were dropped because too many waited.
+        """
+        return NewsIterator(self._view, lambda: self._wait_for(lambda: self._view.has_news or None))
+
+    @property
+    def unread(self) -> bool:
+        """Whether a notice or a loss waits in `messages`."""
+        return bool(self._view.news)
+
+    async def leave(self) -> None:
+        """Leave the world: for the others, the end of this process is no loss then.
+
+        On member 0 this returns when all others have left or are lost, because it carries their messages.
+        """
+        if not self._view.over:
+            self._send_soon(Bye())
+        await self._wait_for(lambda: self._view.over or None)
+
+    def handle(self, message: Message) -> None:
+        """Pass a message to the program's loop; called in that of the connection."""
+        with suppress(trio.RunFinishedError):
+            self._home.run_sync_soon(self._receive, message)
+
+    async def flush(self) -> None:
+        """Wait until all messages of this member have been passed to the connection."""
+        done = trio.Event()
+        self._connection_loop.run_sync_soon(done.set)
+        await done.wait()
+
+    def _send_soon(self, message: Message) -> None:
+        """Send a message to member 0, in the order of the calls; any thread."""
+        with suppress(trio.RunFinishedError):
+            self._connection_loop.run_sync_soon(lambda: self.send(message))
+
+    def _receive(self, message: Message) -> None:
+        """Act on a message, in the program's loop and in the order in which member 0 has sent them."""
+        if (loss := self._view.handle(message)) is not None:
+            self.on_loss(loss)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _wait_for(self, find: Callable[[], T | None]) -> T:
+        """Return what `find` returns, once messages have arrived after which that is not None; it may raise."""
+        await trio.lowlevel.checkpoint()
+        while (found := find()) is None:
+            await self._changed.wait()
+        return found
+
+    async def _exchange(self, name: str, part: bytes, doing: str) -> list[bytes]:
+        """Return the parts of all members; `doing` begins an error."""
+        self._view.check(doing)
+        turn = self._view.begin(name)
+        try:
+            self._send_soon(Contribution(name=name, turn=turn, blob=part))
+            return await self._wait_for(lambda: self._view.parts(name, turn, self.members, doing))
+        finally:
+            self._view.end(name, turn)
 
 
-class _Client:
-    """The connection of a member other than 0, before and after it has joined."""
+class NewsIterator:
+    """Notices and losses in the order of arrival."""
 
-    def __init__(self, config: RendezvousConfig, home: TrioToken, report: Callable[[str], None]) -> None:
-        self._config, self._home, self._report = config, home, report
-        self._endpoint, self._host = format_endpoint(config.endpoint), "process 0"
-        self._obstacle = "no attempt came to an end"
+    def __init__(self, view: View, wait: Callable[[], Awaitable[object]]) -> None:
+        self._view, self._wait = view, wait
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> News:
+        await self._wait()
+        if (news := self._view.read()) is None:
+            raise StopAsyncIteration
+        return news
+
+
+class _ClientConnection:
+    """The connection of a member other than 0: reaches the host, and performs the actions of `Client`."""
+
+    def __init__(
+        self, config: RendezvousConfig, deliver: Callable[[Message], None], report: Callable[[str], None]
+    ) -> None:
+        self._config, self._deliver, self._report = config, deliver, report
+        self._client = Client(config)
+        self._obstacle = "no attempt came to an end"  # empty: the host is reached
         self._host_is_late = False  # the host lets handshakes wait, as a process that still starts does
-        self._missing: list[int] = []
-        self._departed: list[int] = []
-        self._reached, self._joined = False, False
-        self._refusal: str | None = None
-        self._settled = trio.Event()  # joined or refused
-        self._clock = CoordinatorClock()
+        self._failure: GiveUp | None = None
+        self._settled = trio.Event()  # joined or given up
+        self._link: ControlLink
 
     async def enter(self, nursery: trio.Nursery) -> Entered:
-        """Connect to the host, and return when all members have joined."""
-        nursery.start_soon(self._report_obstacle)
-        stream = await self._reach()
-        self._reached = True
-        self._link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
-        config = self._config
-        self._membership = Membership(
-            member=config.member, members=config.members, home=self._home, send=self._link.send, clock=self._clock
-        )
-        for task in (self._link.write, self._read_until_end, self._send_pings, self._watch_host):
-            nursery.start_soon(task)
-        await self._settled.wait()
-        if self._refusal is not None:
-            raise JoinError(self._refusal, missing=self._missing)
-        return self._membership, self._link.hang_up
+        """Connect to the host, and return when all members have joined.
 
-    def too_late(self) -> JoinError:
-        """Return the error of a timeout, which names the missing processes."""
-        within = f"within {self._config.timeout_s:g} s"
-        if self._reached and not self._missing:
-            return JoinError(
-                f"{self._host} at {self._endpoint} did not let this process in {within}; look at its output",
-                missing=[0],
-            )
-        if self._reached:
-            return JoinError(self._config.name_absent(self._missing, self._departed), missing=self._missing)
-        return JoinError(
-            f"{self._host} could not be reached at {self._endpoint} {within}: {self._obstacle}; "
-            "check that it runs, and that its port is open",
-            missing=[0],
+        Raises:
+            JoinError: The host cannot be reached or refused, or a member did not join in time.
+        """
+        with trio.move_on_after(self._config.timeout_s):
+            nursery.start_soon(self._report_obstacle)
+            stream = await self._reach()
+            self._obstacle = ""
+            self._link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
+            for task in (self._link.write, self._read_until_end, self._beat):
+                nursery.start_soon(task)
+            await self._settled.wait()
+        if not self._settled.is_set():
+            self._act(self._client.give_up(self._obstacle))
+        if self._failure is not None:
+            raise JoinError(self._failure.reason, missing=self._failure.missing)
+        return self._link.send, self._link.hang_up, self._client.clock
+
+    def _act(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(0, message):
+                    self._link.send(message)
+                case Send(_, message):
+                    self._deliver(message)
+                case Cut(_, reason):
+                    self._link.cut(reason)
+                case Report(line):
+                    self._report(line)
+                case GiveUp():
+                    self._failure = action
+                    self._settled.set()
+                case Complete():
+                    self._settled.set()
+
+    async def _read_until_end(self) -> None:
+        """Read messages until the connection ends."""
+        async with self._link.stream:
+            reason = await self._link.read(lambda message: self._act(self._client.receive(message, perf_counter_ns())))
+            self._act(self._client.end_link(reason))
+
+    async def _beat(self) -> None:
+        """Send signs of life, and watch those of the host."""
+        self._act(self._client.beat({}, perf_counter_ns()))
+        await watch_silences(
+            {0: self._link}, self._config.patience, lambda found: self._act(self._client.beat(found, perf_counter_ns()))
         )
 
     async def _reach(self) -> trio.abc.Stream:
@@ -179,82 +352,106 @@ class _Client:
             self._host_is_late = error.why == "silent" and not isinstance(error, NoListenerError)
             if error.why in ("left", "silent"):
                 return None
-            raise JoinError(f"{self._host} at {self._endpoint}: {error}") from error
+            raise JoinError(f"process 0 at {format_endpoint(config.endpoint)}: {error}") from error
         if host.epoch == config.epoch:
             return stream
-        theirs, ours = (
-            name_epoch(host.epoch),
-            name_epoch(config.epoch),
-        )
-        self._obstacle = f"epoch {theirs} has not ended there, this is epoch {ours}"
+        self._obstacle = f"epoch {name_epoch(host.epoch)} has not ended there, this is epoch {name_epoch(config.epoch)}"
         await trio.aclose_forcefully(stream)
         return None
-
-    async def _read_until_end(self) -> None:
-        """Read messages until the connection ends: then member 0 is lost, or this member could not join."""
-        async with self._link.stream:
-            reason = await self._link.read(self._receive)
-            if self._joined:
-                self._membership.handle(MemberLost(member=0, reason=reason))
-            else:
-                self._refuse(f"{self._host} at {self._endpoint}: {reason}")
-
-    def _receive(self, message: Message) -> None:
-        """Act on a message of the coordinator, before or after this member has joined."""
-        match message:
-            case Refused():
-                self._link.cut(message.reason if not self._joined else f"has shut this process out: {message.reason}")
-            case Ready():
-                self._joined, self._link.process = True, message.process
-                self._membership.handle(message)
-                self._settled.set()
-            case Waiting():
-                self._missing, self._departed = message.missing, message.departed
-            case _:
-                self._membership.handle(message)
-                if isinstance(message, Pong) and not self._joined:
-                    self._ping_or_join()
-                elif isinstance(message, Goodbye):  # hang up: member 0 waits for that, so that its last messages arrive
-                    self._link.cut("has let this process go")
-
-    def _ping_or_join(self) -> None:
-        """Send another ping, or the request to join once `_CLOCK_SAMPLES` answers have arrived."""
-        if len(self._clock) < _CLOCK_SAMPLES:
-            self._link.send(Ping(sent_ns=perf_counter_ns()))
-        elif len(self._clock) == _CLOCK_SAMPLES:
-            self._link.send(Join(detail=self._config.detail, process=self._config.process))
-
-    def _refuse(self, reason: str) -> None:
-        """Store why this member cannot join, and wake `enter`."""
-        self._refusal = reason
-        self._settled.set()
-
-    async def _send_pings(self) -> None:
-        """Send pings as signs of life; the answer to the first starts the series of `_ping_or_join`."""
-        while True:
-            self._link.send(Ping(sent_ns=perf_counter_ns()))
-            await trio.sleep(self._config.patience.beat_s)
-
-    async def _watch_host(self) -> None:
-        """Cut the connection when the host has been silent for too long."""
-
-        def lose(_: int, reason: str) -> None:
-            """Cut the connection, with the reason of the silence."""
-            self._link.cut(reason)
-
-        config = self._config
-        await watch({0: self._link}, config.patience, report=self._report, lose=lose, name=config.name)
 
     async def _report_obstacle(self) -> None:
         """Print why the host cannot be reached, once for each reason; look every `progress_s` seconds.
 
         If the host is late for all processes of a machine, process 1 alone prints that.
         """
-        config, printed = self._config, set[str]()
-        while not self._reached:
+        config, printed = self._config, {""}
+        while self._obstacle:
             await trio.sleep(config.progress_s)
             known = self._host_is_late and config.member > 1 and is_loopback(config.endpoint[0])
-            if not (self._reached or known or self._obstacle in printed):
+            if not known and self._obstacle not in printed:
                 printed.add(self._obstacle)
-                member = f"process {config.member}"
-                self._report(f"{member} waits for {self._host} at {self._endpoint}: {self._obstacle}")
+                where = format_endpoint(config.endpoint)
+                self._report(f"process {config.member} waits for process 0 at {where}: {self._obstacle}")
+
+
+@asynccontextmanager
+async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """Enter `manager` in another event loop for the length of an ``async with`` here; its error is raised here.
+
+    Args:
+        name: Name of the thread.
+        manager: Entered and left in the other loop; its value is used here.
+    """
+    holder = _ManagerThread(name, manager)
+    await holder.start()
+    with holder.here:
+        try:
+            await holder.entered.wait()
+            if holder.error is None:
+                yield holder.value
+        finally:
+            await holder.end()
+    if holder.error is not None:
+        try:
+            raise holder.error
+        finally:
+            holder.error = None  # or it would keep this frame alive, which keeps it alive
+
+
+class _ManagerThread(Generic[T]):
+    """Thread with an event loop in which a context manager is open."""
+
+    value: T
+
+    def __init__(self, name: str, manager: AbstractAsyncContextManager[T]) -> None:
+        self.here = trio.CancelScope()  # cancelled when the manager fails
+        self.entered = trio.Event()  # or failed
+        self.error: BaseException | None = None
+        self._manager, self._home = manager, current_trio_token()
+        self._started, self._ended, self._left = trio.Event(), trio.Event(), trio.Event()
+        self._token: TrioToken
+        self._entering = trio.CancelScope()
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
+
+    async def start(self) -> None:
+        """Start the thread, and wait until its loop runs."""
+        start_thread(self._thread)
+        with trio.CancelScope(shield=True):
+            await self._started.wait()
+
+    async def end(self) -> None:
+        """Leave the manager, or give up entering it, and join the thread."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._left.set if self.entered.is_set() else self._entering.cancel)
+        with trio.CancelScope(shield=True):
+            await self._ended.wait()
+        self._thread.join()
+
+    def _run_loop(self) -> None:
+        """Run an event loop in the thread until the manager is left; store its error."""
+        try:
+            trio.run(self._hold_manager)
+        except BaseException as error:
+            self.error = error
+        self._run_in_home_loop(self._report_end)
+
+    async def _hold_manager(self) -> None:
+        """Enter the manager, and leave it when `end` requests that."""
+        self._token = current_trio_token()
+        self._run_in_home_loop(self._started.set)
+        with self._entering:
+            async with self._manager as self.value:
+                self._run_in_home_loop(self.entered.set)
+                await self._left.wait()
+
+    def _report_end(self) -> None:
+        """Release the tasks that wait in the home loop, and cancel the block if the manager has failed."""
+        if self.error is not None:
+            self.here.cancel()
+        self.entered.set()
+        self._ended.set()
+
+    def _run_in_home_loop(self, function: object) -> None:
+        """Call a function in the event loop that has started the thread, unless it has ended."""
+        with suppress(trio.RunFinishedError):
+            self._home.run_sync_soon(function)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..settings import Wires
     from .connect import WorldConnection
     from .identity import RendezvousConfig
-    from .member import Membership
+    from .join import Membership
     from .messages import MemberLost
     from .place import Place
     from .traces import TraceFile

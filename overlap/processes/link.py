@@ -6,14 +6,15 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import trio
 
-from transports.matching.protocol import BROKEN_PROTOCOL
-
-from .messages import FrameReader, Message, MessageError, encode
+from ..kernel_facts import ProcessState, process_state
+from .identity import SilenceLimits
+from .members import Silence
+from .messages import FrameReader, Join, Message, MessageError, Ready, broken_protocol, encode
 
 #: Most bytes of one `receive_some`, and about the size of one `send_all`; a frame fits.
 _READ_BYTES = 64 * 1024
@@ -33,14 +34,12 @@ class ControlLink:
 
     Attributes:
         last_received_s: Time of the last received bytes, on Trio's clock.
-        suspected: Whether the present silence has been reported.
-        process: Name of the process at the other end; empty until it is known.
+        process: Name of the process at the other end; empty until it has sent that.
     """
 
     def __init__(self, stream: trio.abc.Stream, *, limit_bytes: int) -> None:
         self.stream = stream
         self.last_received_s: float = trio.current_time()
-        self.suspected: bool = False
         self.process: str = ""
         self._limit_bytes = limit_bytes
         self._outbox: deque[bytes] = deque()
@@ -113,7 +112,7 @@ class ControlLink:
         """Pass on each received message, until the connection is over.
 
         Args:
-            handle: Acts on a message; a `MessageError` that it raises ends the connection.
+            handle: Acts on a message.
 
         Returns:
             The reason of the end.
@@ -122,15 +121,17 @@ class ControlLink:
         with self._reading:
             try:
                 while data := await self.stream.receive_some(_READ_BYTES):
-                    self.last_received_s, self.suspected = trio.current_time(), False
+                    self.last_received_s = trio.current_time()
                     for message in reader.feed(data):
+                        if isinstance(message, Join | Ready):
+                            self.process = message.process
                         handle(message)
                 self._sends_nothing = True
                 self.cut("its connection ended without a goodbye")
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 self._end_broken(error)
             except MessageError as error:
-                self.cut(f"it sent {error}; {BROKEN_PROTOCOL}")
+                self.cut(broken_protocol(str(error)))
             finally:
                 self._ended.set()
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -166,3 +167,31 @@ class ControlLink:
         if not self._unsent_bytes:
             self._all_sent.set()
             self._all_sent = trio.Event()
+
+
+async def watch_silences(
+    links: Mapping[int, ControlLink], limits: SilenceLimits, judge: Callable[[dict[int, Silence]], None]
+) -> None:
+    """Call `judge` at each beat, with the silence of each member that has sent nothing for too long.
+
+    Time in which this process itself did not run (stopped, swapped out, its loop blocked) is no silence of others:
+    their messages wait in the sockets.
+
+    Args:
+        links: Links by member, as they are at each beat.
+        limits: Limits of a silence.
+        judge: Acts on them.
+    """
+    while True:
+        due_s = trio.current_time() + limits.beat_s
+        await trio.sleep_until(due_s)
+        now_s = trio.current_time()
+        silences: dict[int, Silence] = {}
+        for member, link in links.items():
+            link.last_received_s += now_s - due_s
+            silent_s = now_s - link.last_received_s
+            if not link.over and silent_s >= limits.suspect_s:
+                state = process_state(link.process)
+                host = link.answering() if state is ProcessState.ELSEWHERE else ""
+                silences[member] = Silence(silent_s=silent_s, state=state, host=host)
+        judge(silences)

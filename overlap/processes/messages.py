@@ -19,6 +19,8 @@ from typing import TypeAlias, TypeVar
 import msgspec
 import xxhash
 
+from transports.matching.protocol import BROKEN_PROTOCOL
+
 from ..errors import OverlapError
 from ..runtime.blame.standing import Standing
 
@@ -37,6 +39,11 @@ T = TypeVar("T")
 
 class MessageError(OverlapError):
     """Bytes that are no message, or a message that its sender must not send now."""
+
+
+def broken_protocol(text: str) -> str:
+    """Return the reason for the end of a connection over which such a message has arrived."""
+    return f"it sent {text}; {BROKEN_PROTOCOL}"
 
 
 class Tagged(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=True):

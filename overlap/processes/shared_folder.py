@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from ..errors import UsageError
-from .member import Membership
+from .join import Membership
 from .place import Place
 
 #: Variable that names the folder of the witness to the processes of a job.

@@ -35,7 +35,7 @@ from ..timeline.files.trace import (
 )
 from ..timeline.recording import RawSpan, Recorder, columns_from_raw
 from .clock import ClockOffset
-from .member import Membership
+from .join import Membership
 
 # How long to wait until all processes have ended their run: one that has failed may leave a rank in a long compute.
 # From then on all work on their traces, and there is no limit: the loss of a process is reported.

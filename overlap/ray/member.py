@@ -19,7 +19,7 @@ from .job import VERSION, JobSpec, MemberEnd, make_job_folder, pack, take_files
 from .store import store_class
 
 if TYPE_CHECKING:
-    from ..processes.member import Membership
+    from ..processes.join import Membership
     from ..processes.traces import TraceFile
 
 MET = "overlap/met"

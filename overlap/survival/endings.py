@@ -5,7 +5,7 @@ from __future__ import annotations
 from transports import TransportError
 
 from ..errors import OverlapError, PeerLostError, RankFailedError, RemoteError
-from ..processes.inbox import MemberLostError
+from ..processes.members import MemberLostError
 from .agreement import EpochWorld
 
 

@@ -37,8 +37,8 @@ import trio
 from ..errors import OverlapError, UsageError
 from ..kernel_facts import ProcessState, process_identity, process_state
 from ..notice import notify
+from ..processes.identity import LOST_AFTER_S
 from ..processes.shared_folder import HOSTS, WITNESS
-from ..processes.silence import LOST_AFTER_S
 from ..processes.sockets import OUTAGE_S, dial, listen_at_free_port
 from .agreement import EpochWorld, accepts
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import trio
 from trio.testing import MockClock
 
-from overlap.processes.identity import RendezvousConfig
-from overlap.processes.join import join_here
-from overlap.processes.member import Membership
+from overlap.processes.identity import RendezvousConfig, SilenceLimits
+from overlap.processes.join import Membership, join_here
+from overlap.processes.link import ControlLink, watch_silences
+from overlap.processes.members import Cut, Members, Report, Silence
 from overlap.processes.messages import FrameReader, Join, Message, Ping, Pong, encode
-from overlap.processes.silence import SilenceLimits
 from overlap.processes.sockets import Endpoint
 from transports.handshake import greet, welcome
 from transports.identity import Hello
@@ -119,6 +119,25 @@ def with_company(members: int, main: Callable[[Company], Awaitable[None]]) -> li
 async def wait_and_leave(membership: Membership) -> None:
     await membership.barrier("all here")
     await membership.leave()
+
+
+async def watch(
+    member: int, link: ControlLink, config: RendezvousConfig, report: Callable[[str], None],
+    lose: Callable[[int, str], None],
+) -> None:  # fmt: skip
+    """Watch the silence of one member, as member 0 does."""
+    members = Members(config)
+    members.connect(member, "")
+
+    def judge(silences: dict[int, Silence]) -> None:
+        for action in members.judge_silences(silences):
+            match action:
+                case Report(line):
+                    report(line)
+                case Cut(who, reason):
+                    lose(who, reason)
+
+    await watch_silences({member: link}, config.patience, judge)
 
 
 class Puppet:

@@ -25,17 +25,14 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from overlap.errors import UsageError
 from overlap.kernel_facts import ProcessState, process_identity, process_state
-from overlap.processes.identity import JoinError
-from overlap.processes.inbox import MemberLostError
-from overlap.processes.join import join
+from overlap.processes.identity import JoinError, SilenceLimits
+from overlap.processes.join import Membership, in_own_thread, join
 from overlap.processes.link import ControlLink
-from overlap.processes.member import Membership
+from overlap.processes.members import MemberLostError
 from overlap.processes.messages import MemberLost, MemberNotice, Refused
-from overlap.processes.silence import SilenceLimits, watch
-from overlap.processes.thread import in_own_thread
 from tests.interpreters import Python
 
-from .company import Company, Puppet, listening, run, with_company
+from .company import Company, Puppet, listening, run, watch, with_company
 
 # -- a thread of its own ---------------------------------------------------------------------------------------------
 
@@ -309,12 +306,8 @@ def watched(
         if over:
             link.cut("has hung up")
         async with trio.open_nursery() as nursery:
-
-            async def watching() -> None:
-                name = company.config(3, ranks_each=2).name
-                await watch({3: link}, SilenceLimits(), report=lines.append, lose=lose, name=name)
-
-            nursery.start_soon(watching)
+            config = company.config(0, ranks_each=2, patience=SilenceLimits())
+            nursery.start_soon(watch, 3, link, config, lines.append, lose)
             for _ in range(800):
                 await trio.testing.wait_all_tasks_blocked()
                 clock.jump(0.5)
@@ -326,7 +319,7 @@ def watched(
 
     nursery: trio.Nursery
     begun_s = 0.0
-    monkeypatch.setattr("overlap.processes.silence.process_state", {"of the test": state}.__getitem__)
+    monkeypatch.setattr("overlap.processes.link.process_state", {"of the test": state}.__getitem__)
     monkeypatch.setattr(ControlLink, "answering", answering)
     clock = MockClock()
     with listening() as listener:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
 
-from overlap.processes.coordinator import Coordinator
-from overlap.processes.host import deliver_after_others
+from overlap.processes.host import Host
+from overlap.processes.identity import RendezvousConfig
 from overlap.processes.link import ControlLink
 from overlap.processes.messages import FrameReader, Join, MemberLost, Message, Ready
 
@@ -26,17 +24,17 @@ def test_member_0_hears_of_a_loss_when_the_news_has_left_for_the_others(reads: b
         here, there = lockstep_stream_pair()  # what is sent has left when the other side has read it
         link = ControlLink(here, limit_bytes=10_000)
         heard: list[Message] = []
-        coordinator = Coordinator(members=3, detail="", report=lambda line: None)
-        sender, receiver = trio.open_memory_channel[Message](math.inf)
+        config = RendezvousConfig(job="", member=0, members=3, endpoint=("", 0), secret=b"-")
+        host = Host(None, config, lambda line: None)  # type: ignore[arg-type]  # it accepts nobody
+        host.links |= {1: link, 2: ControlLink(here, limit_bytes=10_000)}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
-            nursery.start_soon(deliver_after_others, receiver, {1: link}, heard.append)
-            coordinator.attach(0, sender.send_nowait)
-            coordinator.attach(1, link.send)
-            coordinator.attach(2, lambda message: None)
+            nursery.start_soon(host.deliver, heard.append)
             for member in range(3):
-                coordinator.handle(member, Join(detail="", process=""))
-            coordinator.detach(2, LOST.reason)
+                host.act(host.members.connect(member, ""))
+                host.receive(member, Join(detail="", process=""))
+            del host.links[2]
+            host.act(host.members.end_link(2, LOST.reason))
             await wait_all_tasks_blocked()
             before = list(heard)
             reading = FrameReader()

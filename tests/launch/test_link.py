@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import trio
 import trio.testing
 
-from overlap.processes.coordinator import Coordinator
-from overlap.processes.host import Acceptor
+from overlap.processes.host import Host
 from overlap.processes.identity import RendezvousConfig
 from overlap.processes.link import ControlLink
-from overlap.processes.messages import BLOB_LIMIT_BYTES, Message, Notice, Ping, encode
+from overlap.processes.members import Action, Send
+from overlap.processes.messages import BLOB_LIMIT_BYTES, Notice, Ping, encode
 
 
 class Stuck(trio.abc.Stream):
@@ -53,21 +51,6 @@ def test_a_connection_that_breaks_amid_a_send_has_nothing_left_to_flush() -> Non
     trio.run(main)
 
 
-class Waiting(Coordinator):
-    """Sends to a member as the test wants, and keeps the reason of its loss."""
-
-    def __init__(self) -> None:
-        super().__init__(members=2, detail="", report=lambda line: None)
-        self.to_member: Callable[[Message], None] = lambda message: None
-        self.reasons = list[str]()
-
-    def attach(self, member: int, send: Callable[[Message], None]) -> None:
-        self.to_member = send
-
-    def detach(self, member: int, reason: str) -> None:
-        self.reasons.append(reason)
-
-
 class Silent(Stuck):
     """Takes no byte and sends none."""
 
@@ -80,23 +63,27 @@ def test_64_mib_may_wait_for_a_member_and_no_byte_more() -> None:
     """A member that is busy for long may have that many messages to read; one that reads nothing is lost."""
     notice = Notice(body=bytes(BLOB_LIMIT_BYTES))
     fit = (64 << 20) // len(encode(notice))
-    coordinator = Waiting()
+    reasons = list[str]()
+
+    def lose(member: int, reason: str) -> list[Action]:
+        reasons.append(reason)
+        return []
 
     async def main() -> None:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with listener, trio.open_nursery() as nursery:
             config = RendezvousConfig(job="", member=0, members=2, endpoint=("", 0), secret=b"-", detail="")
-            acceptor = Acceptor(listener, coordinator, config, lambda line: None)
-            nursery.start_soon(acceptor._serve_member, Silent(), "somewhere", 1)
+            host = Host(listener, config, lambda line: None)
+            host.members.end_link = lose  # type: ignore[method-assign]
+            nursery.start_soon(host.serve_member, Silent(), "somewhere", 1)
             await trio.testing.wait_all_tasks_blocked()
-            for _ in range(fit):
-                coordinator.to_member(notice)
+            host.act([Send(1, notice)] * fit)
             await trio.testing.wait_all_tasks_blocked()
-            assert coordinator.reasons == []
-            coordinator.to_member(notice)
+            assert reasons == []
+            host.act([Send(1, notice)])
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 
     trio.run(main)
     waiting = f"{fit * len(encode(notice))} bytes wait to be sent, the limit is {64 << 20}"
-    assert coordinator.reasons == [f"it does not read what it is sent: {waiting}"]
+    assert reasons == [f"it does not read what it is sent: {waiting}"]

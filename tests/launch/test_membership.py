@@ -11,12 +11,11 @@ import pytest
 import trio
 
 from overlap.errors import UsageError
-from overlap.processes import inbox as inbox_file
 from overlap.processes import join as joining
-from overlap.processes.inbox import InboxFullError, MemberLostError, News
-from overlap.processes.join import join_here
-from overlap.processes.member import Membership
-from overlap.processes.messages import MemberLost, MemberNotice
+from overlap.processes import members as members_file
+from overlap.processes.join import Membership, join_here
+from overlap.processes.members import InboxFullError, MemberLostError, News
+from overlap.processes.messages import Goodbye, MemberLost, MemberNotice
 
 from .company import Company, listening, meet, run
 
@@ -87,7 +86,7 @@ def test_a_host_that_takes_less_than_is_told_is_lost(monkeypatch: pytest.MonkeyP
 
 
 def test_messages_that_nobody_reads_are_dropped_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_file, "INBOX_LIMIT", 10)
+    monkeypatch.setattr(members_file, "INBOX_LIMIT", 10)
 
     async def main(membership: Membership) -> None:
         if membership.member == 1:
@@ -104,19 +103,15 @@ def test_messages_that_nobody_reads_are_dropped_with_an_error(monkeypatch: pytes
 
 
 def test_dropped_messages_are_reported_once() -> None:
-    async def main() -> None:
-        inbox = inbox_file.Inbox()
-        for _ in range(inbox_file.INBOX_LIMIT + 3):
-            inbox.put(MemberNotice(1, b""))
-        inbox.close()
-        for _ in range(inbox_file.INBOX_LIMIT):
-            await anext(inbox)
-        with pytest.raises(InboxFullError, match=r"^3 messages"):
-            await anext(inbox)
-        with pytest.raises(StopAsyncIteration):
-            await anext(inbox)
-
-    trio.run(main)
+    view = members_file.View()
+    for _ in range(members_file.INBOX_LIMIT + 3):
+        view.handle(MemberNotice(1, b""))
+    view.handle(Goodbye())
+    for _ in range(members_file.INBOX_LIMIT):
+        assert view.read() == MemberNotice(1, b"")
+    with pytest.raises(InboxFullError, match=r"^3 messages"):
+        view.read()
+    assert view.read() is None
 
 
 def test_clocks_of_one_machine_are_one() -> None:

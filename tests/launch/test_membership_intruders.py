@@ -13,11 +13,10 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from overlap.processes import host as acceptor
-from overlap.processes.coordinator import Coordinator
-from overlap.processes.identity import JoinError, RendezvousConfig
-from overlap.processes.inbox import MemberLostError
+from overlap.processes.identity import JoinError, RendezvousConfig, SilenceLimits
+from overlap.processes.join import Membership
 from overlap.processes.link import ControlLink
-from overlap.processes.member import Membership
+from overlap.processes.members import MemberLostError
 from overlap.processes.messages import (
     Bye,
     Contribution,
@@ -34,12 +33,11 @@ from overlap.processes.messages import (
     add_frame_head,
     encode,
 )
-from overlap.processes.silence import SilenceLimits, watch
 from transports import delays
 from transports.handshake import VERSION, welcome
 from transports.matching.protocol import BROKEN_PROTOCOL
 
-from .company import Company, Puppet, listening, run, wait_and_leave, with_company
+from .company import Company, Puppet, listening, run, wait_and_leave, watch, with_company
 
 OPENING = b"ovlp" + struct.pack("!H", VERSION)
 
@@ -306,8 +304,8 @@ def test_time_in_which_this_process_was_stopped_is_nobodys_silence() -> None:
         ours, theirs = memory_stream_pair()
         link = ControlLink(ours, limit_bytes=1000)
         async with trio.open_nursery() as nursery:
-            watching = partial(watch, {3: link}, SilenceLimits(), report=lines.append, lose=lambda m, _: lost.append(m))
-            nursery.start_soon(watching)
+            config = RendezvousConfig(job="", member=0, members=4, endpoint=("", 0), secret=b"secret")
+            nursery.start_soon(watch, 3, link, config, lines.append, lambda m, _: lost.append(m))
             await trio.testing.wait_all_tasks_blocked()
             clock.jump(1000)  # nothing ran; what the other said meanwhile waits to be read
             await trio.testing.wait_all_tasks_blocked()
@@ -352,10 +350,9 @@ class Exhausted:
         raise OSError(self.number, "no more")
 
 
-def accepting(listener: Exhausted) -> acceptor.Acceptor:
+async def accepting(listener: Exhausted) -> None:
     mine = RendezvousConfig(job="digits", member=0, members=2, endpoint=("", 0), secret=b"secret")
-    coordinator = Coordinator(members=2, detail="", report=print)
-    return acceptor.Acceptor(listener, coordinator, mine, print)  # type: ignore[arg-type]
+    await acceptor.Host(listener, mine, print).attend()  # type: ignore[arg-type]
 
 
 def test_while_there_are_no_descriptors_left_it_asks_ten_times_a_second_and_no_more() -> None:
@@ -363,7 +360,7 @@ def test_while_there_are_no_descriptors_left_it_asks_ten_times_a_second_and_no_m
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(accepting(listener).attend)
+            nursery.start_soon(accepting, listener)
             for asked in (1, 2, 3):
                 await trio.testing.wait_all_tasks_blocked()
                 assert listener.asked == asked
@@ -376,7 +373,7 @@ def test_while_there_are_no_descriptors_left_it_asks_ten_times_a_second_and_no_m
 
 def test_a_listener_that_is_broken_is_no_reason_to_wait() -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        trio.run(accepting(Exhausted(errno.EBADF)).attend)
+        trio.run(accepting, Exhausted(errno.EBADF))
     assert [str(error) for error in caught.value.exceptions] == [f"[Errno {errno.EBADF}] no more"]
 
 

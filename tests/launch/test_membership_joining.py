@@ -18,8 +18,7 @@ from overlap.errors import UsageError
 from overlap.processes import host as acceptor
 from overlap.processes import sockets
 from overlap.processes.identity import JoinError, RendezvousConfig, name_processes
-from overlap.processes.join import join_here
-from overlap.processes.member import Membership
+from overlap.processes.join import Membership, join_here
 from overlap.processes.messages import Join, Refused, Waiting, encode
 from overlap.processes.sockets import (
     Endpoint,

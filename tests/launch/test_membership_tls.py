@@ -12,8 +12,7 @@ import pytest
 import trio
 
 from overlap.processes.identity import JoinError
-from overlap.processes.join import join_here
-from overlap.processes.member import Membership
+from overlap.processes.join import Membership, join_here
 from transports import ArgumentError
 from transports.tls import Tls
 

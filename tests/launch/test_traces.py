@@ -19,7 +19,7 @@ import trio
 from overlap.errors import UsageError
 from overlap.processes import traces as traces
 from overlap.processes.clock import ClockOffset
-from overlap.processes.member import Membership
+from overlap.processes.join import Membership
 from overlap.processes.traces import TraceFile, join_left, part_path, write_together
 from overlap.timeline import Recorder, read_trace
 from overlap.timeline.files.trace import Header, join_parts

@@ -8,9 +8,8 @@ import pytest
 import trio
 
 from overlap.processes.identity import JoinError, RendezvousConfig
-from overlap.processes.inbox import MemberLostError
-from overlap.processes.join import join_here
-from overlap.processes.member import Membership
+from overlap.processes.join import Membership, join_here
+from overlap.processes.members import MemberLostError
 from overlap.processes.messages import MemberLost, MemberNotice
 
 from .simulation import Simulation, seeds, simulate
