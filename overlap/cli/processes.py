@@ -19,9 +19,9 @@ import trio
 from ..config import RunConfig
 from ..errors import UsageError
 from ..kernel_facts import oom_kills
+from ..launch.jobs import LaunchSpec
+from ..launch.launcher import LaunchOutcome, launch
 from ..launch.memory_folder import memory_folder
-from ..launch.nodeprocess import LaunchSpec
-from ..launch.processes import LaunchOutcome, launch
 from ..launch.verdict import INTERRUPTED, card, culprit, exit_code
 from ..notice import notify, write_stderr
 from ..processes.launchers import is_loopback

@@ -13,8 +13,8 @@ import trio
 from ..config import RunConfig
 from ..flight.ends import last_signs_of_process
 from ..flight.folder import ENDING, default_folder
-from ..launch.nodeprocess import LaunchSpec
-from ..launch.processes import LaunchOutcome, launch
+from ..launch.jobs import LaunchSpec
+from ..launch.launcher import LaunchOutcome, launch
 from ..launch.progress import latest_step, reached_step, saved_step
 from ..launch.restarts import Restarts, launch_again
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from ..errors import UsageError
 from ..kernel_facts import oom_kills
-from .nodeprocess import LaunchSpec
-from .processes import LaunchOutcome
+from .jobs import LaunchSpec
+from .launcher import LaunchOutcome
 from .verdict import Ending, card, culprit, headline
 
 FUTILE = 3  # attempts without progress

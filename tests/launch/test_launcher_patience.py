@@ -3,120 +3,73 @@
 import os
 import signal
 import subprocess
-from contextlib import asynccontextmanager
 from math import inf
 from signal import SIGINT, SIGKILL, SIGTERM
 from types import SimpleNamespace
 
 import pytest
-import trio
-from trio.testing import MockClock
 
 from overlap import kernel_facts
-from overlap.launch.nodeprocess import LaunchSpec, NodeProcess
-from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, STOPPED_S, SUSPECT_S, launch
-from overlap.processes.status import Entering
+from overlap.launch.jobs import (
+    PATIENCE_S,
+    PEACE_S,
+    SEARCH_S,
+    STOPPED_S,
+    SUSPECT_S,
+    Jobs,
+    Kill,
+    LaunchSpec,
+    Line,
+    Look,
+)
+from overlap.launch.launcher import look
+from overlap.processes.messages import MemberLost
+from overlap.processes.status import Entering, Leaving, Status
 
 GRACE_S = 30.0
+NODE_1 = "process 1 (rank 1, pid 11)"
 
 
 class Node:
-    """The process of a node that ends at an instant of Trio's clock of tests, or so long after a signal.
+    """The process of a node that ends at an instant of the test's clock, or so long after a signal.
 
-    From another instant on it waits for the others to come to its world.
+    It is in a world from the beginning, unless it is `outside` of any. From another instant on it waits for the others
+    to come to its world.
     """
 
     def __init__(
-        self,
-        node,
-        *,
-        ends_s=inf,
-        waits_s=inf,
-        joins_s=inf,
-        returncode=0,
-        status=None,
-        losses=(),
-        stopped_s=(),
-        held=False,
-        kernel=(),
-        queued=0.0,
-        **after,
-    ):
-        self._waits_s, self._joins_s, self._waits, self.entering = waits_s, joins_s, None, None
-        self.node, self.status, self.stopped = node, status, False
-        self._losses, self._stopped_s = losses, stopped_s
-        self.name, self._held, self._kernel = f"node {node}", held, kernel  # in it from the beginning, second by second
-        self.process = SimpleNamespace(returncode=None)
-        self.has_vanished = lambda: False
+        self, node, *, ends_s=inf, waits_s=inf, joins_s=inf, returncode=0, status=None, losses=(), stopped_s=(),
+        outside=False, held=False, kernel=(), queued=0.0, **after,
+    ):  # fmt: skip
+        self.node, self.ends_s, self._last, self._status = node, ends_s, returncode, status
+        self._stopped_s, self._held, self._kernel = stopped_s, held, kernel  # in it from the beginning, by second
         self._queued = queued  # share of the time in which it waits for a processor
         self.got = []
         self._after_s = {SIGINT: 0.0, SIGTERM: 0.0, SIGKILL: 0.0} | {signal.Signals[key]: s for key, s in after.items()}
-        self._life, self._last = trio.CancelScope(deadline=ends_s), returncode
-        self.relays = [SimpleNamespace(run=trio.lowlevel.checkpoint, hurry=lambda: None)]
-        self.drain_reports = trio.lowlevel.checkpoint
+        begin = [(0.0, status)] if status else []
+        begin += [(0.0, Entering(world=1, joined=True))] if not outside and waits_s == inf else []
+        self.records = [
+            *begin,
+            *((instant_s, MemberLost(member=other, reason="")) for instant_s, other in losses),
+            *[(waits_s, Entering(world=1, joined=False)), (joins_s, Entering(world=1, joined=True))],
+        ]
 
-    async def read_records(self, news, lost):
-        for instant_s, node in self._losses:
-            await trio.sleep_until(instant_s)
-            lost(node)
-        if self._waits_s < inf:
-            await trio.sleep_until(self._waits_s)
-            self._waits = 1
-            self.entering = Entering(world=1, joined=False)
-            news()
-        if self._joins_s < inf:
-            await trio.sleep_until(self._joins_s)
-            self._waits, self.entering = None, Entering(world=1, joined=True)
-            news()
-        await trio.lowlevel.checkpoint()
+    def look(self, now_s):
+        queued_s = self._queued * now_s
+        if any(begin <= now_s < end for begin, end in self._stopped_s):
+            return Look(letter="T", reason="is stopped, as SIGSTOP does", queued_s=queued_s)
+        second = int(now_s) - 1
+        if 0 <= second < len(self._kernel) and self._kernel[second]:
+            return Look(letter="D", reason=self._kernel[second], queued_s=queued_s)
+        return Look(letter="t", reason="is held by a debugger") if self._held else Look(queued_s=queued_s)
 
-    def is_stopped(self):
-        return any(begin <= trio.current_time() < end for begin, end in self._stopped_s)
+    def send(self, number, now_s):
+        self.got.append((now_s, number))
+        self.ends_s = min(self.ends_s, now_s + self._after_s[number])
 
-    def queued_s(self):
-        return self._queued * trio.current_time()
-
-    def standstill(self):
-        if self.is_stopped():
-            return "T", "is stopped, as SIGSTOP does"
-        second = int(trio.current_time()) - 1
-        if second < len(self._kernel) and self._kernel[second]:
-            return "D", self._kernel[second]
-        return ("t", "is held by a debugger") if self._held else ("", "")
-
-    def last_world(self):
-        return self._waits or 0
-
-    def awaited_world(self):
-        return None if self.process.returncode is not None else self._waits
-
-    def has_entered_no_world(self):
-        return self._waits_s < inf and self._waits is None
-
-    def was_killed(self):
-        return self.process.returncode < 0 and self.status is None and not self.stopped
-
-    def has_missed(self, world):
-        return False
-
-    async def wait_and_reap(self):
-        if self.process.returncode is None:
-            with self._life:
-                await trio.sleep_forever()
-            self.process.returncode = -self.got[-1][1] if self.got else self._last
-        return self.process.returncode
-
-    def send(self, number):
-        if self.process.returncode is None:
-            now_s = trio.current_time()
-            self.got.append((now_s, number))
-            self._life.deadline = min(self._life.deadline, now_s + self._after_s[number])
-
-    def ending(self):
-        return self.node
-
-    def close(self):
-        pass
+    @property
+    def returncode(self):
+        return -self.got[-1][1] if self.got else self._last
 
 
 def launched(*lives, ctrl_c_s=(), elsewhere=0, first=0):
@@ -124,38 +77,46 @@ def launched(*lives, ctrl_c_s=(), elsewhere=0, first=0):
 
     Returns (outcome, nodes, what was reported when, end).
     """
-    nodes, told = [], []
-    what = LaunchSpec(
+    nodes, told, now_s = {node: Node(node, **life) for node, life in enumerate(lives, first)}, [], 0.0
+    spec = LaunchSpec(
         command=["none"], environ={}, nodes=first + len(lives) + elsewhere, here=range(first, first + len(lives)),
         ranks_per_node=1, endpoint=("10.0.0.1", 29500), listener=None, job="", secret=b"of this test",
-        prefix=False, colour=False, log_dir=None, grace_s=GRACE_S,
-        report=lambda line: told.append((trio.current_time(), line)),
+        prefix=False, colour=False, log_dir=None, grace_s=GRACE_S, report=print,
     )  # fmt: skip
+    jobs = Jobs(spec, lambda node: nodes[node].look(now_s), now_s)
+    for node in nodes:
+        jobs.add(node, 10 + node)
 
-    def process(_, node, **settings):
-        assert set(settings) == {"secret", "screen", "log"}
-        nodes.append(Node(node, **lives[node - first]))
-        return nodes[-1]
+    def act(actions):
+        for action in actions:
+            match action:
+                case Kill(node, number):
+                    nodes[node].send(number, now_s)
+                case Line(text):
+                    told.append((now_s, text))
 
-    async def main():
-        async with pressing(ctrl_c_s):
-            outcome = await launch(what, process=process)
-        return outcome, trio.current_time()
-
-    outcome, end_s = trio.run(main, clock=MockClock(autojump_threshold=0))
-    return outcome, nodes, told, end_s
-
-
-@asynccontextmanager
-async def pressing(instants_s):
-    async def press():
-        for instant_s in instants_s:
-            await trio.sleep_until(instant_s)
-            signal.raise_signal(SIGINT)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(press)
-        yield
+    presses_s = list(ctrl_c_s)
+    while jobs.running:
+        running = [nodes[job.node] for job in jobs.running]
+        coming_s = [instant_s for node in running for instant_s, _ in node.records] + presses_s
+        now_s = min([jobs.next_s, *coming_s, *(node.ends_s for node in running)])
+        assert now_s < inf
+        while presses_s and presses_s[0] <= now_s:
+            act(jobs.interrupt(presses_s.pop(0), SIGINT))
+        for node in running:
+            while node.records and node.records[0][0] <= now_s:
+                act(jobs.report(now_s, node.node, node.records.pop(0)[1]))
+        for node in running:
+            if node.ends_s <= now_s:
+                act(jobs.report(now_s, node.node, Leaving(world=1)) if node.returncode == 0 else ())
+                act(jobs.exit(now_s, node.node, node.returncode))
+                act(jobs.close(now_s, node.node, drained=False, survived=False))
+        if jobs.running and jobs.next_s <= now_s:
+            act(jobs.tick(now_s))
+    for node in nodes.values():
+        node.stopped = jobs.jobs[node.node].stopped
+    outcome = SimpleNamespace(asked=jobs.asked, endings=[job.node for job in jobs.ended])
+    return outcome, [*nodes.values()], told, now_s
 
 
 def waits(*nodes):
@@ -237,13 +198,13 @@ def test_after_a_kill_nobody_is_let_into_a_world_that_will_not_be():
     assert [node.stopped for node in nodes] == [False, True, True]
     _, nodes, _, _ = launched(killed, {"waits_s": 90}, {})  # who is in a world finds out, as after any failure
     assert [node.got for node in nodes] == [[], [(3, SIGTERM)], [(3 + PEACE_S, SIGTERM)]]
-    said = {**killed, "status": SimpleNamespace(cause=True)}
+    said = {**killed, "status": Status(cause=True)}
     _, nodes, _, _ = launched(said, {"waits_s": 4})
     assert [node.got for node in nodes] == [[], [(4, SIGTERM)]]
 
 
 def test_after_a_victim_the_one_at_fault_has_longer():
-    victim = {"ends_s": 3, "returncode": 1, "status": SimpleNamespace(cause=False)}
+    victim = {"ends_s": 3, "returncode": 1, "status": Status(cause=False)}
     _, nodes, _, end_s = launched(victim, {})
     assert nodes[1].got == [(end_s, SIGTERM)]
     assert end_s == 3 + SEARCH_S + PEACE_S
@@ -254,7 +215,7 @@ def test_after_a_victim_the_one_at_fault_has_longer():
 
 def test_a_node_that_is_given_up_and_stopped_is_killed_at_once():
     _, nodes, told, end_s = launched(
-        {"losses": [(15, 1), (15, 2)], "ends_s": 16, "returncode": 1, "status": SimpleNamespace(cause=False)},
+        {"losses": [(15, 1), (15, 2)], "ends_s": 16, "returncode": 1, "status": Status(cause=False)},
         {"stopped_s": [(0, inf)]},
         {"ends_s": 16},
     )
@@ -271,32 +232,32 @@ def test_a_node_that_stays_stopped_is_killed_where_others_cannot_see_that():
     assert told == [
         (
             killed_s,
-            "node 1 has been stopped for 15 s, as SIGSTOP does, and is killed: other processes wait for it; SIGCONT "
+            f"{NODE_1} has been stopped for 15 s, as SIGSTOP does, and is killed: other processes wait for it; SIGCONT "
             "lets a process go on in time, and a debugger holds one for longer",
         )
     ]
 
 
 def test_a_node_that_is_stopped_while_others_wait_for_it_to_join_is_named_and_killed():
-    _, nodes, told, _ = launched({"waits_s": 0.5}, {"stopped_s": [(0.5, inf)]})
+    _, nodes, told, _ = launched({"waits_s": 0.5}, {"stopped_s": [(0.5, inf)], "outside": True})
     assert nodes[1].got == [(STOPPED_S, SIGKILL)]
     assert [(when_s, line.split(":")[0]) for when_s, line in told] == [
-        (SUSPECT_S, "node 1 is stopped, as SIGSTOP does, for 5 s now; others wait for it to join"),
-        (STOPPED_S, "node 1 has been stopped for 15 s, as SIGSTOP does, and is killed"),
+        (SUSPECT_S, f"{NODE_1} is stopped, as SIGSTOP does, for 5 s now; others wait for it to join"),
+        (STOPPED_S, f"{NODE_1} has been stopped for 15 s, as SIGSTOP does, and is killed"),
     ]
 
 
 def test_the_kernel_says_of_a_process_that_it_is_stopped():
-    node = object.__new__(NodeProcess)
-    node.process = subprocess.Popen(["sleep", "1000"])
+    process = subprocess.Popen(["sleep", "1000"])
     try:
-        node.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, node.process.pid, os.WSTOPPED)
-        assert (node.is_stopped(), node.standstill()) == (True, ("T", "is stopped, as SIGSTOP does"))
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert (look(process.pid).letter, look(process.pid).reason) == ("T", "is stopped, as SIGSTOP does")
     finally:
-        node.process.kill()
-        node.process.wait()
-    assert (node.is_stopped(), node.standstill()) == (False, ("", ""))
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert (look(process.pid).letter, look(process.pid).reason) == ("", "")
+        process.wait()
 
 
 ON_A_DISK = "waits in the kernel, for a disk or for memory"
@@ -321,26 +282,24 @@ def test_the_kernel_says_of_a_process_that_it_waits_for_memory(tmp_path, monkeyp
     (tmp_path / "7" / "stat").write_text(f"7 (a) b) {letter} {' '.join(['0'] * 49)}")
     if function is not None:
         (tmp_path / "7" / "wchan").write_text(function)
-    node = object.__new__(NodeProcess)
-    node.process = SimpleNamespace(pid=7, returncode=None)
-    assert node.standstill() == said
+    assert (look(7).letter, look(7).reason) == said
 
 
 def test_a_node_that_waits_for_memory_is_named_with_its_last_reason_and_left_alone():
     kernel = ["waits A", "waits B", "waits C", "waits B", "waits for memory (in reclaim_throttle)", *["waits A"] * 20]
-    _, nodes, told, end_s = launched({"waits_s": 0.5, "ends_s": 40}, {"kernel": kernel, "ends_s": 40})
+    _, nodes, told, end_s = launched({"waits_s": 0.5, "ends_s": 40}, {"kernel": kernel, "ends_s": 40, "outside": True})
     assert ([node.got for node in nodes], end_s) == ([[], []], 40)
     assert told == [
-        (SUSPECT_S, "node 1 waits for memory (in reclaim_throttle), for 5 s now; others wait for it to join")
+        (SUSPECT_S, f"{NODE_1} waits for memory (in reclaim_throttle), for 5 s now; others wait for it to join")
     ]
     moving = ["waits A", "waits A", "waits A", "waits A", "", "waits A"]
-    assert launched({"waits_s": 0.5, "ends_s": 9}, {"kernel": moving, "ends_s": 9})[2] == []
+    assert launched({"waits_s": 0.5, "ends_s": 9}, {"kernel": moving, "ends_s": 9, "outside": True})[2] == []
 
 
 def test_a_node_in_a_debugger_is_named_and_left_alone():
-    _, nodes, told, end_s = launched({"waits_s": 0.5, "ends_s": 40}, {"held": True, "ends_s": 40})
+    _, nodes, told, end_s = launched({"waits_s": 0.5, "ends_s": 40}, {"held": True, "ends_s": 40, "outside": True})
     assert ([node.got for node in nodes], end_s) == ([[], []], 40)
-    assert told == [(SUSPECT_S, "node 1 is held by a debugger, for 5 s now; others wait for it to join")]
+    assert told == [(SUSPECT_S, f"{NODE_1} is held by a debugger, for 5 s now; others wait for it to join")]
 
 
 @pytest.mark.slow

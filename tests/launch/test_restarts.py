@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 import pytest
 
-from overlap.launch.nodeprocess import LaunchSpec
-from overlap.launch.processes import LaunchOutcome
+from overlap.launch.jobs import LaunchSpec
+from overlap.launch.launcher import LaunchOutcome
 from overlap.launch.restarts import Restarts, launch_again
 from overlap.launch.verdict import Ending
 from overlap.processes.status import Status

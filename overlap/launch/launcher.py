@@ -1,0 +1,356 @@
+"""Processes of one launch: their start, pipes and reports, and the actions of `jobs` on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from ..errors import UsageError
+from ..kernel_facts import queued_ns, state_letter, waits_in_kernel
+from ..processes.place import member_variables
+from ..processes.secret import hand_over
+from ..processes.status import LONGEST_BYTES, Record, Status, read_record
+from ..signals import ASKING
+from ..survival.witness import has_survivor, newest_world
+from .binding import bound_to_cores, share_own_cores
+from .jobs import Action, Job, Jobs, Kill, LaunchSpec, Line, Look
+from .lifeline import tie_to_pipe
+from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, line_prefix
+from .verdict import Ending
+
+# By the letter for the state of a process: proc(5).
+_STANDSTILL = {
+    "T": "is stopped, as SIGSTOP does",
+    "t": "is held by a debugger",
+    "D": "waits in the kernel, for a disk or for memory",
+}
+# Parts of the names of functions that wait for nothing but memory, of a control group or of the system.
+_FOR_MEMORY = ("mem_cgroup", "reclaim")
+_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOutcome:
+    """Outcome of a launch."""
+
+    endings: Sequence[Ending]  # Endings of all processes, in order
+    asked: signal.Signals | None  # The first signal that the launcher got, if any
+
+
+async def launch(spec: LaunchSpec) -> LaunchOutcome:
+    """Start the processes and wait until all have ended; the first failure, or a signal, ends all.
+
+    No process is left behind, also after an error or a cancellation.
+
+    Args:
+        spec: Description of the launch.
+
+    Raises:
+        UsageError: If the system refuses to start a process; the others are ended.
+        OSError: If the reader of the output has closed it.
+        OutputError: If output cannot be written.
+    """
+    handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
+    with trio.open_signal_receiver(*handled) as signals, ExitStack() as resources:
+        launcher = _Launcher(spec)
+        try:
+            secret = hand_over(spec.secret)
+            resources.callback(os.close, secret)
+            several = spec.bind and len(spec.here) > 1
+            shares = share_own_cores(len(spec.here)) if several else [frozenset[int]()] * len(spec.here)
+            for node, cores in zip(spec.here, shares, strict=True):
+                log = resources.enter_context(Log(spec.log_path(node))) if spec.log_dir else None
+                try:
+                    with bound_to_cores(cores):
+                        launcher.children[node] = Child(spec, node, secret=secret, screen=launcher.screen, log=log)
+                except OSError as error:  # too many files or processes, too little memory
+                    raise UsageError(
+                        f"process {node} cannot be started: {error.strerror or error}; "
+                        "start fewer, or allow more (ulimit -u, -n)"
+                    ) from error
+                launcher.jobs.add(node, launcher.children[node].pid)
+            await launcher.run(signals)
+        finally:
+            for child in launcher.children.values():
+                child.send(signal.SIGKILL)
+            with trio.CancelScope(shield=True):  # bounded: they have been killed
+                for child in launcher.children.values():
+                    await child.wait_and_reap()
+                    child.close()
+    jobs = launcher.jobs
+    ended = [job for job in jobs.ended if job not in jobs.survived] or jobs.ended
+    return LaunchOutcome(endings=[launcher.children[job.node].ending(job) for job in ended], asked=jobs.asked)
+
+
+class _Launcher:
+    """Passes what happens to `Jobs`, and performs the actions."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self.children: dict[int, Child] = {}
+        self.jobs = Jobs(spec, lambda node: look(self.children[node].pid), trio.current_time())
+        self.screen = Screen()
+        self._spec = spec
+        self._pause = trio.CancelScope()  # until the next tick
+
+    async def run(self, signals: AsyncIterator[int]) -> None:
+        """Wait until all processes have ended."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._handle_signals, signals)
+            nursery.start_soon(self._tick)
+            async with trio.open_nursery() as lives:
+                for child in self.children.values():
+                    lives.start_soon(self._watch, child)
+            nursery.cancel_scope.cancel()
+
+    def _act(self, actions: Iterable[Action]) -> None:
+        """Perform the actions of a stimulus."""
+        for action in actions:
+            match action:
+                case Kill(node, number):
+                    self.children[node].send(number)
+                case Line(text):
+                    self._spec.report(text)
+        self._pause.deadline = self.jobs.next_s
+
+    async def _tick(self) -> None:
+        while True:
+            with trio.CancelScope(deadline=self.jobs.next_s) as self._pause:
+                await trio.sleep_forever()
+            self._act(self.jobs.tick(trio.current_time()))
+
+    async def _handle_signals(self, signals: AsyncIterator[int]) -> None:
+        """Pass on the signals of the launcher."""
+        async for number in signals:
+            if number == ASKING:
+                for job in self.jobs.running:
+                    self.children[job.node].ask()
+            else:
+                self._act(self.jobs.interrupt(trio.current_time(), signal.Signals(number)))
+
+    async def _watch(self, child: Child) -> None:
+        """Show the output of one process, handle its records, and act on its end."""
+        async with trio.open_nursery() as nursery:
+            for relay in child.relays:
+                nursery.start_soon(relay.run)
+            nursery.start_soon(self._read_records, child)
+            returncode = await child.wait_and_reap()
+            self._act(self.jobs.exit(trio.current_time(), child.node, returncode))
+            with trio.move_on_after(DRAIN_S):  # a child of it may hold the pipe open
+                await child.drained.wait()
+            child.listening.cancel()
+            for relay in child.relays:
+                relay.hurry()
+            survived = self._others_go_on(self.jobs.jobs[child.node])
+            drained = child.drained.is_set()
+            self._act(self.jobs.close(trio.current_time(), child.node, drained=drained, survived=survived))
+
+    async def _read_records(self, child: Child) -> None:
+        """Handle the records of a process; with a log, write the text of the last one into it."""
+        with child.listening:
+            async for line in _read_lines(child.reports, LONGEST_BYTES):
+                if (record := read_record(line)) is not None:
+                    child.log_status(record)
+                    self._act(self.jobs.report(trio.current_time(), child.node, record))
+            child.drained.set()
+
+    def _others_go_on(self, job: Job) -> bool:
+        """Whether the others go on after the end of a process: it reported no error, or a newer world lacks it."""
+        if self._spec.witness is None:
+            return False
+        folder = Path(self._spec.witness)
+        if job.status is None:
+            return job.entering is not None and has_survivor(folder, job.node)
+        world = newest_world(folder, self._spec.attempt)
+        return world is not None and job.node not in world.members
+
+
+class Child:
+    """The process of one node, and its pipes.
+
+    Args:
+        spec: Description of the launch.
+        node: Its index.
+        secret: Descriptor of the secret, which it inherits.
+        screen: The terminal that all processes share.
+        log: File for its output; None: the terminal.
+
+    Attributes:
+        relays: Show its output; the first one is that of stderr, and with a log of all output.
+        reports: Descriptor of its records.
+        listening: Cancelled when no further record is read.
+        drained: Set after the last record.
+    """
+
+    def __init__(self, spec: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
+        self.node: int = node
+        self.listening: trio.CancelScope = trio.CancelScope()
+        self.drained: trio.Event = trio.Event()
+        self._log, self._peak_bytes = log, 0
+        self._returncode: int | None = None
+        with ExitStack() as theirs, ExitStack() as ours:
+            lifeline, _ = _pipe(theirs, ours)
+            self.reports, status = _pipe(ours, theirs)
+            from_stderr, stderr = _pipe(ours, theirs)
+            # Output for one file goes through one pipe: two would lose its order.
+            from_stdout, stdout = _pipe(ours, theirs) if log is None else (None, stderr)
+            descriptors = {"secret": secret, "lifeline": lifeline, "status": status}
+            if node == 0 and spec.listener is not None:
+                descriptors["listener"] = spec.listener
+            with _blocking_signal(ASKING):
+                self._process = subprocess.Popen(
+                    spec.command,
+                    env=_member_environment(spec, node, descriptors),
+                    pass_fds=[*descriptors.values()],
+                    # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
+                    # of its own for the scheduler, so that processes which share cores could not let each other run.
+                    process_group=0,
+                    stdin=None if node == 0 and not _is_terminal() else subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
+            tie_to_pipe(lifeline, self.pid)
+            self._ours = ours.pop_all()
+        os.set_blocking(self.reports, False)
+        prefix = line_prefix(node, colour=spec.colour) if spec.prefix else b""
+        self.relays: list[Relay] = [Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)]
+        if from_stdout is not None:
+            self.relays.append(Relay(from_stdout, STDOUT, screen=screen, prefix=prefix))
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
+
+    def log_status(self, record: Record) -> None:
+        """Write the text of a status into the log, behind the output so far."""
+        if isinstance(record, Status) and self._log is not None:
+            self.relays[0].catch_up()
+            text = record.text.encode(errors="backslashreplace")
+            self._log.write([line + b"\n" for line in text.splitlines()])
+
+    async def wait_and_reap(self) -> int:
+        """Wait for the end of the process, kill the rest of its group, and only then reap its pid."""
+        if self._returncode is None:
+            await _wait_for_exit(self.pid)
+            self.send(signal.SIGKILL)
+            _, status, used = os.wait4(self.pid, 0)  # noqa: ASYNC222 - it has ended
+            self._process.returncode = self._returncode = os.waitstatus_to_exitcode(status)
+            self._peak_bytes = used.ru_maxrss * _RSS_UNIT_BYTES
+        return self._returncode
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all that it has started in its group."""
+        if self._returncode is None:
+            with suppress(ProcessLookupError, PermissionError):  # the group is empty
+                os.killpg(self.pid, number)
+
+    def ask(self) -> None:
+        """Send the signal that asks for a report to the process only: it might end child processes."""
+        if self._returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, ASKING)
+
+    def close(self) -> None:
+        """Close the pipes, the lifeline among them."""
+        self._ours.close()
+
+    def ending(self, job: Job) -> Ending:
+        """Return the end of the process, with its reports and its last lines on stderr."""
+        return Ending(
+            node=job.node,
+            ranks=job.ranks,
+            pid=job.pid,
+            returncode=job.returncode or 0,
+            status=job.status,
+            stopped=job.stopped,
+            missed=job.missed,
+            vanished=job.vanished,
+            peak_bytes=self._peak_bytes,
+            tail=[line.decode(errors="replace").rstrip("\n") for line in self.relays[0].tail],
+            log=self._log.path if self._log else None,
+        )
+
+
+def look(pid: int) -> Look:
+    """Return what the kernel reports of a process that has not been reaped."""
+    letter, queued_s = state_letter(pid), queued_ns(pid) / 1e9
+    if letter not in _STANDSTILL:
+        return Look(queued_s=queued_s)
+    function = waits_in_kernel(pid) if letter == "D" else ""
+    reason = "waits for memory" if any(part in function for part in _FOR_MEMORY) else _STANDSTILL[letter]
+    return Look(letter=letter, reason=f"{reason} (in {function})" if function else reason, queued_s=queued_s)
+
+
+def _member_environment(spec: LaunchSpec, node: int, descriptors: Mapping[str, int]) -> dict[str, str]:
+    """Return the environment of the process of a node: that of the launch, and its place in the world."""
+    variables = member_variables(
+        node=node,
+        nodes=spec.nodes,
+        ranks_per_node=spec.ranks_per_node or 1,
+        endpoint=spec.endpoint,
+        job=spec.job,
+        descriptors=descriptors,
+    )
+    return {**spec.environ, **variables, "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def _blocking_signal(number: signal.Signals) -> Iterator[None]:
+    """Block a signal in processes started in the block until they handle it, because it would kill them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Open a pipe; each of the two stacks closes one end."""
+    reads, writes = os.pipe()
+    reader.callback(os.close, reads)
+    writer.callback(os.close, writes)
+    return reads, writes
+
+
+def _is_terminal() -> bool:
+    """Whether stdin of the launcher is a terminal."""
+    try:
+        return os.isatty(0)
+    except OSError:
+        return False
+
+
+async def _read_lines(descriptor: int, most_bytes: int) -> AsyncIterator[bytes]:
+    """Yield lines as soon as they are complete, until one is too long."""
+    data = bytearray()
+    while len(data) <= most_bytes:
+        await trio.lowlevel.wait_readable(descriptor)
+        more = os.read(descriptor, READ_BYTES)
+        if not more:
+            break
+        *whole, rest = more.split(b"\n")
+        for line in whole:
+            yield bytes(data + line)
+            data.clear()
+        data += rest
+
+
+async def _wait_for_exit(pid: int) -> None:
+    """Wait until a child has ended, without reaping it: until then no other process can get its pid."""
+    if not hasattr(os, "pidfd_open"):
+        await trio.to_thread.run_sync(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT, abandon_on_cancel=True)
+        return
+    descriptor = os.pidfd_open(pid)
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
