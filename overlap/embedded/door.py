@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
 from ..hints import suggesting
-from ..processes.connect import JOIN_TIMEOUT_S
+from ..processes.identity import JOIN_TIMEOUT_S
 from ..processes.life import Keeper, place_and_setup, run_ranks
 from ..processes.place import LONGEST_JOB
 from ..processes.secret import strong_secret

@@ -25,7 +25,7 @@ from ..flight.folder import restart_count
 from ..kernel_facts import process_identity
 from ..notice import notify
 from .control_plane import ControlPlane
-from .identity import WORLDS, RendezvousConfig, SilenceLimits
+from .identity import JOIN_TIMEOUT_S, WORLDS, RendezvousConfig, SilenceLimits
 from .introduce import introduce_by_mpi
 from .join import Membership, join
 from .members import MemberLostError
@@ -38,8 +38,6 @@ from .status import Entering, Leaving, report_to_launcher
 
 # How long the first process waits for the others to leave, which may still compute.
 LEAVE_S = 10.0
-# From the first process to the last; the scheduler of a cluster may start them a while apart.
-JOIN_TIMEOUT_S = 60.0
 
 _worlds = count()
 """Number of the next world: a program may run several, one after the other, in the same order on all processes."""
@@ -168,7 +166,7 @@ async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig)
     tls = run.tls_files()
     endpoint, secret, listener = own_place.endpoint, own_place.secret, None
     if endpoint is None:
-        endpoint, secret, listener = await introduce_by_mpi(own_place)
+        endpoint, secret, listener = await introduce_by_mpi(own_place, run.join_timeout_s or JOIN_TIMEOUT_S)
     elif own_place.listener is not None:
         listener = socket.socket(fileno=os.dup(own_place.listener))  # the next world of this program listens there too
     restarts = bool(os.environ.get("OVERLAP_RESTART"))  # set by a launcher that restarts the job

@@ -13,6 +13,8 @@ from .sockets import OUTAGE_S, Endpoint
 
 #: Detail in the hello of a process that has been in no world yet.
 FRESH = "fresh"
+#: From the first process to the last; the scheduler of a cluster may start them a while apart.
+JOIN_TIMEOUT_S = 60.0
 #: Epochs of one attempt of a job: more worlds than one program runs.
 WORLDS = 1 << 20
 
@@ -72,7 +74,7 @@ class RendezvousConfig(Identity):
     detail: str = ""  # Must be the same on all members: cluster, ranks, and other settings that must agree
     # On the host, a socket that listens at the endpoint already. The caller owns it; it becomes non-blocking.
     listener: socket.socket | None = None
-    timeout_s: float = 60.0  # How long to wait for all to join
+    timeout_s: float = JOIN_TIMEOUT_S  # How long to wait for all to join
     progress_s: float = 5.0  # Time between reports of missing members
     patience: SilenceLimits = field(default_factory=SilenceLimits)  # How long a member may be silent
     # Name of this process by `kernel_facts.process_identity`; empty: other processes of this host cannot ask the kernel

@@ -250,8 +250,7 @@ def place_and_setup(
     """
     if meeting is None:
         return None, single_process_setup(run_config)
-    from .connect import JOIN_TIMEOUT_S
-    from .identity import WORLDS
+    from .identity import JOIN_TIMEOUT_S, WORLDS
     from .place import Place
 
     machine, nodes = getattr(run_config.cluster, "name", run_config.cluster or "local"), meeting[1]

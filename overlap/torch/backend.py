@@ -208,7 +208,7 @@ def _open_store(process_place: Place, timeout: timedelta) -> dist.Store:
     """Return the store of a world's processes, at the address that the launcher has named or process 0 chose."""
     endpoint, listener = process_place.endpoint, None
     if endpoint is None:
-        endpoint, _, listener = trio.run(introduce_by_mpi, process_place)
+        endpoint, _, listener = trio.run(introduce_by_mpi, process_place, timeout.total_seconds())
     return dist.TCPStore(
         *endpoint,
         world_size=process_place.processes,

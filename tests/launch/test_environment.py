@@ -1,6 +1,8 @@
 import os
+import signal
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import trio
@@ -9,6 +11,7 @@ from overlap import UsageError
 from overlap.processes.introduce import introduce_by_mpi
 from overlap.processes.launchers import first_host, is_loopback
 from overlap.processes.place import Place, find_place, member_variables, without_membership
+from tests import interpreters
 
 SECRET = {"OVERLAP_SECRET": "0123456789abcdef" * 4}
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -318,4 +321,24 @@ def test_an_mpi_library_that_is_not_the_launchers(monkeypatch):
         "Open MPI started 4 processes, and the library of mpi4py (MPICH Version: 4.3.0) sees 1: it is not the "
         "launcher's; start with the mpiexec that belongs to it, install an mpi4py that was built for the launcher's "
         "library, or set MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def test_a_process_that_mpi_lets_wait_ends_after_the_time_to_join(tmp_path):
+    """As when another process of the job has ended before it started MPI; the call of C keeps the GIL."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").touch()
+    (tmp_path / "mpi4py" / "MPI.py").write_text("import ctypes\nctypes.PyDLL(None).sleep(100)")
+    (tmp_path / "program.py").write_text("import overlap\noverlap.run(print)")
+    variables = {
+        "PMI_RANK": "0",
+        "PMI_SIZE": "2",
+        "OVERLAP_JOIN_TIMEOUT_S": "0.5",
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}",
+    }
+    ended = interpreters.run("program.py", cwd=tmp_path, env=os.environ | variables, timeout=60)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "")
+    assert ended.stderr == (
+        "overlap: process 0: MPI did not bring 2 processes together within 0.5 s: one has ended, or does not call "
+        "overlap.run; look at its output\n"
     )
