@@ -129,7 +129,7 @@ class Membership:
         self.send: Callable[[Message], None] = lambda message: None
         self.host_clock: CoordinatorClock | None = None
         self._home, self._connection_loop = home, current_trio_token()
-        self._view = View()
+        self._view = View(config.members)
         self._changed = trio.Event()  # set, and replaced, whenever a message arrives
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ class Membership:
         turn = self._view.begin(name)
         try:
             self._send_soon(Contribution(name=name, turn=turn, blob=part))
-            return await self._wait_for(lambda: self._view.parts(name, turn, self.members, doing))
+            return await self._wait_for(lambda: self._view.parts(name, turn, doing))
         finally:
             self._view.end(name, turn)
 

@@ -465,10 +465,11 @@ class View:
         over: Whether this member has left, or member 0 is lost: no further message arrives.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: int) -> None:
         self.news: deque[News] = deque()
         self.gone: dict[int, str] = {}
         self.over: bool = False
+        self._members = members
         self._turns: Counter[str] = Counter()  # exchanges so far, by name
         self._parts: dict[tuple[str, int], dict[int, bytes]] = {}  # of exchanges that wait
         self._dropped = 0
@@ -496,10 +497,10 @@ class View:
         if self.over:
             raise UsageError(f"{doing}: this process has left the world; call it before")
 
-    def parts(self, name: str, turn: int, number: int, doing: str) -> list[bytes] | None:
-        """Return the `number` parts of an exchange in member order; None: it waits. Raises the errors of `check`."""
+    def parts(self, name: str, turn: int, doing: str) -> list[bytes] | None:
+        """Return the parts of an exchange in member order; None: it waits. Raises the errors of `check`."""
         parts = self._parts[name, turn]
-        if len(parts) == number:
+        if len(parts) == self._members:
             return [parts[member] for member in sorted(parts)]
         self.check(doing)
         return None

@@ -103,7 +103,7 @@ def test_messages_that_nobody_reads_are_dropped_with_an_error(monkeypatch: pytes
 
 
 def test_dropped_messages_are_reported_once() -> None:
-    view = members_file.View()
+    view = members_file.View(2)
     for _ in range(members_file.INBOX_LIMIT + 3):
         view.handle(MemberNotice(1, b""))
     view.handle(Goodbye())

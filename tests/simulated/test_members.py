@@ -49,7 +49,7 @@ class Process:
     def __init__(self, world: World, member: int) -> None:
         self.world, self.member = world, member
         self.client = Client(world.config(member))
-        self.view = View()
+        self.view = View(world.size)
         self.to_host: deque[Message | None] = deque()
         self.from_host: deque[Message | None] = deque()
         self.connected = self.dead = self.joined = self.has_left = False
@@ -110,7 +110,7 @@ class Process:
                 self.send(Notice(body=b"%d" % self.turn))
                 self.send(Contribution(name="x", turn=self.turn, blob=self.part(self.member, self.turn)))
             elif self.turn is not None:
-                parts = self.view.parts("x", self.turn, self.world.size, "exchange")
+                parts = self.view.parts("x", self.turn, "exchange")
                 if parts is None:
                     return
                 assert parts == [self.part(member, self.turn) for member in range(self.world.size)]
