@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import perf_counter_ns
-from typing import Generic, Self, TypeVar
+from typing import Self, TypeVar
 
 import trio
 from trio.lowlevel import TrioToken, current_trio_token
@@ -382,76 +382,53 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
         name: Name of the thread.
         manager: Entered and left in the other loop; its value is used here.
     """
-    holder = _ManagerThread(name, manager)
-    await holder.start()
-    with holder.here:
-        try:
-            await holder.entered.wait()
-            if holder.error is None:
-                yield holder.value
-        finally:
-            await holder.end()
-    if holder.error is not None:
-        try:
-            raise holder.error
-        finally:
-            holder.error = None  # or it would keep this frame alive, which keeps it alive
-
-
-class _ManagerThread(Generic[T]):
-    """Thread with an event loop in which a context manager is open."""
-
+    home, here, entering = current_trio_token(), trio.CancelScope(), trio.CancelScope()
+    started, entered, ended, left = trio.Event(), trio.Event(), trio.Event(), trio.Event()
+    token: TrioToken
     value: T
+    failure: BaseException | None = None
 
-    def __init__(self, name: str, manager: AbstractAsyncContextManager[T]) -> None:
-        self.here = trio.CancelScope()  # cancelled when the manager fails
-        self.entered = trio.Event()  # or failed
-        self.error: BaseException | None = None
-        self._manager, self._home = manager, current_trio_token()
-        self._started, self._ended, self._left = trio.Event(), trio.Event(), trio.Event()
-        self._token: TrioToken
-        self._entering = trio.CancelScope()
-        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
-
-    async def start(self) -> None:
-        """Start the thread, and wait until its loop runs."""
-        start_thread(self._thread)
-        with trio.CancelScope(shield=True):
-            await self._started.wait()
-
-    async def end(self) -> None:
-        """Leave the manager, or give up entering it, and join the thread."""
+    def run_at_home(function: Callable[[], object]) -> None:
         with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._left.set if self.entered.is_set() else self._entering.cancel)
-        with trio.CancelScope(shield=True):
-            await self._ended.wait()
-        self._thread.join()
+            home.run_sync_soon(function)
 
-    def _run_loop(self) -> None:
-        """Run an event loop in the thread until the manager is left; store its error."""
+    async def hold_manager() -> None:
+        """Enter the manager, and leave it when the block has ended."""
+        nonlocal token, value
+        token = current_trio_token()
+        run_at_home(started.set)
+        with entering:
+            async with manager as value:
+                run_at_home(entered.set)
+                await left.wait()
+
+    def run_loop() -> None:
+        nonlocal failure
         try:
-            trio.run(self._hold_manager)
+            trio.run(hold_manager)
         except BaseException as error:
-            self.error = error
-        self._run_in_home_loop(self._report_end)
+            failure = error
+            run_at_home(here.cancel)
+        run_at_home(entered.set)
+        run_at_home(ended.set)
 
-    async def _hold_manager(self) -> None:
-        """Enter the manager, and leave it when `end` requests that."""
-        self._token = current_trio_token()
-        self._run_in_home_loop(self._started.set)
-        with self._entering:
-            async with self._manager as self.value:
-                self._run_in_home_loop(self.entered.set)
-                await self._left.wait()
-
-    def _report_end(self) -> None:
-        """Release the tasks that wait in the home loop, and cancel the block if the manager has failed."""
-        if self.error is not None:
-            self.here.cancel()
-        self.entered.set()
-        self._ended.set()
-
-    def _run_in_home_loop(self, function: object) -> None:
-        """Call a function in the event loop that has started the thread, unless it has ended."""
-        with suppress(trio.RunFinishedError):
-            self._home.run_sync_soon(function)  # type: ignore[arg-type]
+    thread = threading.Thread(target=run_loop, name=name, daemon=True)
+    start_thread(thread)
+    with trio.CancelScope(shield=True):
+        await started.wait()
+    with here:
+        try:
+            await entered.wait()
+            if failure is None:
+                yield value
+        finally:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(left.set if entered.is_set() else entering.cancel)
+            with trio.CancelScope(shield=True):
+                await ended.wait()
+            thread.join()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            failure = None  # or it would keep this frame alive, which keeps it alive
