@@ -2,8 +2,8 @@
 
 # The map of this folder, in the order in which to read it:
 #
-#   base         the contract: Transport, Endpoint;  starter: messages begun by plain functions;  blocking: adapters
-#                between awaiting calls and these
+#   base         the contract of transports;  wire: the contract of one rank's end, and its awaiting calls;
+#                request: a send or receive under way
 #   signature    what a message is: fingerprints that are compared where messages meet receives, and texts for errors
 #   failures     the errors of transports;  buffers: memory, as flat bytes, on loan, or for bounces
 #   common       the contract of boards, shared memory in which ranks match operations
@@ -31,7 +31,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 from warnings import warn
 
-from transports.base import OPEN, Endpoint, Envelope, Statistics, Transport
+from transports.base import Statistics, Transport
 from transports.buffers import Buffer, Delivery
 from transports.failures import (
     ArgumentError,
@@ -44,9 +44,10 @@ from transports.failures import (
 from transports.faulty import Faulty, InjectedFault
 from transports.neuronlink import NeuronLink
 from transports.paced import LinkSpeed, Paced, by_kind
+from transports.request import Request
 from transports.router import Router
 from transports.signature import PlainSignature, Signature
-from transports.starter import Request, Starter
+from transports.wire import OPEN, Envelope, Wire
 from transports.wrappers import Recording, Sent
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ __all__ = [
     "Buffer",
     "Delivery",
     "Efa",
-    "Endpoint",
     "Envelope",
     "Faulty",
     "InjectedFault",
@@ -77,12 +77,12 @@ __all__ = [
     "SharedMemory",
     "Signature",
     "SignatureMismatchError",
-    "Starter",
     "Statistics",
     "Tls",
     "Transport",
     "TransportClosedError",
     "TransportError",
+    "Wire",
     "by_kind",
 ]
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import random
 from array import array
 from functools import partial
+from threading import get_ident
 
 import numpy as np
 import trio
 from trio.testing import assert_checkpoints
 
 from transports._checking import Scale, delivery_from, expect_message, make_message, require, wait_until_blocked
-from transports.base import TAG_LIMIT, Endpoint, Envelope
 from transports.buffers import Buffer
-from transports.starter import Request, Starter
+from transports.request import Request
+from transports.wire import TAG_LIMIT, Envelope, Wire
 
 
-async def names(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def names(a: Wire, b: Wire, scale: Scale) -> None:
     """Two endpoints are two ranks, and their repr says which."""
     require(a.rank != b.rank, f"both ends say that they are rank {a.rank}")
     for end in (a, b):
@@ -24,7 +25,7 @@ async def names(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     await trio.lowlevel.checkpoint()
 
 
-async def order_of_sends(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def order_of_sends(a: Wire, b: Wire, scale: Scale) -> None:
     """Sends of one tag that wait together arrive in the order of the calls, whatever their sizes and priorities."""
     count = scale.messages
     lengths = [70_000 - 10_000 * i if i < 8 else (8, 100, 2000)[i % 3] for i in range(count)]
@@ -38,7 +39,7 @@ async def order_of_sends(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     await _check_order_at_once(a, b, scale)
 
 
-async def _check_order_at_once(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def _check_order_at_once(a: Wire, b: Wire, scale: Scale) -> None:
     """Long and short messages in turn arrive in order, though each send follows as soon as the one before suspends."""
     messages = [make_message(nbytes, i) for i, nbytes in enumerate((max(scale.sizes), 8) * 3)]
     async with trio.open_nursery() as nursery:
@@ -50,7 +51,7 @@ async def _check_order_at_once(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await expect_message(b, a, 8, message, case)
 
 
-async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def order_of_receives(a: Wire, b: Wire, scale: Scale) -> None:
     """Receives of one tag that wait together are served in the order of the calls."""
     messages = [make_message(1000, i) for i in range(scale.messages)]
     async with trio.open_nursery() as nursery:
@@ -61,17 +62,49 @@ async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await a.send(b.rank, 7, message)
 
 
-async def sends_without_tasks(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def ends(a: Wire, b: Wire, scale: Scale) -> None:
+    """`done` is called once for each request, in the thread of the event loop, and then the request has ended."""
+    for nbytes in (0, *scale.sizes):
+        calls: list[tuple[Request, int]] = []
+        begun: list[Request | None] = []
+
+        def done(request: Request, calls: list[tuple[Request, int]] = calls) -> None:
+            calls.append((request, get_ident()))
+
+        message = make_message(nbytes)
+        for begin in (
+            lambda done=done, nbytes=nbytes: b.begin_recv(a.rank, 11, bytearray(nbytes), nbytes, done=done),
+            lambda done=done, message=message: a.begin_send(b.rank, 11, message, done=done),
+            lambda done=done: b.begin_recv(a.rank, 12, bytearray(1), 1, done=done),
+        ):
+            begun.append(begin())
+        with trio.move_on_after(scale.patience_s):
+            while not all(request is None or request.ended for request in begun[:2]):
+                await trio.lowlevel.checkpoint()
+        withdrawn = begun[2]
+        require(withdrawn is not None, "begin_recv returned None, not a Request")
+        if withdrawn is not None:
+            withdrawn.withdraw()
+        with trio.move_on_after(scale.patience_s):
+            while len(calls) < sum(request is not None for request in begun):
+                await trio.lowlevel.checkpoint()
+        await wait_until_blocked()
+        for request in begun:
+            count = sum(called is request for called, _ in calls)
+            if request is not None and not count:
+                require(False, f"done was not called; the request has {'' if request.ended else 'not '}ended")
+            require(request is None or count == 1, "done was called twice for one request")
+        elsewhere = [thread for _, thread in calls if thread != get_ident()]
+        require(not elsewhere, "done was called in another thread than the event loop's")
+
+
+async def sends_without_tasks(a: Wire, b: Wire, scale: Scale) -> None:
     """A message begun by a plain function arrives as it was, though its callback writes there and begins more."""
-    starter = a.starter(b.rank)
-    if starter is None:
-        await trio.lowlevel.checkpoint()
-        return
-    await _check_begun_order(a, b, starter)
-    await _check_callback_sends(a, b, starter, scale)
+    await _check_begun_order(a, b)
+    await _check_callback_sends(a, b, scale)
 
 
-async def _check_begun_order(a: Endpoint, b: Endpoint, starter: Starter) -> None:
+async def _check_begun_order(a: Wire, b: Wire) -> None:
     """Messages of one tag arrive in the order in which they were begun, with their bytes as they were then."""
     messages = [make_message(nbytes, i) for i, nbytes in enumerate((8, 0, 70_000, 9, 100))]
     async with trio.open_nursery() as nursery:
@@ -84,7 +117,7 @@ async def _check_begun_order(a: Endpoint, b: Endpoint, starter: Starter) -> None
                     await wait_until_blocked()
             for message in messages:
                 buffer = bytearray(message)
-                if starter.begin_send(b.rank, 9, buffer, priority=2, done=partial(_clear, buffer)) is None:
+                if a.begin_send(b.rank, 9, buffer, priority=2, done=partial(_clear, buffer)) is None:
                     _clear(buffer)
                 await wait_until_blocked()
             if first == "the sender":
@@ -97,13 +130,13 @@ def _clear(buffer: bytearray, _: Request | None = None) -> None:
     buffer[:] = bytes(len(buffer))  # the buffer is the sender's again
 
 
-async def _check_callback_sends(a: Endpoint, b: Endpoint, starter: Starter, scale: Scale) -> None:
+async def _check_callback_sends(a: Wire, b: Wire, scale: Scale) -> None:
     """Sends that begin other sends in their callbacks arrive intact, though no receive waits at first."""
     messages = [make_message(nbytes, i) for i, nbytes in enumerate((8, max(scale.sizes), 70_000, 1000, 60_000) * 5)]
     buffers, pending, all_ended = [bytearray(message) for message in messages], set(range(len(messages))), trio.Event()
 
     def start(i: int) -> None:
-        if starter.begin_send(b.rank, i, buffers[i], priority=i % 3, done=partial(on_end, i)) is None:
+        if a.begin_send(b.rank, i, buffers[i], priority=i % 3, done=partial(on_end, i)) is None:
             on_end(i, None)
 
     def on_end(i: int, call: Request | None) -> None:
@@ -125,7 +158,7 @@ async def _check_callback_sends(a: Endpoint, b: Endpoint, starter: Starter, scal
     await all_ended.wait()
 
 
-async def tags_are_independent(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def tags_are_independent(a: Wire, b: Wire, scale: Scale) -> None:
     """A message that nobody receives yet, large or small, does not hold up other tags."""
     large, small, urgent = make_message(max(scale.sizes)), make_message(8, 1), make_message(8, 2)
     async with trio.open_nursery() as nursery:
@@ -138,7 +171,7 @@ async def tags_are_independent(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         await expect_message(b, a, 1, large, "tag 1, late")
 
 
-async def many_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def many_tags(a: Wire, b: Wire, scale: Scale) -> None:
     """Thousands of tags may be outstanding, and are received in any order."""
     tags = list(range(scale.tags))
     async with trio.open_nursery() as nursery:
@@ -149,7 +182,7 @@ async def many_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await expect_message(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag} of {len(tags)}")
 
 
-async def extreme_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def extreme_tags(a: Wire, b: Wire, scale: Scale) -> None:
     """Tags reach from 0 to 2**64 - 1, and none is taken for another."""
     tags = [0, 1, 2**31, 2**32, 2**32 + 1, 2**63, TAG_LIMIT - 1]
     async with trio.open_nursery() as nursery:
@@ -160,7 +193,7 @@ async def extreme_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await expect_message(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag}")
 
 
-async def zero_bytes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def zero_bytes(a: Wire, b: Wire, scale: Scale) -> None:
     """An empty message is a message: it is matched, in its turn, by either kind of receive."""
     for send_first in (True, False):
         async with trio.open_nursery() as nursery:
@@ -179,7 +212,7 @@ async def zero_bytes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
                     await a.send(b.rank, 5, message)
 
 
-async def sizes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def sizes(a: Wire, b: Wire, scale: Scale) -> None:
     """Every length arrives intact, by either kind of receive, whichever end comes first."""
     for nbytes in scale.sizes:
         message = make_message(nbytes)
@@ -195,18 +228,18 @@ async def sizes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
                     nursery.start_soon(_send_twice, a, b, message)
 
 
-async def _send_twice(a: Endpoint, b: Endpoint, message: bytearray) -> None:
+async def _send_twice(a: Wire, b: Wire, message: bytearray) -> None:
     await a.send(b.rank, 4, message)
     await a.send(b.rank, 4, message)
 
 
-async def _receive_both_ways(a: Endpoint, b: Endpoint, message: bytearray) -> None:
+async def _receive_both_ways(a: Wire, b: Wire, message: bytearray) -> None:
     await expect_message(b, a, 4, message, f"{len(message)} bytes by recv_into")
     with await delivery_from(b, a, 4, len(message)) as delivery:
         require(delivery.view == message, f"{len(message)} bytes by recv: other bytes than those sent")
 
 
-async def both_directions(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def both_directions(a: Wire, b: Wire, scale: Scale) -> None:
     """Large messages of one tag cross in both directions at once."""
     there, back = make_message(max(scale.sizes), 1), make_message(max(scale.sizes), 2)
     async with trio.open_nursery() as nursery:
@@ -217,7 +250,7 @@ async def both_directions(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         nursery.start_soon(expect_message, a, b, 9, back, "the way back")
 
 
-async def kinds_of_buffers(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def kinds_of_buffers(a: Wire, b: Wire, scale: Scale) -> None:
     """Every C-contiguous buffer is sent as its bytes and received into: any dtype, any shape, read-only sources."""
     columns = np.arange(12, dtype=np.float32).reshape(3, 4)
     pairs: list[tuple[Buffer, Buffer]] = [
@@ -237,7 +270,7 @@ async def kinds_of_buffers(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         require(got == sent, f"sent {data!r}, received {out!r}")
 
 
-async def ownership(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def ownership(a: Wire, b: Wire, scale: Scale) -> None:
     """A buffer may be overwritten as soon as its send has returned; the sent bytes arrive."""
 
     async def send_and_scribble(message: bytearray) -> None:
@@ -253,7 +286,7 @@ async def ownership(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await expect_message(b, a, 2, sent, f"{nbytes} bytes whose buffer was overwritten after the send")
 
 
-async def deliveries(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def deliveries(a: Wire, b: Wire, scale: Scale) -> None:
     """A delivery's view is flat, read-only bytes, and stays intact until its release, which may come twice."""
     for nbytes in (0, *scale.sizes):
         message = make_message(nbytes)
@@ -267,7 +300,7 @@ async def deliveries(a: Endpoint, b: Endpoint, scale: Scale) -> None:
                 delivery.release()
 
 
-async def announcements(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def announcements(a: Wire, b: Wire, scale: Scale) -> None:
     """`wait_any` waits for a message of its choices and names the oldest; it takes none, so they can be received.
 
     `announced` names the same message, or, where it cannot know without waiting, none.
@@ -305,7 +338,7 @@ async def announcements(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     await _check_matched_not_announced(a, b)
 
 
-async def _check_free_bits(a: Endpoint, b: Endpoint) -> None:
+async def _check_free_bits(a: Wire, b: Wire) -> None:
     """A tag may differ from the choice's in its free bits, and in no other."""
     announced: list[Envelope] = []
     choices, only = [(a.rank, 2**40), (a.rank, 2**41)], Envelope(src=a.rank, dst=b.rank, tag=2**41 + 5, nbytes=8)
@@ -327,7 +360,7 @@ async def _check_free_bits(a: Endpoint, b: Endpoint) -> None:
         await expect_message(b, a, 2**41 + 5, b"this one", "a tag that was waited for with free bits")
 
 
-async def _check_matched_not_announced(a: Endpoint, b: Endpoint) -> None:
+async def _check_matched_not_announced(a: Wire, b: Wire) -> None:
     """A message that a receive has matched is not announced any more, in either order of arrival."""
     announced: list[Envelope] = []
     async with trio.open_nursery() as nursery:
@@ -343,7 +376,7 @@ async def _check_matched_not_announced(a: Endpoint, b: Endpoint) -> None:
 
 
 async def _record_wait_any(
-    end: Endpoint, choices: list[tuple[int, int]], announced: list[Envelope], free_bits: int = 0
+    end: Wire, choices: list[tuple[int, int]], announced: list[Envelope], free_bits: int = 0
 ) -> None:
     """Add the result of `wait_any` to a list."""
     announced.append(await end.wait_any(choices, free_bits=free_bits))

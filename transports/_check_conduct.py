@@ -19,11 +19,11 @@ from transports._checking import (
     require,
     wait_until_blocked,
 )
-from transports.base import TAG_LIMIT, Endpoint
 from transports.failures import LengthMismatchError
+from transports.wire import TAG_LIMIT, Wire
 
 
-async def bad_arguments(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def bad_arguments(a: Wire, b: Wire, scale: Scale) -> None:
     """Buffers, tags, ranks and lengths that cannot work are rejected at the call, and leave nothing behind."""
     scattered, frozen = np.zeros((4, 4))[:, ::2], np.zeros(4)
     frozen.flags.writeable = False
@@ -56,7 +56,7 @@ async def bad_arguments(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         await expect_message(b, a, 6, b"after it", "the tag of rejected calls, used again")
 
 
-async def lengths_disagree(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def lengths_disagree(a: Wire, b: Wire, scale: Scale) -> None:
     """Both ends raise an error that names both lengths, whichever comes first; the tag works on.
 
     The send of a message that leaves before its receiver is known has no error. The check finds these by trying.
@@ -70,7 +70,7 @@ async def lengths_disagree(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             sender_raised = await _require_all_length_errors(a, b, scale, nbytes)
 
 
-async def _require_all_length_errors(a: Endpoint, b: Endpoint, scale: Scale, sent_bytes: int) -> bool:
+async def _require_all_length_errors(a: Wire, b: Wire, scale: Scale, sent_bytes: int) -> bool:
     """Try every order of two ends with different lengths; return whether the sender raised in every case."""
     raised = [
         await _require_length_errors(a, b, scale, sent_bytes, expected_bytes, send_first=send_first, loan=loan)
@@ -85,7 +85,7 @@ async def _require_all_length_errors(a: Endpoint, b: Endpoint, scale: Scale, sen
 
 
 async def _require_length_errors(
-    a: Endpoint, b: Endpoint, scale: Scale, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool
+    a: Wire, b: Wire, scale: Scale, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool
 ) -> bool:
     """Let two ends name different lengths, and require their errors; False if the message had left its sender."""
 
@@ -111,7 +111,7 @@ async def _require_length_errors(
     return True
 
 
-async def _leaves_unreceived(a: Endpoint, b: Endpoint, scale: Scale, nbytes: int) -> bool:
+async def _leaves_unreceived(a: Wire, b: Wire, scale: Scale, nbytes: int) -> bool:
     """Return whether a send of this length ends although nobody receives."""
     with trio.move_on_after(scale.patience_s) as waiting:
         await a.send(b.rank, 5, bytes(nbytes))
@@ -128,7 +128,7 @@ def _require_mismatch(error: BaseException | None, sent_bytes: int, expected_byt
     require(named == (sent_bytes, expected_bytes), f"{who} got an error with the lengths {named}")
 
 
-async def checkpoints(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def checkpoints(a: Wire, b: Wire, scale: Scale) -> None:
     """Every call is a checkpoint, also when the other end is already there."""
     for receive_first in (True, False):
         for loan in (True, False):
@@ -145,7 +145,7 @@ async def checkpoints(a: Endpoint, b: Endpoint, scale: Scale) -> None:
                         await _receive_8_bytes(a, b, loan=loan)
 
 
-async def _receive_8_bytes(a: Endpoint, b: Endpoint, *, loan: bool) -> None:
+async def _receive_8_bytes(a: Wire, b: Wire, *, loan: bool) -> None:
     """Receive 8 bytes on tag 2, on loan or into a buffer."""
     if loan:
         (await delivery_from(b, a, 2, 8)).release()
@@ -153,7 +153,7 @@ async def _receive_8_bytes(a: Endpoint, b: Endpoint, *, loan: bool) -> None:
         await b.recv_into(a.rank, 2, bytearray(8))
 
 
-async def cancelled_at_the_call(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def cancelled_at_the_call(a: Wire, b: Wire, scale: Scale) -> None:
     """A call in a cancelled scope raises Cancelled and does nothing, also when the other end is already there."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(expect_message, b, a, 2, b"real one", "after a send that was cancelled at the call")
@@ -174,7 +174,7 @@ async def cancelled_at_the_call(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await expect_message(b, a, 2, b"real one", "after a receive that was cancelled at the call")
 
 
-async def cancelled_before_match(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def cancelled_before_match(a: Wire, b: Wire, scale: Scale) -> None:
     """A call that is cancelled while it waits for its other end is withdrawn; the next one takes its place."""
     for loan in (True, False):
         async with trio.open_nursery() as nursery:
@@ -186,7 +186,7 @@ async def cancelled_before_match(a: Endpoint, b: Endpoint, scale: Scale) -> None
             return
 
 
-async def _is_send_withdrawn(a: Endpoint, b: Endpoint, nbytes: int) -> bool:
+async def _is_send_withdrawn(a: Wire, b: Wire, nbytes: int) -> bool:
     """Cancel a send, and return whether it was withdrawn; False if it had ended before."""
     first, second = make_message(nbytes, 1), make_message(nbytes, 2)
     sender: list[BaseException | None] = []
@@ -202,7 +202,7 @@ async def _is_send_withdrawn(a: Endpoint, b: Endpoint, nbytes: int) -> bool:
     return sender != [None]
 
 
-async def cancelled_after_match(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def cancelled_after_match(a: Wire, b: Wire, scale: Scale) -> None:
     """A sender that is cancelled while its message is on loan waits for the release, and its send succeeds."""
     for nbytes in (8, max(scale.sizes)):
         message = make_message(nbytes)

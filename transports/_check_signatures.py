@@ -8,11 +8,11 @@ from functools import partial
 import trio
 
 from transports._checking import BrokenPromise, Scale, expect_message, make_message, require, wait_until_blocked
-from transports.base import OPEN, Endpoint
 from transports.buffers import Buffer
 from transports.failures import SignatureMismatchError
+from transports.request import Request
 from transports.signature import TEXT_BYTES, PlainSignature
-from transports.starter import Request
+from transports.wire import OPEN, Wire
 
 _TAG = 21
 # Two calls that differ in the last part, and one that leaves it open. The texts are of any bytes, the longest at most.
@@ -42,41 +42,29 @@ class _Begun:
         return self.request
 
 
-def _send(a: Endpoint, b: Endpoint, data: Buffer, signature: PlainSignature | None) -> _Begun:
-    """Begin a send of rank ``a``; only where `starter` is not None."""
-    begun, starter = _Begun(), a.starter(b.rank)
-    assert starter is not None, "checked before"
-    begun.request = starter.begin_send(b.rank, _TAG, data, signature=signature, done=begun.done)
+def _send(a: Wire, b: Wire, data: Buffer, signature: PlainSignature | None) -> _Begun:
+    """Begin a send of rank ``a``."""
+    begun = _Begun()
+    begun.request = a.begin_send(b.rank, _TAG, data, signature=signature, done=begun.done)
     return begun
 
 
 def _receive(
-    a: Endpoint,
-    b: Endpoint,
+    a: Wire,
+    b: Wire,
     out: Buffer | None,
     nbytes: int,
     signature: PlainSignature | None,
     allocate: Callable[[Request], Buffer] | None = None,
 ) -> _Begun:
     """Begin a receive of rank ``b``."""
-    begun, starter = _Begun(), b.starter(a.rank)
-    assert starter is not None, "checked before"
-    begun.request = starter.begin_recv(
-        a.rank, _TAG, out, nbytes, signature=signature, done=begun.done, allocate=allocate
-    )
+    begun = _Begun()
+    begun.request = b.begin_recv(a.rank, _TAG, out, nbytes, signature=signature, done=begun.done, allocate=allocate)
     return begun
 
 
-async def _begins(a: Endpoint, b: Endpoint) -> bool:
-    """Whether the endpoints begin messages: awaiting calls have no signatures."""
-    await trio.lowlevel.checkpoint()
-    return a.starter(b.rank) is not None and b.starter(a.rank) is not None
-
-
-async def signatures_agree(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def signatures_agree(a: Wire, b: Wire, scale: Scale) -> None:
     """Messages whose signatures are equal, or open on one side, arrive, the sender or the receiver first."""
-    if not await _begins(a, b):
-        return
     for nbytes in (0, *scale.sizes):
         for mine, theirs in ((_FIVE, _FIVE), (_FIVE, _ANY), (_ANY, _SIX), (None, _SIX), (_FIVE, None)):
             message, out = make_message(nbytes), bytearray(nbytes)
@@ -93,10 +81,8 @@ async def signatures_agree(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             require(out == message, f"{nbytes} bytes of one call: other bytes than those sent")
 
 
-async def signatures_differ(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def signatures_differ(a: Wire, b: Wire, scale: Scale) -> None:
     """Both ends that wait fail with the other's signature, whatever the lengths; the next message arrives."""
-    if not await _begins(a, b):
-        return
     for nbytes in (0, *scale.sizes):
         for expected_bytes, sender_first in ((nbytes, True), (nbytes, False), (nbytes + 1, True), (OPEN, False)):
             out = None if expected_bytes == OPEN else bytearray(expected_bytes)
@@ -125,10 +111,8 @@ def _check_differs(end: Request | None, theirs: PlainSignature, who: str) -> Non
         require(error.theirs == end.theirs == theirs, f"{who} got the signature {end.theirs!r}, not {theirs!r}")
 
 
-async def signatures_of_many_calls(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def signatures_of_many_calls(a: Wire, b: Wire, scale: Scale) -> None:
     """Each message is delivered with its own signature, though there are more of them than a wire may remember."""
-    if not await _begins(a, b):
-        return
     for number in range(1, 5000):
         said = PlainSignature(number << 40, b"call %d" % number)
         received = _receive(a, b, bytearray(1), OPEN if number % 100 == 0 else 1, said) if number % 3 else None
@@ -138,10 +122,8 @@ async def signatures_of_many_calls(a: Endpoint, b: Endpoint, scale: Scale) -> No
         await sent.wait()
 
 
-async def any_length(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def any_length(a: Wire, b: Wire, scale: Scale) -> None:
     """A receive of any length learns length and signature where it meets its message, which it gets whole."""
-    if not await _begins(a, b):
-        return
     for nbytes in (0, *scale.sizes):
         for lends in (True, False):
             message, memory = make_message(nbytes), bytearray(nbytes)
@@ -170,10 +152,8 @@ def _note_and_return(seen: list[tuple[int, object]], memory: bytearray, request:
     return memory
 
 
-async def any_length_refused(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+async def any_length_refused(a: Wire, b: Wire, scale: Scale) -> None:
     """A receive of any length whose memory cannot be made ends with that error; its sender ends, the next arrives."""
-    if not await _begins(a, b):
-        return
 
     def allocate(_: Request) -> Buffer:
         raise MemoryError("as the check wants it")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from transports.base import Endpoint
 from transports.buffers import Delivery
 from transports.failures import ArgumentError
+from transports.wire import Wire
 
 _SETTLING_S = 0.02
 
@@ -54,7 +54,7 @@ async def wait_until_blocked() -> None:
         await wait_all_tasks_blocked()
 
 
-async def delivery_from(end: Endpoint, src: Endpoint, tag: int, nbytes: int) -> Delivery:
+async def delivery_from(end: Wire, src: Wire, tag: int, nbytes: int) -> Delivery:
     """Receive a message of rank ``src.rank`` on a tag, as memory on loan."""
     delivery: object = await end.recv(src.rank, tag, nbytes)
     if not isinstance(delivery, Delivery):
@@ -62,7 +62,7 @@ async def delivery_from(end: Endpoint, src: Endpoint, tag: int, nbytes: int) -> 
     return delivery
 
 
-async def expect_message(end: Endpoint, src: Endpoint, tag: int, sent: bytes | bytearray, case: str) -> None:
+async def expect_message(end: Wire, src: Wire, tag: int, sent: bytes | bytearray, case: str) -> None:
     """Receive a message of rank ``src.rank`` on a tag, and require the bytes that were sent."""
     out = bytearray(len(sent))
     await end.recv_into(src.rank, tag, out)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import trio
 
-from transports.base import Endpoint, Envelope, Transport, check_choices
-from transports.buffers import Buffer, Delivery
+from transports.base import Transport
+from transports.buffers import Buffer
 from transports.failures import ArgumentError, LinkLostError
-from transports.wrappers import OrderedGate, Wrapper, WrapperEndpoint
+from transports.request import Done, Request
+from transports.wire import Envelope, Wire
+from transports.wrappers import Delaying, RelayedRequest, WrappedWire
 
 FaultKind: TypeAlias = Literal["cut", "drop", "corrupt", "delay"]
 
@@ -27,7 +30,7 @@ class InjectedFault:
     envelope: Envelope
 
 
-class Faulty(Wrapper):
+class Faulty(Delaying):
     """Damages messages as bad fabrics do.
 
     The fate of a message follows from the seed, its src, dst and tag, and how many its sender sent there before; it
@@ -41,7 +44,7 @@ class Faulty(Wrapper):
         delay: Probability that a message is held up.
         delay_s: How long at most; uniform from 0.
         cut: Probability that the link breaks at a message, for good, in both directions. Pending and later operations
-            on it raise `LinkLostError`, as far as their ends are endpoints of this object.
+            on it raise `LinkLostError`, as far as their ends are wires of this object.
 
     Attributes:
         faults: The faults so far, in order.
@@ -70,38 +73,33 @@ class Faulty(Wrapper):
             raise ArgumentError(f"delay_s is {delay_s}; it must be 0 or more")
         self.faults: list[InjectedFault] = []
         self._seed = seed
-        self._delay_s = delay_s
+        self.delay_s: float = delay_s
         self._counts: Counter[tuple[int, int, int]] = Counter()
-        self.gate: OrderedGate = OrderedGate()
         self._cut_links: set[frozenset[int]] = set()
-        self._operations: defaultdict[frozenset[int], set[trio.CancelScope]] = defaultdict(set)
+        # requests under way with their lanes, by link, and functions to call at a cut
+        self.requests: defaultdict[frozenset[int], dict[RelayedRequest, tuple[int, int, int]]] = defaultdict(dict)
+        self.watchers: list[Callable[[], None]] = []
 
-    def wrap(self, endpoint: Endpoint) -> Endpoint:
-        """Return an endpoint that injects faults into its sends."""
-        return _FaultyEndpoint(endpoint, self)
+    def wrap(self, wire: Wire) -> Wire:
+        """Return a wire that injects faults into its sends."""
+        return _FaultyWire(wire, self)
 
     def cut(self, a: int, b: int) -> None:
         """Break the link between two ranks now, for good, in both directions."""
         link = frozenset((a, b))
         self._cut_links.add(link)
-        for operation in self._operations[link]:
-            operation.cancel()
+        for request, (src, dst, tag) in tuple(self.requests[link].items()):
+            request.fail(LinkLostError("the link was cut", src=src, dst=dst, tag=tag))
+        for notify in tuple(self.watchers):
+            notify()
 
-    @contextmanager
-    def _operation_on_link(self, src: int, dst: int, tag: int) -> Iterator[None]:
-        """Run an operation of a link; a cut cancels it, and `LinkLostError` is raised unless it had finished."""
-        link = frozenset((src, dst))
-        with trio.CancelScope() as operation:
-            self._operations[link].add(operation)
-            try:
-                if link not in self._cut_links:
-                    yield
-                    return
-            finally:
-                self._operations[link].discard(operation)
-        raise LinkLostError("the link was cut", src=src, dst=dst, tag=tag)
+    def lost(self, src: int, dst: int, tag: int) -> LinkLostError | None:
+        """Return the error of a new message on a link that was cut."""
+        if frozenset((src, dst)) not in self._cut_links:
+            return None
+        return LinkLostError("the link was cut", src=src, dst=dst, tag=tag)
 
-    def _draw_faults(self, envelope: Envelope) -> tuple[set[FaultKind], random.Random]:
+    def draw_faults(self, envelope: Envelope) -> tuple[set[FaultKind], random.Random]:
         """Return the faults of the next message of a lane, and the random generator for their details."""
         lane = (envelope.src, envelope.dst, envelope.tag)
         chance = random.Random(f"{self._seed}/{lane}/{self._counts[lane]}")
@@ -115,45 +113,69 @@ class Faulty(Wrapper):
         return kinds, chance
 
 
-class _FaultyEndpoint(WrapperEndpoint):
-    def __init__(self, inner: Endpoint, faulty: Faulty) -> None:
+class _FaultyWire(WrappedWire):
+    def __init__(self, inner: Wire, faulty: Faulty) -> None:
         super().__init__(inner, faulty.peers)
         self._faulty = faulty
 
-    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, done: Done, **options: Any) -> Request | None:
         """Send a message with the faults that the seed gives it."""
-        view = self.check_send(dst, tag, data)
-        kinds, chance = self._faulty._draw_faults(Envelope(src=self.rank, dst=dst, tag=tag, nbytes=view.nbytes))
+        view, faulty, lane = self.check_send(dst, tag, data), self._faulty, (self.rank, dst, tag)
+        kinds, chance = faulty.draw_faults(Envelope(src=self.rank, dst=dst, tag=tag, nbytes=view.nbytes))
         if "cut" in kinds:
-            self._faulty.cut(self.rank, dst)
-        with self._faulty._operation_on_link(self.rank, dst, tag):
-            with self._faulty.gate.ticket((self.rank, dst, tag)) as ticket:
-                if "delay" in kinds:
-                    await trio.sleep(chance.uniform(0, self._faulty._delay_s))
-                await ticket.turn()
-            if "drop" in kinds:
-                await trio.lowlevel.checkpoint()
-            else:
-                payload = _flip_one_bit(view, chance) if "corrupt" in kinds else view
-                await self.inner.send(dst, tag, payload, priority=priority)
+            faulty.cut(self.rank, dst)
+        delay_s = chance.uniform(0, faulty.delay_s) if "delay" in kinds else 0.0
+        payload = _flip_one_bit(view, chance) if "corrupt" in kinds else view
+        if (error := faulty.lost(*lane)) is not None:
+            raise error
+        if "drop" in kinds:
+            return None
+        request = self._relay(lane, partial(self.inner.begin_send, dst, tag, payload, **options), view.nbytes, done)
+        if "delay" in kinds or faulty.later.holds(lane):
+            faulty.later.hold(lane, request)
+            faulty.later.plan(lane, request, trio.current_time() + delay_s)
+        else:
+            request.begin()
+        return request
 
-    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-        with self._faulty._operation_on_link(src, self.rank, tag):
-            await self.inner.recv_into(src, tag, out)
+    def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
+        """Receive, until the link is cut."""
+        lane = (src, self.rank, tag)
+        if (error := self._faulty.lost(*lane)) is not None:
+            raise error
+        request = self._relay(lane, partial(self.inner.begin_recv, src, tag, out, nbytes, **options), nbytes, done)
+        request.begin()
+        return request
 
-    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        with self._faulty._operation_on_link(src, self.rank, tag):
-            return await self.inner.recv(src, tag, nbytes)
-        raise AssertionError("unreachable: leaving the block above without a result raises")
+    def _relay(
+        self, lane: tuple[int, int, int], begin: Callable[..., Request | None], nbytes: int, done: Done
+    ) -> RelayedRequest:
+        """Return the request of a message, which a cut of its link ends."""
+        src, dst, _ = lane
+        requests = self._faulty.requests[frozenset((src, dst))]
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        """Wait for a message of the choices, until one of their links is cut."""
-        check_choices(choices)
-        with ExitStack() as links:
-            for src, tag in choices:
-                links.enter_context(self._faulty._operation_on_link(src, self.rank, tag))
-            return await self.inner.wait_any(choices, free_bits=free_bits)
-        raise AssertionError("unreachable: leaving the block above without a result raises")
+        def end(request: Request) -> None:
+            """Forget the request, and call its callback."""
+            requests.pop(request, None)  # type: ignore[call-overload]  # it is the request below
+            done(request)
+
+        request = RelayedRequest(end, nbytes, begin)
+        requests[request] = lane
+        return request
+
+    def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
+        """Return the error of a receive over a link that was cut, or that has ended."""
+        return self._faulty.lost(src, self.rank, tag) or self.inner.lost(src, tag)
+
+    @contextmanager
+    def watch(self, notify: Callable[[], None]) -> Iterator[None]:
+        """Watch the inner wire, and cuts."""
+        self._faulty.watchers.append(notify)
+        try:
+            with self.inner.watch(notify):
+                yield
+        finally:
+            self._faulty.watchers.remove(notify)
 
 
 def _flip_one_bit(view: memoryview, chance: random.Random) -> bytearray:

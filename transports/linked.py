@@ -10,12 +10,11 @@ from typing import Any, Generic, Self, TypeVar
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.base import TAG_LIMIT, Endpoint, Transport, check_choices, check_tag, describe_ranks
-from transports.blocking import AnnouncingEndpoint
+from transports.base import Transport
 from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.matching import Lane
 from transports.patience import Patience
-from transports.starter import Starter
+from transports.wire import TAG_LIMIT, Wire, check_tag, describe_ranks
 
 # Longest wait of a goodbye for the next sign of progress: longer than a busy machine keeps a process from running,
 # shorter than a user's patience with a program that ends.
@@ -82,7 +81,7 @@ Made = TypeVar("Made", bound=PeerLink)
 class LinkedTransport(Transport, Generic[LinkType]):
     """A transport that has a link to every other process.
 
-    Subclasses make ``links`` and endpoints, and override `join`, `run`, `leave` and `release`.
+    Subclasses make ``links`` and wires, and override `join`, `run`, `leave` and `release`.
 
     Args:
         member: Index of this process.
@@ -118,11 +117,11 @@ class LinkedTransport(Transport, Generic[LinkType]):
             rank: i for i, ranks in enumerate(placement) if joins_itself or i != member for rank in ranks
         }
         self._joined = False
-        self._endpoints: dict[int, Endpoint] = {rank: self.make_endpoint(rank) for rank in self.ranks}
+        self._wires: dict[int, Wire] = {rank: self.make_wire(rank) for rank in self.ranks}
 
     @abstractmethod
-    def make_endpoint(self, rank: int) -> Endpoint:
-        """Return the endpoint of a rank of this process, which is opened later."""
+    def make_wire(self, rank: int) -> Wire:
+        """Return the wire of a rank of this process, which is opened later."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -197,15 +196,15 @@ class LinkedTransport(Transport, Generic[LinkType]):
         """Return a link for every process that can be reached, made from its index and its ranks."""
         return {i: make(i, self.placement[i]) for i in sorted(set(self.home.values()))}
 
-    def endpoint(self, rank: int) -> Endpoint:
-        """Return the endpoint of a local rank.
+    def wire(self, rank: int) -> Wire:
+        """Return the wire of a local rank.
 
         Raises:
             ArgumentError: The rank does not live here.
         """
-        if rank not in self._endpoints:
+        if rank not in self._wires:
             raise ArgumentError(f"there is no rank {rank} here; this process has {describe_ranks(self.ranks)}")
-        return self._endpoints[rank]
+        return self._wires[rank]
 
     def link(self, lane: Lane, peer: int) -> LinkType:
         """Return the link to a rank, after checking the rank, the tag and the state."""
@@ -228,8 +227,8 @@ class LinkedTransport(Transport, Generic[LinkType]):
 TransportType = TypeVar("TransportType", bound="LinkedTransport[Any]")
 
 
-class LinkedEndpoint(AnnouncingEndpoint, Generic[TransportType]):
-    """The end of one rank of a transport with links.
+class LinkedWire(Wire, Generic[TransportType]):
+    """The wire of one rank of a transport with links.
 
     Args:
         transport: Transport of the process.
@@ -240,20 +239,11 @@ class LinkedEndpoint(AnnouncingEndpoint, Generic[TransportType]):
         self.rank = rank
         self._transport = transport
 
-    def starter(self, peer: int) -> Starter:
-        """Return this endpoint, after checking that it reaches the peer."""
-        self._transport.link((self.rank, peer, 0), peer)
-        return self
-
     @property
     def patience(self) -> Patience | None:
         """Limit of polling with `catch_up` before sleep; None: no polling."""
         return self._transport.patience
 
-    def checked_lanes(self, choices: Sequence[tuple[int, int]]) -> list[Lane]:
-        """Return the lanes of some choices; raises `ArgumentError` or `TransportClosedError` if one is impossible."""
-        check_choices(choices)
-        lanes = [(src, self.rank, tag) for src, tag in choices]
-        for lane in lanes:
-            self._transport.link(lane, lane[0])
-        return lanes
+    def check(self, peer: int, tag: int = 0) -> None:
+        """Raise the error of a message with a peer that cannot be."""
+        self._transport.link((self.rank, peer, tag), peer)

@@ -1,25 +1,26 @@
 """Transports between processes, as an asynchronous shell around matching engines.
 
 A transport derives from `MatchedTransport`, makes a `MatchedLink` for every other process, and moves the messages of
-its engine; endpoints, order, cancellation, credits and lengths are done here and in `transports.matching`.
+its engine; wires, order, cancellation, credits and lengths are done here and in `transports.matching`.
 """
 
 from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
-from transports.base import Endpoint, Envelope, Statistics
+from transports.base import Statistics
 from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
-from transports.linked import LinkedEndpoint, LinkedTransport, PeerLink
-from transports.matching import Engine, Lane, Limits, Receive, Send, lane_key
+from transports.failures import LinkLostError
+from transports.linked import LinkedTransport, LinkedWire, PeerLink
+from transports.matching import Engine, Lane, Limits, Receive, Send
+from transports.request import Done, Request
 from transports.signature import Signature
-from transports.starter import Request
+from transports.wire import Envelope, Wire
 
 
 class MatchedLink(PeerLink):
@@ -95,9 +96,9 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
         super().__init__(member, placement, joins_itself=joins_itself)
         self.memory: BounceBuffers = BounceBuffers()
 
-    def make_endpoint(self, rank: int) -> Endpoint:
-        """Return the endpoint of a rank."""
-        return _MatchedEndpoint(self, rank)
+    def make_wire(self, rank: int) -> Wire:
+        """Return the wire of a rank."""
+        return _MatchedWire(self, rank)
 
     def statistics(self) -> Statistics:
         """Return the unaccepted sends and unmatched receives of local ranks."""
@@ -108,7 +109,7 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
         )
 
 
-class _MatchedSend(Send, Request):
+class _MatchedSend(Send):
     """A send under way."""
 
     link: MatchedLink
@@ -117,7 +118,7 @@ class _MatchedSend(Send, Request):
         self.link.withdraw(self)
 
 
-class _MatchedReceive(Receive, Request):
+class _MatchedReceive(Receive):
     """A receive under way."""
 
     link: MatchedLink
@@ -134,8 +135,8 @@ class _MatchedReceive(Receive, Request):
         return Delivery(loan[: self.nbytes].toreadonly(), partial(self.link.memory.release, loan))
 
 
-class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
-    """The end of one rank."""
+class _MatchedWire(LinkedWire[MatchedTransport]):
+    """The wire of one rank."""
 
     def begin_send(
         self,
@@ -145,18 +146,18 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         *,
         priority: int = 0,
         signature: Signature | None = None,
-        done: Callable[[Request], None],
+        done: Done,
     ) -> Request | None:
         """Send at once if that needs no waiting, or begin a send."""
         view, transport = as_bytes(data), self._transport
         lane = (self.rank, dst, tag)
         link = transport.link(lane, dst)
-        if link.engine.gone is not None:
-            link.engine.require_alive(lane)
+        if link.engine.gone is not None and (error := link.engine.lost(lane)) is not None:
+            raise error
         if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view, signature):
             return None
         send = _MatchedSend(lane, view, priority, signature)
-        send.link, send.wake = link, done
+        send.link, send.done = link, done
         link.queue_send(send)
         return send
 
@@ -168,7 +169,7 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         nbytes: int,
         *,
         signature: Signature | None = None,
-        done: Callable[[Request], None],
+        done: Done,
         consume: Callable[[int, memoryview], None] | None = None,
         allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
@@ -178,44 +179,35 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         link = self._transport.link(lane, src)
         link.look()
         receive = _MatchedReceive(lane, view, nbytes, signature)
-        receive.link, receive.wake, receive.consume, receive.allocate = link, done, consume, allocate
+        receive.link, receive.done, receive.consume, receive.allocate = link, done, consume, allocate
         if link.engine.receive(receive):
             link.settle()
         return receive
 
     def catch_up(self, peer: int) -> bool:
         """Move the bytes from and to a peer that are ready."""
-        transport = self._transport
-        if transport.state is not None or peer not in transport.home:
-            raise transport.unreachable_error((self.rank, peer, 0), peer)
-        return transport.links[transport.home[peer]].catch_up()
+        return self._transport.link((self.rank, peer, 0), peer).catch_up()
 
-    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        """Return the oldest announced message of the choices."""
-        lanes = self.checked_lanes(choices)
-        keys = {lane_key(lane, free_bits) for lane in lanes}
-        announced: list[Envelope] = []
-        for link in dict.fromkeys(self._transport.link(lane, lane[0]) for lane in lanes):
-            link.look()
-            announced += link.engine.incoming.announced_messages(keys, free_bits)
-        return min(announced, key=attrgetter("since_ns"), default=None)
-
-    def unexpected(self) -> list[Envelope]:
+    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> list[Envelope]:
         """Return the messages for this rank that no receive has met."""
-        links = self._transport.links.values()
-        return [each for link in links for each in link.engine.incoming.unexpected() if each.dst == self.rank]
+        for link in self._transport.links.values():
+            link.look()
+        engines = [link.engine for link in self._transport.links.values()]
+        return [each for engine in engines for each in engine.incoming.unexpected(self.rank, tag, free_bits)]
 
-    def require_alive(self, lane: Lane) -> None:
-        self._transport.link(lane, lane[0]).engine.require_alive(lane)
+    def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
+        """Return the error of a receive from a process that is lost or has left."""
+        lane = (src, self.rank, tag)
+        return self._transport.link(lane, src).engine.lost(lane)
 
     @contextmanager
-    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
-        """Call a function, for the length of a block, whenever a message arrives or a link of the sources ends."""
-        links = dict.fromkeys(self._transport.link((src, self.rank, 0), src) for src in sources)
-        for link in links:
-            link.engine.incoming.watchers.append(notify)
+    def watch(self, notify: Callable[[], None]) -> Iterator[None]:
+        """Call a function, for the length of a block, whenever a message arrives or a link ends."""
+        watchers = [link.engine.incoming.watchers for link in self._transport.links.values()]
+        for each in watchers:
+            each.append(notify)
         try:
             yield
         finally:
-            for link in links:
-                link.engine.incoming.watchers.remove(notify)
+            for each in watchers:
+                each.remove(notify)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any, TypeAlias
 
@@ -19,8 +18,7 @@ import numpy as np
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint, current_trio_token, start_thread_soon
 
-from transports.base import OPEN, Endpoint, Envelope, Statistics, Transport, check_choices, check_tag, describe_ranks
-from transports.blocking import AnnouncingEndpoint
+from transports.base import Statistics, Transport
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.factory import Bootstrap
 from transports.failures import (
@@ -30,8 +28,9 @@ from transports.failures import (
     TransportClosedError,
     TransportError,
 )
+from transports.request import Done, Request
 from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
-from transports.starter import Request
+from transports.wire import OPEN, Envelope, Wire, check_tag, describe_ranks
 
 #: From this size on, `NeuronLink` copies in a worker thread: a GiB takes a tenth of a second or more, in which the
 #: event loop would stand still; below, the copy costs no more than waking a thread (about 100 us).
@@ -49,28 +48,8 @@ class _NeuronLinkRequest(Request):
         matched: The other end has arrived: from here on the message finishes, whatever is cancelled.
     """
 
-    __slots__ = (
-        "_done",
-        "_key",
-        "_link",
-        "_queues",
-        "_sender",
-        "allocate",
-        "ended",
-        "error",
-        "matched",
-        "nbytes",
-        "signature",
-        "since_ns",
-        "theirs",
-        "view",
-        "withdrawn",
-    )
-    ended: bool
-    matched: bool
-    nbytes: int
+    matched: bool = False
     since_ns: int
-    withdrawn: bool
 
     def __init__(
         self,
@@ -79,14 +58,11 @@ class _NeuronLinkRequest(Request):
         key: _Key,
         view: memoryview | None,
         nbytes: int,
-        done: Callable[[Request], None],
+        done: Done,
         signature: Signature | None,
     ) -> None:
-        self._link, self._queues, self._key, self.view, self.nbytes, self._done = link, queues, key, view, nbytes, done
-        self.ended = self.withdrawn = self.matched = False
-        self.error: Exception | None = None
+        self._link, self._queues, self._key, self.view, self.nbytes, self.done = link, queues, key, view, nbytes, done
         self.signature = signature
-        self.theirs: PlainSignature | None = None
         self.allocate: Callable[[Any], Buffer] | None = None
 
     def queue(self) -> None:
@@ -112,8 +88,8 @@ class _NeuronLinkRequest(Request):
         queue.remove(self)
         if not queue:
             del self._queues[self._key]
-        self.matched = self.withdrawn = True
-        self.end()
+        self.matched = True
+        self.end(withdrawn=True)
 
     def take_memory(self, sender: _NeuronLinkRequest) -> bool:
         """Get memory for a sender's message of any length; False with errors of both if there is none."""
@@ -121,9 +97,7 @@ class _NeuronLinkRequest(Request):
         if self.allocate is None:
             return True
         try:
-            self.view = as_bytes(self.allocate(self), name="the memory of allocate", writable=True)
-            if self.view.nbytes != self.nbytes:
-                raise ArgumentError(f"allocate returned {self.view.nbytes} bytes for a message of {self.nbytes}")
+            self.view = self.make_memory(self.allocate)
         except Exception as error:  # the caller's own
             self.error, sender.error = error, TransportError("the receiver has refused the message")
         return self.error is None
@@ -148,10 +122,10 @@ class _NeuronLinkRequest(Request):
         assert self.view is not None, "only receives wait without bytes"
         return self.view
 
-    def end(self) -> None:
+    def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
         """Release the view, so that the caller may resize its buffer, and call the callback."""
-        self.view, self.ended = None, True
-        self._done(self)
+        self.view = None
+        super().end(error or self.error, withdrawn=withdrawn)
 
 
 class _Loan(Delivery):
@@ -203,15 +177,15 @@ def _pop_first(queues: dict[_Key, deque[_NeuronLinkRequest]], key: _Key) -> _Neu
 
 
 class NeuronLink(Transport):
-    """The in-process transport: every endpoint in one process, zero-copy.
+    """The in-process transport: every wire in one process, zero-copy.
 
-    A send returns once the receiver has consumed the bytes. `Endpoint.recv` loans the sender's memory itself. A matched
+    A send returns once the receiver has consumed the bytes. `Wire.recv` loans the sender's memory itself. A matched
     pair of 8 bytes costs about 10 us, nearly all of it two task switches. Priorities are accepted and change nothing:
     handing over a reference takes no time that another message could want.
 
     Args:
         ranks: Their number, or the ranks themselves.
-        thread_copy_bytes: `Endpoint.recv_into` copies messages of this size and larger in a worker thread. None never
+        thread_copy_bytes: `Wire.recv_into` copies messages of this size and larger in a worker thread. None never
             uses a thread, which is right on a clock that does not run by itself.
 
     Raises:
@@ -229,34 +203,34 @@ class NeuronLink(Transport):
         self._idle_threads = os.cpu_count() or 1
         self._ending: deque[_NeuronLinkRequest] = deque()  # calls that have ended and whose callbacks are due
         self._notifying = False
-        self._mailboxes = {rank: _Mailbox() for rank in self.ranks}
-        self._endpoints = {rank: _NeuronLinkEndpoint(self, rank) for rank in self.ranks}
+        self.mailboxes = {rank: _Mailbox() for rank in self.ranks}
+        self._wires = {rank: _NeuronLinkWire(self, rank) for rank in self.ranks}
         self._closed = False
 
     def shares_memory(self, ranks: Sequence[int]) -> bool:
         """Return whether all of the ranks live in this process."""
-        return self._mailboxes.keys() >= set(ranks)
+        return self.mailboxes.keys() >= set(ranks)
 
-    def endpoint(self, rank: int) -> Endpoint:
-        """Return the endpoint of a rank.
+    def wire(self, rank: int) -> Wire:
+        """Return the wire of a rank.
 
         Raises:
             ArgumentError: The rank is not one of ours.
         """
         self._mailbox_at(rank)
-        return self._endpoints[rank]
+        return self._wires[rank]
 
     def statistics(self) -> Statistics:
         """Return the messages that wait for their other end now, oldest first for each receiving rank."""
         return Statistics(
-            unmatched_sends=self._unmatched_envelopes([(dst, box.sends) for dst, box in self._mailboxes.items()]),
-            unmatched_receives=self._unmatched_envelopes([(dst, box.receives) for dst, box in self._mailboxes.items()]),
+            unmatched_sends=self._unmatched_envelopes([(dst, box.sends) for dst, box in self.mailboxes.items()]),
+            unmatched_receives=self._unmatched_envelopes([(dst, box.receives) for dst, box in self.mailboxes.items()]),
         )
 
     async def aclose(self) -> None:
         """Raise `TransportClosedError` in all unmatched operations and in later calls; matched ones finish."""
         self._closed = True
-        for dst, box in self._mailboxes.items():
+        for dst, box in self.mailboxes.items():
             for queues in (box.sends, box.receives):
                 for key in list(queues):
                     while key in queues:
@@ -269,7 +243,7 @@ class NeuronLink(Transport):
     def _mailbox_at(self, rank: int) -> _Mailbox:
         """Return the mailbox of a rank; `ArgumentError` if the rank does not live here."""
         try:
-            return self._mailboxes[rank]
+            return self.mailboxes[rank]
         except KeyError:
             raise ArgumentError(f"there is no rank {rank} here; this NeuronLink joins {self._rank_names}") from None
 
@@ -281,7 +255,7 @@ class NeuronLink(Transport):
         self._mailbox_at(peer)
         if self._closed:
             raise _closed_error(src=src, dst=dst, tag=tag)
-        return self._mailboxes[dst]
+        return self.mailboxes[dst]
 
     def match(self, sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest, *, lane: tuple[int, int, int]) -> None:
         """Move the bytes of a message whose ends have both arrived."""
@@ -367,8 +341,8 @@ def factory(bootstrap: Bootstrap) -> NeuronLink:
     return NeuronLink(bootstrap.ranks)
 
 
-class _NeuronLinkEndpoint(AnnouncingEndpoint):
-    """The end of one rank. Both orders of arrival end in `NeuronLink.match`."""
+class _NeuronLinkWire(Wire):
+    """The wire of one rank. Both orders of arrival end in `NeuronLink.match`."""
 
     def __init__(self, link: NeuronLink, rank: int) -> None:
         self.rank = rank
@@ -382,7 +356,7 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
         *,
         priority: int = 0,
         signature: Signature | None = None,
-        done: Callable[[Request], None],
+        done: Done,
     ) -> Request | None:
         """Match a waiting receive, or wait for one."""
         view, key = as_bytes(data), (self.rank, tag)
@@ -405,7 +379,7 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
         nbytes: int,
         *,
         signature: Signature | None = None,
-        done: Callable[[Request], None],
+        done: Done,
         consume: Callable[[int, memoryview], None] | None = None,
         allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
@@ -421,30 +395,20 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
             receive.queue()
         return receive
 
-    def checked_lanes(self, choices: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Return the lanes of some choices; raises `ArgumentError` or `TransportClosedError` if one is impossible."""
-        check_choices(choices)
-        for src, tag in choices:
-            self._link.receiver_mailbox(src, self.rank, src, tag)
-        return [(src, self.rank, tag) for src, tag in choices]
+    def check(self, peer: int, tag: int = 0) -> None:
+        """Raise the error of a message with a peer that cannot be."""
+        self._link.receiver_mailbox(peer, self.rank, peer, tag)
 
-    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        """Return the oldest message of the choices that waits here."""
-        lanes = {(src, tag >> free_bits) for src, _, tag in self.checked_lanes(choices)}
-        sends = self._link.receiver_mailbox(self.rank, self.rank, self.rank, 0).sends
-        first = [queue[0] for (src, tag), queue in sends.items() if (src, tag >> free_bits) in lanes]
-        oldest = min(first, key=attrgetter("since_ns"), default=None)
-        return oldest.envelope(self.rank) if oldest is not None else None
-
-    def unexpected(self) -> list[Envelope]:
+    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> list[Envelope]:
         """Return the sends to this rank that no receive has met."""
-        sends = self._link.receiver_mailbox(self.rank, self.rank, self.rank, 0).sends
-        return [send.envelope(self.rank) for queue in sends.values() for send in queue]
+        sends = self._link.mailboxes[self.rank].sends.items()
+        found = [q for (_, of), q in sends if tag is None or of >> free_bits == tag >> free_bits]
+        return [send.envelope(self.rank) for queue in found for send in queue]
 
     @contextmanager
-    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
+    def watch(self, notify: Callable[[], None]) -> Iterator[None]:
         """Call a function, for the length of a block, whenever a send arrives or the transport closes."""
-        watchers = self._link.receiver_mailbox(self.rank, self.rank, self.rank, 0).watchers
+        watchers = self._link.mailboxes[self.rank].watchers
         watchers.append(notify)
         try:
             yield

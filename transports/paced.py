@@ -2,7 +2,7 @@
 
 Each directed pair of ranks has a wire of its own. A wire is a *plan*: the order and the ideal instants at which the
 messages handed to it leave. A new message changes the plan; nothing else does. So no task has to be awake when a
-message starts or ends, every sender sleeps once, and late wake-ups never add up to a lower rate.
+message starts or ends, one task begins all messages, and late wake-ups never add up to a lower rate.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import trio
 
-from transports.base import Endpoint, Transport
+from transports.base import Transport
 from transports.buffers import Buffer
 from transports.failures import ArgumentError
-from transports.wrappers import OrderedGate, Wrapper, WrapperEndpoint
+from transports.request import Done, Request
+from transports.wire import Wire
+from transports.wrappers import Delaying, RelayedRequest, WrappedWire
 
 #: A more urgent message waits at most this long for the one that is leaving. Half a millisecond is short against a
 #: gradient bucket and costs nothing here, where no task wakes at a boundary; a power of two keeps virtual times exact.
@@ -171,7 +174,7 @@ class PlannedWire:
             del self._last_of_tag[transfer.tag]
 
 
-class Paced(Wrapper):
+class Paced(Delaying):
     """Gives a fast transport the speed of a slower one.
 
     A message enters the inner transport when its last byte would have arrived, so ``send`` returns after delivery.
@@ -199,45 +202,43 @@ class Paced(Wrapper):
         super().__init__(inner)
         self._links = links
         self._quantum_s = quantum_s
-        self._wires: dict[tuple[int, int], PlannedWire | None] = {}
-        self.gate: OrderedGate = OrderedGate()
+        self._planned: dict[tuple[int, int], PlannedWire | None] = {}
 
-    def wrap(self, endpoint: Endpoint) -> Endpoint:
-        """Return an endpoint with paced sends."""
-        return _PacedEndpoint(endpoint, self)
+    def wrap(self, wire: Wire) -> Wire:
+        """Return a wire with paced sends."""
+        return _PacedWire(wire, self)
 
-    def _find_wire(self, src: int, dst: int) -> PlannedWire | None:
+    def find_wire(self, src: int, dst: int) -> PlannedWire | None:
         """Return the wire between two ranks; None if the pair is not paced."""
-        if (src, dst) not in self._wires:
+        if (src, dst) not in self._planned:
             speed = None if src == dst else self._links(src, dst)
-            self._wires[src, dst] = None if speed is None else PlannedWire(speed, quantum_s=self._quantum_s)
-        return self._wires[src, dst]
+            self._planned[src, dst] = None if speed is None else PlannedWire(speed, quantum_s=self._quantum_s)
+        return self._planned[src, dst]
 
 
-class _PacedEndpoint(WrapperEndpoint):
-    def __init__(self, inner: Endpoint, paced: Paced) -> None:
+class _PacedWire(WrappedWire):
+    def __init__(self, inner: Wire, paced: Paced) -> None:
         super().__init__(inner, paced.peers)
         self._paced = paced
 
-    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Done, **options: Any
+    ) -> Request | None:
         """Send a message when its last byte would have arrived over the wire."""
-        view = self.check_send(dst, tag, data)
-        wire = self._paced._find_wire(self.rank, dst)
-        if wire is not None:
-            with self._paced.gate.ticket((self.rank, dst, tag)) as ticket:
-                await _wait_for_arrival(wire, tag, view.nbytes, priority)
-                await ticket.turn()
-        await self.inner.send(dst, tag, view, priority=priority)
+        view, lane = self.check_send(dst, tag, data), (self.rank, dst, tag)
+        begin = partial(self.inner.begin_send, dst, tag, view, priority=priority, **options)
+        wire, later = self._paced.find_wire(self.rank, dst), self._paced.later
+        if wire is None:
+            return begin(done=done)
+        request = RelayedRequest(done, view.nbytes, begin)
+        later.hold(lane, request)
+        planned = partial(later.plan, lane, request)
+        transfer = wire.add(tag, view.nbytes, priority=priority, now_s=trio.current_time(), planned=planned)
 
+        def leave() -> None:
+            """Make room on the wire, and on the lane."""
+            wire.remove(transfer, now_s=trio.current_time())
+            later.drop(lane, request)
 
-async def _wait_for_arrival(wire: PlannedWire, tag: int, nbytes: int, priority: int) -> None:
-    """Put a message on the plan, and sleep until it has arrived, though the plan may change."""
-    arrival = trio.CancelScope()
-    transfer = wire.add(
-        tag, nbytes, priority=priority, now_s=trio.current_time(), planned=partial(setattr, arrival, "deadline")
-    )
-    try:
-        with arrival:
-            await trio.sleep_forever()
-    finally:
-        wire.remove(transfer, now_s=trio.current_time())
+        request.leave = leave
+        return request

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from operator import attrgetter
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
-import trio
-
-from transports.base import Endpoint, Envelope, Statistics, Transport, check_choices, describe_ranks
-from transports.buffers import Buffer, Delivery
-from transports.failures import ArgumentError, TransportError
-from transports.starter import Starter
+from transports.base import Statistics, Transport
+from transports.buffers import Buffer
+from transports.failures import ArgumentError, LinkLostError
+from transports.request import Done, Request
+from transports.wire import Envelope, Wire, describe_ranks
 
 if TYPE_CHECKING:
     from transports.common import Board
@@ -37,7 +35,7 @@ class Router(Transport):
         self.parts: tuple[Transport, ...] = tuple(parts)
         self.ranks: tuple[int, ...] = parts[0].ranks
         self.peers: tuple[int, ...] = tuple(sorted({peer for part in parts for peer in part.peers}))
-        self._endpoints = {rank: _RouterEndpoint(self, rank) for rank in self.ranks}
+        self._wires = {rank: _RouterWire(self, rank) for rank in self.ranks}
 
     def shares_memory(self, ranks: Sequence[int]) -> bool:
         """Return whether all of the ranks live in this process and the parts that join them share their memory.
@@ -81,15 +79,15 @@ class Router(Transport):
                 return part
         raise ArgumentError(f"rank {rank} cannot reach rank {peer}; this router reaches {describe_ranks(self.peers)}")
 
-    def endpoint(self, rank: int) -> Endpoint:
-        """Return the endpoint of a local rank.
+    def wire(self, rank: int) -> Wire:
+        """Return the wire of a local rank.
 
         Raises:
             ArgumentError: The rank does not live here.
         """
-        if rank not in self._endpoints:
+        if rank not in self._wires:
             raise ArgumentError(f"there is no rank {rank} here; this router serves {describe_ranks(self.ranks)}")
-        return self._endpoints[rank]
+        return self._wires[rank]
 
     def statistics(self) -> Statistics:
         """Return the unmatched messages of all parts."""
@@ -113,77 +111,47 @@ class Router(Transport):
             await part.aclose()
 
 
-class _RouterEndpoint(Endpoint):
+class _RouterWire(Wire):
     def __init__(self, router: Router, rank: int) -> None:
         self.rank = rank
         self._router = router
-        self._routes: dict[int, Endpoint] = {}
+        self._routes: dict[int, Wire] = {}
 
-    def _route(self, peer: int) -> Endpoint:
-        """Return the endpoint that reaches a peer."""
+    def route(self, peer: int) -> Wire:
+        """Return the wire of the part that reaches a peer."""
         route = self._routes.get(peer)
         if route is None:
-            route = self._routes[peer] = self._router._find_part(self.rank, peer).endpoint(self.rank)
+            route = self._routes[peer] = self._router._find_part(self.rank, peer).wire(self.rank).route(peer)
         return route
 
-    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
-        await self._route(dst).send(dst, tag, data, priority=priority)
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, done: Done, **options: Any) -> Request | None:
+        return self.route(dst).begin_send(dst, tag, data, done=done, **options)
 
-    def starter(self, peer: int) -> Starter | None:
-        return self._route(peer).starter(peer)
+    def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
+        return self.route(src).begin_recv(src, tag, out, nbytes, done=done, **options)
 
-    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-        await self._route(src).recv_into(src, tag, out)
+    @property
+    def _parts(self) -> list[Wire]:
+        return [part.wire(self.rank) for part in self._router.parts]
 
-    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        return await self._route(src).recv(src, tag, nbytes)
+    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> list[Envelope]:
+        return [each for part in self._parts for each in part.unexpected(tag, free_bits=free_bits)]
 
-    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        routes = self._group_by_route(choices).items()
-        announced = [route.announced(part, free_bits=free_bits) for route, part in routes]
-        return min((message for message in announced if message is not None), key=_since_ns, default=None)
+    @contextmanager
+    def watch(self, notify: Callable[[], None]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part.watch(notify))
+            yield
 
-    def unexpected(self) -> Sequence[Envelope]:
-        return [each for part in self._router.parts for each in part.endpoint(self.rank).unexpected()]
+    def check(self, peer: int, tag: int = 0) -> None:
+        self.route(peer).check(peer, tag)
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        """Wait at every endpoint that a choice needs; return the oldest message that is announced then."""
-        routes = self._group_by_route(choices)
-        if len(routes) == 1:
-            return await self._route(choices[0][0]).wait_any(choices, free_bits=free_bits)
-        waited_for = await _wait_first(routes, free_bits)
-        # the wait takes turns of the loop, in which another receive may have taken the message that ended it
-        return self.announced(choices, free_bits=free_bits) or min(waited_for, key=_since_ns)
+    def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
+        return self.route(src).lost(src, tag)
 
-    def _group_by_route(self, choices: Sequence[tuple[int, int]]) -> dict[Endpoint, list[tuple[int, int]]]:
-        """Return the choices of each endpoint that they need."""
-        check_choices(choices)
-        routes: dict[Endpoint, list[tuple[int, int]]] = {}
-        for choice in choices:
-            routes.setdefault(self._route(choice[0]), []).append(choice)
-        return routes
+    def takes_threads(self, peer: int) -> bool:
+        return self.route(peer).takes_threads(peer)
 
-
-_since_ns = attrgetter("since_ns")
-
-
-async def _wait_first(routes: Mapping[Endpoint, Sequence[tuple[int, int]]], free_bits: int) -> Sequence[Envelope]:
-    """Wait at several endpoints, each for its own choices, until the first ones have a message."""
-    announced: list[Envelope] = []
-    errors: list[TransportError] = []
-
-    async def wait_at(endpoint: Endpoint, choices: Sequence[tuple[int, int]]) -> None:
-        """Wait at one endpoint, and end the wait at the others."""
-        try:
-            announced.append(await endpoint.wait_any(choices, free_bits=free_bits))
-        except TransportError as error:
-            errors.append(error)
-        await trio.lowlevel.cancel_shielded_checkpoint()  # other endpoints may have a message now, too
-        nursery.cancel_scope.cancel()  # wait_any receives nothing, so no message is lost
-
-    async with trio.open_nursery() as nursery:
-        for endpoint, choices in routes.items():
-            nursery.start_soon(wait_at, endpoint, choices)
-    if not announced:
-        raise errors[0]
-    return announced
+    def catch_up(self, peer: int) -> bool:
+        return self.route(peer).catch_up(peer)

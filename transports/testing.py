@@ -1,10 +1,10 @@
-"""The contract suite: proves the promises of `transports.Endpoint` on any transport. Needs no pytest.
+"""The contract suite: proves the promises of `transports.Wire` on any transport. Needs no pytest.
 
     async def main() -> None:
         @asynccontextmanager
         async def make_pair():
             async with MyTransport(...).open() as transport:
-                yield transport.endpoint(0), transport.endpoint(1)
+                yield transport.wire(0), transport.wire(1)
 
         await check_transport(make_pair)
 
@@ -26,11 +26,11 @@ from transports import _check_arrival as arrival
 from transports import _check_conduct as conduct
 from transports import _check_signatures as signatures
 from transports._checking import BrokenPromise, Scale
-from transports.base import Endpoint
 from transports.failures import ArgumentError
+from transports.wire import Wire
 
-MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Endpoint, Endpoint]]]
-Check: TypeAlias = Callable[[Endpoint, Endpoint, Scale], Awaitable[None]]
+MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Wire, Wire]]]
+Check: TypeAlias = Callable[[Wire, Wire, Scale], Awaitable[None]]
 
 
 class ContractViolation(AssertionError):
@@ -53,13 +53,13 @@ async def check_transport(
     """Run the checks, each on a fresh pair.
 
     Args:
-        make_pair: Opens two connected endpoints of different ranks for the length of an ``async with``.
+        make_pair: Opens two connected wires of different ranks for the length of an ``async with``.
         scale: How hard to try.
         only: Names of the checks to run; all by default.
 
     Raises:
         ContractViolation: Naming the first check that failed.
-        ArgumentError: ``scale`` is no `Scale`, or ``make_pair`` does not open two endpoints.
+        ArgumentError: ``scale`` is no `Scale`, or ``make_pair`` does not open two wires.
         KeyError: ``only`` names an unknown check.
     """
     for name in CHECKS if only is None else only:
@@ -71,7 +71,7 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
 
     Raises:
         ContractViolation: It failed, hung, or ended with an error that is no part of the contract.
-        ArgumentError: ``scale`` is no `Scale`, or ``make_pair`` does not open two endpoints.
+        ArgumentError: ``scale`` is no `Scale`, or ``make_pair`` does not open two wires.
         KeyError: There is no check of this name.
     """
     if not isinstance(scale, Scale):
@@ -102,9 +102,9 @@ class _NoPair(Exception):
     """A result of `make_pair` that is no pair of endpoints; not an error of the transport under test."""
 
 
-def _call_make_pair(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Endpoint, Endpoint]]:
+def _call_make_pair(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Wire, Wire]]:
     """Call `make_pair`; `ArgumentError` unless it returns an asynchronous context manager."""
-    expected = "make_pair: expected a function that returns an asynchronous context manager of two endpoints"
+    expected = "make_pair: expected a function that returns an asynchronous context manager of two wires"
     if not callable(make_pair):
         raise ArgumentError(f"{expected}, got {make_pair!r}")
     pair: object = make_pair()
@@ -115,11 +115,11 @@ def _call_make_pair(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[En
     return pair
 
 
-def _check_endpoints(ends: object) -> tuple[Endpoint, Endpoint]:
-    """Return the two endpoints of an opened pair; `_NoPair` if there are none."""
-    if isinstance(ends, tuple | list) and len(ends) == 2 and all(isinstance(end, Endpoint) for end in ends):
+def _check_endpoints(ends: object) -> tuple[Wire, Wire]:
+    """Return the two wires of an opened pair; `_NoPair` if there are none."""
+    if isinstance(ends, tuple | list) and len(ends) == 2 and all(isinstance(end, Wire) for end in ends):
         return ends[0], ends[1]
-    raise _NoPair(f"make_pair: expected it to open two endpoints, as of transport.endpoint(rank), got {ends!r}")
+    raise _NoPair(f"make_pair: expected it to open two wires, as of transport.wire(rank), got {ends!r}")
 
 
 def _root_cause(error: BaseException) -> BaseException:
@@ -149,6 +149,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             arrival.zero_bytes,
             arrival.order_of_sends,
             arrival.order_of_receives,
+            arrival.ends,
             arrival.sends_without_tasks,
             arrival.tags_are_independent,
             arrival.many_tags,

@@ -1,26 +1,30 @@
-"""Base classes of wrappers around a transport, and the order of delayed messages.
-
-Also `Recording`, the simplest wrapper.
-"""
+"""Wrappers around transports and wires, messages that are begun later, and `Recording`, the simplest wrapper."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Self, TypeAlias
 
-from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
+import trio
 
-from transports.base import Endpoint, Envelope, Statistics, Transport, check_tag, describe_ranks
+from transports.base import Statistics, Transport
 from transports.buffers import Buffer, Delivery, as_bytes
-from transports.failures import ArgumentError
+from transports.failures import ArgumentError, LinkLostError, TransportClosedError
+from transports.request import Done, Request
+from transports.signature import Signature
+from transports.wire import Envelope, Wire, check_tag, describe_ranks
 
 
 class Wrapper(Transport):
-    """A transport around another one. Subclasses say how they wrap an endpoint.
+    """A transport around another one. Subclasses say how they wrap a wire.
 
     It shares no memory: a short cut through memory would lead around the wrapper.
     """
@@ -29,17 +33,17 @@ class Wrapper(Transport):
         self.inner = inner
         self.ranks: tuple[int, ...] = inner.ranks
         self.peers: tuple[int, ...] = inner.peers
-        self._endpoints: dict[int, Endpoint] = {}
+        self._wires: dict[int, Wire] = {}
 
     @abstractmethod
-    def wrap(self, endpoint: Endpoint) -> Endpoint:
-        """Return the endpoint to use in place of an inner one."""
+    def wrap(self, wire: Wire) -> Wire:
+        """Return the wire to use in place of an inner one."""
 
-    def endpoint(self, rank: int) -> Endpoint:
-        """Return the wrapped endpoint of a local rank."""
-        if rank not in self._endpoints:
-            self._endpoints[rank] = self.wrap(self.inner.endpoint(rank))
-        return self._endpoints[rank]
+    def wire(self, rank: int) -> Wire:
+        """Return the wrapped wire of a local rank."""
+        if rank not in self._wires:
+            self._wires[rank] = self.wrap(self.inner.wire(rank))
+        return self._wires[rank]
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether some ranks live on different hosts."""
@@ -64,36 +68,54 @@ class Wrapper(Transport):
         return f"<{type(self).__name__} around {self.inner!r}>"
 
 
-class WrapperEndpoint(Endpoint):
-    """An endpoint around another one; receives go straight through."""
+class WrappedWire(Wire):
+    """A wire around another one: everything goes straight through, unless a subclass overrides it.
 
-    def __init__(self, inner: Endpoint, peers: tuple[int, ...]) -> None:
+    Args:
+        inner: The other one.
+        peers: Ranks that it reaches.
+    """
+
+    def __init__(self, inner: Wire, peers: Sequence[int]) -> None:
         self.rank: int = inner.rank
         self.inner = inner
         self._peers = frozenset(peers)
 
-    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-        """Receive from the inner endpoint."""
-        await self.inner.recv_into(src, tag, out)
+    def begin_send(
+        self,
+        dst: int,
+        tag: int,
+        data: Buffer,
+        *,
+        priority: int = 0,
+        signature: Signature | None = None,
+        done: Done,
+    ) -> Request | None:
+        """Begin a send of the inner wire."""
+        return self.inner.begin_send(dst, tag, data, priority=priority, signature=signature, done=done)
 
-    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        """Receive from the inner endpoint, which loans the memory in its own way."""
-        return await self.inner.recv(src, tag, nbytes)
+    def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
+        """Begin a receive of the inner wire; options are those of `Wire.begin_recv`."""
+        return self.inner.begin_recv(src, tag, out, nbytes, done=done, **options)
 
-    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        """Return the message that the inner endpoint has announced."""
-        return self.inner.announced(choices, free_bits=free_bits)
+    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> Sequence[Envelope]:
+        """Return the messages that have arrived at the inner wire."""
+        return self.inner.unexpected(tag, free_bits=free_bits)
 
-    def unexpected(self) -> Sequence[Envelope]:
-        """Return the messages without a receive at the inner endpoint."""
-        return self.inner.unexpected()
+    def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
+        """Watch the inner wire."""
+        return self.inner.watch(notify)
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        """Wait at the inner endpoint: a message is announced once it has arrived there."""
-        return await self.inner.wait_any(choices, free_bits=free_bits)
+    def check(self, peer: int, tag: int = 0) -> None:
+        """Raise the error of a message that cannot be."""
+        self.inner.check(peer, tag)
+
+    def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
+        """Return the error of a receive whose message never arrives at the inner wire."""
+        return self.inner.lost(src, tag)
 
     def check_send(self, dst: int, tag: int, data: Buffer) -> memoryview:
-        """Return the bytes, or raise the errors that the inner endpoint would raise at the call."""
+        """Return the bytes, or raise the errors that the inner wire would raise at the call."""
         view = as_bytes(data)
         check_tag(tag)
         if dst not in self._peers:
@@ -104,76 +126,177 @@ class WrapperEndpoint(Endpoint):
 _Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
 
-class OrderedGate:
-    """Lets the messages of a lane pass in the order of their tickets, in whatever order their tasks wake.
+class RelayedRequest(Request):
+    """A request whose message is begun at an inner wire now, later or never.
 
-    Trio wakes tasks whose time has come in random order. A message that is held up takes a ticket at the call, and
-    passes when all tickets before it on its lane have passed or left.
+    Args:
+        done: Called at the end.
+        nbytes: Length of the message.
+        begin: Begins the message, with `done`; None from it: the message has left.
+
+    Attributes:
+        leave: Called as the message is begun, and if it ends before.
+        due_s: Time at which it is to be begun.
+        due: Whether that has come, so that only messages before it are waited for.
+    """
+
+    due_s: float = 0.0
+    due: bool = False
+    leave: Callable[[], None] | None = None
+    _inner: Request | None = None
+
+    def __init__(self, done: Done, nbytes: int, begin: Callable[..., Request | None]) -> None:
+        super().__init__(done, nbytes)
+        self._begin = begin
+
+    def begin(self) -> None:
+        """Begin the message now, unless the request has ended; raises the errors of the inner wire."""
+        self._leave()
+        if self.ended:
+            return
+        begun = self._begin(done=self._on_end)
+        if begun is None:
+            self.end()
+        elif not self.ended:
+            self._inner = begun
+
+    def _leave(self) -> None:
+        leave, self.leave = self.leave, None
+        if leave is not None:
+            leave()
+
+    def _on_end(self, inner: Request) -> None:
+        self.nbytes, self.theirs, self._inner = inner.nbytes, inner.theirs, inner
+        self.end(self.error or inner.error, withdrawn=inner.withdrawn and self.error is None)
+
+    def withdraw(self) -> None:
+        """Withdraw the message, or do not begin it."""
+        if self._inner is not None:
+            self._inner.withdraw()
+        elif not self.ended:
+            self._leave()
+            self.end(self.error, withdrawn=self.error is None)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, unless the message has met its other end and finishes."""
+        self.error = error
+        self.withdraw()
+        if not self.ended:
+            self.error = None
+
+    def delivery(self) -> Delivery:
+        """Return the message of the inner receive."""
+        assert self._inner is not None, "only a receive that has ended delivers"
+        return self._inner.delivery()
+
+
+class Later:
+    """Begins messages at their times, in one task; messages of a lane keep the order of their calls.
+
+    A message that is due waits for messages before it on its lane.
+
+    Attributes:
+        runs: Whether `run` begins messages, now or soon.
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[_Lane, deque[Ticket]] = {}
+        self._heap: list[tuple[float, int, RelayedRequest, _Lane]] = []
+        self._lanes: dict[_Lane, deque[RelayedRequest]] = {}
+        self._serial = count()
+        self._changed = trio.Event()
+        self.runs: bool = False
 
-    @property
-    def idle(self) -> bool:
-        """Whether no ticket is held."""
-        return not self._lanes
+    def holds(self, lane: _Lane) -> bool:
+        """Whether messages of a lane wait."""
+        return lane in self._lanes
 
-    def ticket(self, lane: _Lane) -> Ticket:
-        """Return the next ticket of a lane, for a ``with`` statement."""
-        queue = self._lanes.setdefault(lane, deque())
-        ticket = Ticket(self._lanes, lane)
-        queue.append(ticket)
-        return ticket
+    def hold(self, lane: _Lane, request: RelayedRequest) -> None:
+        """Keep a message until `release`, or until the time that `plan` has set for it.
 
-
-class Ticket:
-    """A place in the queue of a lane. Leaving the ``with`` statement gives it up."""
-
-    __slots__ = ("_lane", "_lanes", "_task")
-
-    def __init__(self, lanes: dict[_Lane, deque[Ticket]], lane: _Lane) -> None:
-        self._lanes = lanes
-        self._lane = lane
-        self._task: Task | None = None
-
-    async def turn(self) -> None:
-        """Wait until all earlier tickets of the lane have passed; no checkpoint if there are none."""
-        if self._lanes[self._lane][0] is not self:
-            self._task = current_task()
-            await wait_task_rescheduled(self._give_up)
-
-    def _give_up(self, _: RaiseCancelT) -> Abort:
-        """Let a cancelled task continue, and never wake it for its turn."""
-        self._task = None  # the task is about to run with Cancelled, and must not be woken a second time
-        return Abort.SUCCEEDED
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Let the next one pass.
-
-        Its task runs only after ours has suspended, and by the contract the send that we call next has queued by then.
+        Raises:
+            TransportClosedError: The transport is not open.
         """
-        queue = self._lanes[self._lane]
-        queue.remove(self)
-        if queue:
-            queue[0]._wake()
-        else:
-            del self._lanes[self._lane]
+        if not self.runs:
+            src, dst, tag = lane
+            raise TransportClosedError("the transport is not open", src=src, dst=dst, tag=tag)
+        self._lanes.setdefault(lane, deque()).append(request)
+        request.leave = partial(self.drop, lane, request)
 
-    def _wake(self) -> None:
-        """Wake the task that waits for its turn, if one does."""
-        if self._task is not None:
-            reschedule(self._task)
-            self._task = None
+    def plan(self, lane: _Lane, request: RelayedRequest, due_s: float) -> None:
+        """Set the time of a message, or another one."""
+        request.due_s = due_s
+        heappush(self._heap, (due_s, next(self._serial), request, lane))
+        if self._heap[0][2] is request:
+            self._changed.set()
+
+    def drop(self, lane: _Lane, request: RelayedRequest) -> None:
+        """Forget a message that ends before its time."""
+        queue = self._lanes.get(lane, ())
+        if request in queue:
+            self._lanes[lane].remove(request)
+            self._begin_due(lane)
+
+    def release(self, lane: _Lane, request: RelayedRequest) -> None:
+        """Begin a message as soon as the messages before it on its lane have begun."""
+        request.due = True
+        self._begin_due(lane)
+
+    def _begin_due(self, lane: _Lane) -> None:
+        """Begin the messages of a lane that are due, up to the first that is not."""
+        queue = self._lanes[lane]
+        while queue and queue[0].due:
+            request = queue.popleft()
+            try:
+                request.begin()
+            except Exception as error:  # what the inner wire has learned since the call
+                request.end(error)
+        if not queue:
+            self._lanes.pop(lane, None)
+
+    async def run(self) -> None:
+        """Begin messages until cancelled; then those that wait fail."""
+        try:
+            while True:
+                self._changed = trio.Event()
+                while self._heap and self._heap[0][0] <= trio.current_time():
+                    due_s, _, request, lane = heappop(self._heap)
+                    if due_s == request.due_s and not request.ended and not request.due:  # else it has another time
+                        self.release(lane, request)
+                with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf):
+                    await self._changed.wait()
+        finally:
+            self.runs = False
+            for (src, dst, tag), queue in tuple(self._lanes.items()):
+                for request in tuple(queue):
+                    request.fail(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
+
+
+class Delaying(Wrapper):
+    """A wrapper that begins messages later.
+
+    Attributes:
+        later: Begins them.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
+        self.later: Later = Later()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Self]:
+        """Open the inner transport, and begin messages, for the length of a block."""
+        async with self.inner.open(), trio.open_nursery() as nursery:
+            self.later.runs = True
+            nursery.start_soon(self.later.run)
+            try:
+                yield self
+            finally:
+                nursery.cancel_scope.cancel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """One call of send."""
+    """One send."""
 
     src: int  # Sending rank
     dst: int  # Receiving rank
@@ -199,21 +322,21 @@ class Recording(Wrapper):
         self.sent: list[Sent] = []
         self.keep_payloads = keep_payloads
 
-    def wrap(self, endpoint: Endpoint) -> Endpoint:
-        """Return an endpoint that records its sends."""
-        return _RecordingEndpoint(endpoint, self)
+    def wrap(self, wire: Wire) -> Wire:
+        """Return a wire that records its sends."""
+        return _RecordingWire(wire, self)
 
 
-class _RecordingEndpoint(WrapperEndpoint):
-    def __init__(self, inner: Endpoint, recording: Recording) -> None:
+class _RecordingWire(WrappedWire):
+    def __init__(self, inner: Wire, recording: Recording) -> None:
         super().__init__(inner, recording.peers)
         self._recording = recording
 
-    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, **options: Any) -> Request | None:
         """Record the call, then send."""
-        view = self.check_send(dst, tag, data)
-        payload = bytes(view) if self._recording.keep_payloads else None
-        self._recording.sent.append(
+        view, recording = self.check_send(dst, tag, data), self._recording
+        payload = bytes(view) if recording.keep_payloads else None
+        recording.sent.append(
             Sent(src=self.rank, dst=dst, tag=tag, nbytes=view.nbytes, priority=priority, payload=payload)
         )
-        await self.inner.send(dst, tag, view, priority=priority)
+        return super().begin_send(dst, tag, view, priority=priority, **options)

@@ -280,13 +280,13 @@ class SpanningCommunicators(Communicators):
     def oldest_announced(self, rank: int, keys: Sequence[Key]) -> Envelope | None:
         """Return the oldest message of some keys, with any call, that other processes have announced; or None."""
         try:
-            return self._transport.endpoint(rank).announced(self._senders_and_tags(keys), free_bits=CALL_BITS)
+            return self._transport.wire(rank).announced(self._senders_and_tags(keys), free_bits=CALL_BITS)
         except TransportError:  # `wait_announced` raises the error
             return None
 
     async def wait_announced(self, rank: int, keys: Sequence[Key]) -> Envelope:
         """Wait until another process announces a message of some keys, with any call; return that message."""
-        return await self._transport.endpoint(rank).wait_any(self._senders_and_tags(keys), free_bits=CALL_BITS)
+        return await self._transport.wire(rank).wait_any(self._senders_and_tags(keys), free_bits=CALL_BITS)
 
     def _senders_and_tags(self, keys: Sequence[Key]) -> Sequence[tuple[int, int]]:
         """Return sender and tag of each key, from a cache: to find them takes a while for many ranks."""
@@ -322,9 +322,8 @@ class SpanningCommunicators(Communicators):
         if message is None:
             return
         with suppress(TransportError):
-            starter = self._transport.endpoint(message.dst).starter(message.src)
-            if starter is not None:
-                starter.begin_recv(message.src, message.tag, None, message.nbytes, done=_release_received).withdraw()
+            wire = self._transport.wire(message.dst)
+            wire.begin_recv(message.src, message.tag, None, message.nbytes, done=_release_received).withdraw()
 
     def has_sent_all(self, key: Key) -> bool:
         """Whether the sender of a key has finished its program, and no message of it is in flight."""

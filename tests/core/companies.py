@@ -13,7 +13,7 @@ import topology
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import BODY_LIMIT_BYTES, MemberLost, MemberNotice, MessageError, RankEvent, decode_event
 from overlap.runtime.world import World
-from transports import Endpoint, NeuronLink, Router, Statistics, Transport
+from transports import NeuronLink, Router, Statistics, Transport, Wire
 from transports.efa import Efa
 from transports.shared_memory import SharedMemory
 
@@ -34,9 +34,9 @@ class Part(Transport):
     def shares_memory(self, ranks: Sequence[int]) -> bool:
         return set(ranks) <= set(self.ranks)
 
-    def endpoint(self, rank: int) -> Endpoint:
+    def wire(self, rank: int) -> Wire:
         assert rank in self.ranks
-        return self.whole.endpoint(rank)
+        return self.whole.wire(rank)
 
     def statistics(self) -> Statistics:
         return self.whole.statistics()

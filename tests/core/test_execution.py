@@ -22,7 +22,7 @@ from overlap.runtime.engine.execution import Execution
 from overlap.runtime.engine.laid_out import lay_out
 from overlap.runtime.engine.layout import BufferLayout, Buffers
 from overlap.runtime.engine.workers import Workers
-from transports import Starter
+from transports import Wire
 
 from .cases import KINDS, cases
 from .companies import TIMEOUT_S, Company, by_sockets, run_far
@@ -82,8 +82,8 @@ def test_wires_are_not_looked_at_for_what_threads_do(monkeypatch: pytest.MonkeyP
     """A root whose messages have left waits for its own block, which the others do not bring."""
     rested: dict[int, bool] = {}
 
-    def seen(starters: Mapping[int, Starter], over: Callable[[], bool]) -> None:
-        (peer,) = starters
+    def seen(wires: Mapping[int, Wire], over: Callable[[], bool]) -> None:
+        (peer,) = wires
         rested[1 - peer] = over()
 
     monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0)
@@ -235,7 +235,7 @@ def _copying(size: int) -> tuple[Callable[[trio.Nursery], Execution], Workers]:
     @cache
     def run(nursery: trio.Nursery) -> Execution:
         token = trio.lowlevel.current_trio_token()
-        station = execution.Station(starters={}, workers=workers, token=token, thread=get_ident())
+        station = execution.Station(wires={}, workers=workers, token=token, thread=get_ident())
         return Execution(laid, buffers, station, tag=0, priority=0, spawn=nursery.start_soon)
 
     return run, workers

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 import overlap
-from transports import Buffer, Delivery, Endpoint, NeuronLink, Router, Transport
-from transports.wrappers import Wrapper, WrapperEndpoint
+from transports import NeuronLink, Request, Router, Transport, Wire
+from transports.request import Done
+from transports.wrappers import RelayedRequest, WrappedWire, Wrapper
 
 from .companies import Company, in_memory, run_far
 
@@ -25,25 +29,35 @@ class Noting(Wrapper):
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         return True
 
-    def wrap(self, endpoint: Endpoint) -> Endpoint:
-        return _NotingEndpoint(endpoint, self.peers, self.events)
+    def wrap(self, wire: Wire) -> Wire:
+        return _NotingWire(wire, self.peers, self.events)
 
 
-class _NotingEndpoint(WrapperEndpoint):
-    def __init__(self, inner: Endpoint, peers: tuple[int, ...], events: list[str]) -> None:
+class _NotingWire(WrappedWire):
+    def __init__(self, inner: Wire, peers: tuple[int, ...], events: list[str]) -> None:
         super().__init__(inner, peers)
         self._events = events
 
-    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+    def begin_send(self, *args: Any, done: Done, **options: Any) -> Request | None:
+        """Send in the next turn of the event loop: a receive that waits would acknowledge it in the call."""
         self._events.append("begun")
-        await self.inner.send(dst, tag, data, priority=priority)
-        self._events.append("acknowledged")
+        done = self._noting("acknowledged", done)
+        request = RelayedRequest(done, 0, partial(self.inner.begin_send, *args, **options))
+        trio.lowlevel.current_trio_token().run_sync_soon(request.begin)
+        return request
 
-    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+    def begin_recv(self, *args: Any, done: Done, **options: Any) -> Request:
+        if args[2] is not None:
+            return self.inner.begin_recv(*args, done=done, **options)
         self._events.append("posted")
-        delivery = await self.inner.recv(src, tag, nbytes)
-        self._events.append("came")
-        return delivery
+        return self.inner.begin_recv(*args, done=self._noting("came", done), **options)
+
+    def _noting(self, event: str, done: Done) -> Done:
+        def note(request: Request) -> None:
+            self._events.append(event)
+            done(request)
+
+        return note
 
 
 def noting(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from overlap.runtime.engine import polling
 from overlap.runtime.engine.polling import linger
-from transports import Buffer, Request, Starter
+from transports import NeuronLink
 from transports.patience import Crowding, Patience
+from transports.wrappers import WrappedWire
 
 FOR_EVER_S = 1e9
 
 
-class Wire(Starter):
+class Bringing(WrappedWire):
     """Brings something at some looks, counted from 1."""
 
     def __init__(self, brings_at: set[int], patience: Patience | None) -> None:
+        super().__init__(NeuronLink(1).wire(0), [0])
         self.looks, self.brings_at, self.given = 0, brings_at, patience
 
     @property
@@ -28,44 +28,27 @@ class Wire(Starter):
         self.looks += 1
         return self.looks in self.brings_at
 
-    def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
-    ) -> Request | None:
-        raise AssertionError("who looks sends nothing")
-
-    def begin_recv(
-        self,
-        src: int,
-        tag: int,
-        out: Buffer | None,
-        nbytes: int,
-        *,
-        done: Callable[[Request], None],
-        consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Request:
-        raise AssertionError("who looks receives nothing")
-
 
 def test_it_looks_on_while_something_comes_and_once_more() -> None:
-    wire = Wire({1, 2, 3}, None)
+    wire = Bringing({1, 2, 3}, None)
     linger({7: wire}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert wire.looks == 4
 
 
 def test_it_ends_with_what_is_waited_for() -> None:
-    wire = Wire({1, 2, 3}, None)
+    wire = Bringing({1, 2, 3}, None)
     linger({7: wire}, lambda: wire.looks == 2, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert wire.looks == 2
 
 
 def test_where_that_helps_it_waits_for_what_has_not_come_yet() -> None:
-    wire = Wire({50}, Patience(FOR_EVER_S))
+    wire = Bringing({50}, Patience(FOR_EVER_S))
     linger({7: wire}, lambda: wire.looks == 60, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert wire.looks == 60
 
 
 def test_all_wires_are_looked_at() -> None:
-    first, second = Wire({1}, None), Wire(set(), None)
+    first, second = Bringing({1}, None), Bringing(set(), None)
     linger({7: first, 8: second}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert (first.looks, second.looks) == (2, 2)
 
@@ -73,33 +56,33 @@ def test_all_wires_are_looked_at() -> None:
 def test_where_it_has_not_helped_lately_it_looks_once() -> None:
     patience = Patience(1e-9)
     for _ in range(3):
-        linger({7: Wire(set(), patience)}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
-    wire = Wire(set(), patience)
+        linger({7: Bringing(set(), patience)}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
+    wire = Bringing(set(), patience)
     linger({7: wire}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert (wire.looks, patience.take()) == (1, 0.0)
 
 
 def test_however_much_comes_others_have_their_turn() -> None:
-    wire = Wire(set(range(1000)), Patience(FOR_EVER_S))
+    wire = Bringing(set(range(1000)), Patience(FOR_EVER_S))
     linger({7: wire}, lambda: wire.looks == 1000, longest_s=0.0)
     assert wire.looks == 1
 
 
 def test_who_has_to_wait_long_for_the_core_looks_no_more_for_a_while() -> None:
     patience = Patience(FOR_EVER_S)
-    linger({7: Wire(set(), patience)}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=0.0)
+    linger({7: Bringing(set(), patience)}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=0.0)
     assert patience.take() == 0.0
 
 
 def test_who_leaves_a_shared_core_looks_on_at_the_next() -> None:
     left: list[str] = []
     patience = Patience(FOR_EVER_S, Crowding(lambda: not left.append("left"), shared_s=0.0))
-    wire = Wire({50}, patience)
+    wire = Bringing({50}, patience)
     linger({7: wire}, lambda: wire.looks == 60, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert (wire.looks, left[0]) == (60, "left")
 
 
-class SlowWire(Wire):
+class SlowWire(Bringing):
     """Its looks at some messages take time, on a clock that only they move."""
 
     def __init__(self, brings_at: set[int], patience: Patience, takes_s: dict[int, float]) -> None:

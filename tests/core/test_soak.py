@@ -16,7 +16,7 @@ import trio
 
 import overlap
 from tests.embedded.connecting import TIMEOUT_S, MemoryStore
-from transports import Endpoint, NeuronLink
+from transports import NeuronLink, Wire
 from transports.wrappers import Wrapper
 
 pytestmark = pytest.mark.soak
@@ -66,11 +66,11 @@ def _most(looks: list[Held]) -> Iterator[int]:
     return (max(values) for values in zip(*map(astuple, looks), strict=True))
 
 
-class Wire(Wrapper):
+class Travelling(Wrapper):
     """Shares no memory, so that bytes travel."""
 
-    def wrap(self, endpoint: Endpoint) -> Endpoint:
-        return endpoint
+    def wrap(self, wire: Wire) -> Wire:
+        return wire
 
 
 @pytest.mark.parametrize("wire", [False, True], ids=["memory", "wire"])
@@ -95,7 +95,7 @@ def test_a_million_small_collectives(wire: bool) -> None:
             if rank.rank == 0 and number % (rounds // LOOKS) == 0:
                 looks.append(Held.now())
 
-    overlap.run(main, ranks=2, transport=Wire(NeuronLink(2)) if wire else NeuronLink(2))
+    overlap.run(main, ranks=2, transport=Travelling(NeuronLink(2)) if wire else NeuronLink(2))
     check(looks)
 
 

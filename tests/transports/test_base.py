@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pickle import PickleBuffer
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,15 +14,15 @@ import trio
 from transports import (
     ArgumentError,
     Delivery,
-    Endpoint,
-    Envelope,
     LengthMismatchError,
     LinkLostError,
     NeuronLink,
+    Request,
     TransportError,
 )
-from transports.base import describe_ranks
 from transports.buffers import Buffer, as_bytes
+from transports.wire import describe_ranks
+from transports.wrappers import WrappedWire
 
 
 @pytest.mark.parametrize(
@@ -109,26 +109,22 @@ def test_ranks_are_described_briefly(ranks: tuple[int, ...], text: str) -> None:
     assert describe_ranks(ranks) == text
 
 
-def test_the_default_recv_lends_memory_of_its_own() -> None:
-    class OnlyCopies(Endpoint):
-        rank = 1
-
-        async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
-            await trio.lowlevel.checkpoint()
-
-        async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-            await trio.lowlevel.checkpoint()
-            as_bytes(out, writable=True)[:] = bytes([src, tag, 9])
-
-        async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-            raise AssertionError("nobody asks")
+def test_a_wire_of_requests_alone_lends_memory_of_its_own() -> None:
+    class OnlyCopies(WrappedWire):
+        def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, **options: Any) -> Request:
+            request = Request(options["done"], nbytes)
+            request.loan = memoryview(bytearray([src, tag, 9]))
+            request.end()
+            request.end(ValueError("it has ended"))
+            return request
 
     async def main() -> None:
-        with await OnlyCopies().recv(0, 5, 3) as delivery:
+        wire = OnlyCopies(NeuronLink(2).wire(1), [0, 1])
+        with await wire.recv(0, 5, 3) as delivery:
             assert (bytes(delivery.view), delivery.view.readonly) == (bytes([0, 5, 9]), True)
         with pytest.raises(ArgumentError, match=r"^nbytes is -1; a message has 0 bytes or more$"):
-            await OnlyCopies().recv(0, 5, -1)
-        assert repr(OnlyCopies()) == "<OnlyCopies of rank 1>"
+            await wire.recv(0, 5, -1)
+        assert repr(wire) == "<OnlyCopies of rank 1>"
 
     trio.run(main)
 
@@ -136,7 +132,7 @@ def test_the_default_recv_lends_memory_of_its_own() -> None:
 def test_leaving_open_closes() -> None:
     async def main() -> None:
         async with NeuronLink(2).open() as link:
-            end = link.endpoint(0)
+            end = link.wire(0)
         with pytest.raises(TransportError, match="closed"):
             await end.send(1, 0, b"x")
 

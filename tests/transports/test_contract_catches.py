@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,41 +15,62 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from transports import ArgumentError, Buffer, Delivery, Endpoint, Envelope, LengthMismatchError, NeuronLink, blocking
+from transports import ArgumentError, Buffer, Delivery, Envelope, LengthMismatchError, NeuronLink, Wire, wire
 from transports._checking import Scale
-from transports.base import TAG_LIMIT
 from transports.buffers import as_bytes
-from transports.signature import PlainSignature
-from transports.starter import Request, Starter
+from transports.request import Done, Request
+from transports.signature import PlainSignature, Signature
 from transports.testing import CHECKS, ContractViolation, check_transport, run_check
-from transports.wrappers import OrderedGate
+from transports.wire import TAG_LIMIT
 
 
-class Honest(Endpoint):
+class Honest(Wire):
     """Passes everything on; its subclasses each break one promise."""
 
-    def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
+    def __init__(self, inner: Wire, nursery: trio.Nursery) -> None:
         self.rank = inner.rank
         self.inner = inner
         self.nursery = nursery
         self.lock = trio.Lock()
         self.room = trio.CapacityLimiter(100)
 
-    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+    def begin_send(self, *args: Any, **options: Any) -> Request | None:
+        return self.inner.begin_send(*args, **options)
+
+    def begin_recv(self, *args: Any, **options: Any) -> Request:
+        return self.inner.begin_recv(*args, **options)
+
+    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> Sequence[Envelope]:
+        return self.inner.unexpected(tag, free_bits=free_bits)
+
+    def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
+        return self.inner.watch(notify)
+
+    def check(self, peer: int, tag: int = 0) -> None:
+        self.inner.check(peer, tag)
+
+    # Subclasses await calls of the inner wire, whatever they do to messages that are begun.
+
+    async def send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None
+    ) -> None:
         await self.inner.send(dst, tag, data, priority=priority)
 
-    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+    async def recv_into(self, src: int, tag: int, out: Buffer, *, signature: Signature | None = None) -> None:
         await self.inner.recv_into(src, tag, out)
 
-    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+    async def recv(self, src: int, tag: int, nbytes: int, *, signature: Signature | None = None) -> Delivery:
         return await self.inner.recv(src, tag, nbytes)
+
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        return None
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         return await self.inner.wait_any(choices, free_bits=free_bits)
 
 
 class SameRank(Honest):
-    def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
+    def __init__(self, inner: Wire, nursery: trio.Nursery) -> None:
         super().__init__(inner, nursery)
         self.rank = 0
 
@@ -56,7 +78,7 @@ class SameRank(Honest):
 class Swaps(Honest):
     """Lets one send, or receive, in ten begin after the next one."""
 
-    def __init__(self, inner: Endpoint, nursery: trio.Nursery, *, seed: int, what: str) -> None:
+    def __init__(self, inner: Wire, nursery: trio.Nursery, *, seed: int, what: str) -> None:
         super().__init__(inner, nursery)
         self.chance, self.what = random.Random(seed), what
         self.held: trio.Event | None = None
@@ -96,50 +118,28 @@ class LosesLastByte(Honest):
 class ReadsTheBufferLater(Honest):
     """Says of a message that a task is going to send that it has left."""
 
-    def starter(self, peer: int) -> Starter:
-        return _Later(self)
+    def begin_send(self, dst: int, tag: int, data: Buffer, **options: Any) -> Request | None:
+        self.nursery.start_soon(self.inner.send, dst, tag, data)
+        return None
 
 
 class TellsBeforeItReads(Honest):
     """Has a message that is started by a plain function sent by a task, and says at once that it was."""
 
-    def starter(self, peer: int) -> Starter:
-        return _Hasty(self)
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, done: Done, **options: Any) -> Request | None:
+        self.nursery.start_soon(self.inner.send, dst, tag, data)
+        request = Request(done)
+        request.end()
+        return request
 
 
-class _Hasty(Starter):
-    def __init__(self, end: Honest) -> None:
-        self.end = end
+class EndsTwice(Honest):
+    def begin_recv(self, *args: Any, done: Done, **options: Any) -> Request:
+        def twice(request: Request) -> None:
+            done(request)
+            done(request)
 
-    def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
-    ) -> Request | None:
-        self.end.nursery.start_soon(self.end.inner.send, dst, tag, data)
-        done(_SENT)
-        return _SENT
-
-    def begin_recv(self, *args: object, **options: object) -> Request:
-        raise AssertionError("no check starts a receive")
-
-
-class _Later(_Hasty):
-    def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
-    ) -> None:
-        self.end.nursery.start_soon(self.end.inner.send, dst, tag, data)
-
-
-class _Over(Request):
-    ended, error, withdrawn = True, None, False
-
-    def withdraw(self) -> None:
-        return
-
-    def delivery(self) -> Delivery:
-        raise AssertionError("only what was received is delivered")
-
-
-_SENT = _Over()
+        return self.inner.begin_recv(*args, done=twice, **options)
 
 
 class LosesLentByte(Honest):
@@ -157,16 +157,19 @@ class KeepsTheDelivery(Honest):
 class Polls(Honest):
     """Looks again and again, and is never blocked."""
 
-    def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
+    def __init__(self, inner: Wire, nursery: trio.Nursery) -> None:
         super().__init__(inner, nursery)
-        self.turns = OrderedGate()
+        self.turns: defaultdict[tuple[int, int], deque[object]] = defaultdict(deque)
 
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-        with self.turns.ticket((src, self.rank, tag)) as ticket:
-            await ticket.turn()
-            while self.inner.announced([(src, tag)]) is None:  # polls on purpose
+        turns, turn = self.turns[src, tag], object()
+        turns.append(turn)
+        try:
+            while turns[0] is not turn or self.inner.announced([(src, tag)]) is None:  # polls on purpose
                 await trio.lowlevel.checkpoint()
             await self.inner.recv_into(src, tag, out)
+        finally:
+            turns.remove(turn)
 
 
 class WaitsForItsBytes(Honest):
@@ -198,7 +201,7 @@ class FewAtATime(Honest):
 class MostUrgentFirst(Honest):
     """Keeps what waits in a heap of its own, by priority only."""
 
-    def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
+    def __init__(self, inner: Wire, nursery: trio.Nursery) -> None:
         super().__init__(inner, nursery)
         self.heap: list[tuple[int, bytes]] = []
 
@@ -469,31 +472,19 @@ class WaitsForNothing(Honest):
 
 
 class BendsSignatures(Honest):
-    """Begins messages by the inner endpoint, with other options."""
+    """Begins messages by the inner wire, with other options."""
 
-    def starter(self, peer: int) -> Starter:
-        return _Bending(self)
+    def begin_send(self, *args: Any, **options: Any) -> Request | None:
+        return self.inner.begin_send(*args, **self.send_options(options))
+
+    def begin_recv(self, *args: Any, **options: Any) -> Request:
+        return self.inner.begin_recv(*args, **self.receive_options(options))
 
     def send_options(self, options: dict[str, Any]) -> dict[str, Any]:
         return options
 
     def receive_options(self, options: dict[str, Any]) -> dict[str, Any]:
         return options
-
-
-class _Bending(Starter):
-    def __init__(self, end: BendsSignatures) -> None:
-        self.end = end
-
-    def begin_send(self, *args: Any, **options: Any) -> Request | None:
-        starter = self.end.inner.starter(args[0])
-        assert starter is not None
-        return starter.begin_send(*args, **self.end.send_options(options))
-
-    def begin_recv(self, *args: Any, **options: Any) -> Request:
-        starter = self.end.inner.starter(args[0])
-        assert starter is not None
-        return starter.begin_recv(*args, **self.end.receive_options(options))
 
 
 class SaysNothing(BendsSignatures):
@@ -541,6 +532,7 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("zero_bytes", SkipsEmpty),
     ("order_of_sends", MostUrgentFirst),
     ("order_of_receives", LastReceiveFirst),
+    ("ends", EndsTwice),
     ("sends_without_tasks", ReadsTheBufferLater),
     ("sends_without_tasks", TellsBeforeItReads),
     ("tags_are_independent", OneAtATime),
@@ -585,17 +577,17 @@ BROKEN: list[tuple[str, type[Honest]]] = [
 
 
 @asynccontextmanager
-async def broken_pair(bend: Callable[[Endpoint, trio.Nursery], Endpoint]) -> AsyncIterator[tuple[Endpoint, Endpoint]]:
+async def broken_pair(bend: Callable[[Wire, trio.Nursery], Wire]) -> AsyncIterator[tuple[Wire, Wire]]:
     link = NeuronLink(2, thread_copy_bytes=None)
     async with trio.open_nursery() as nursery:
         try:
-            yield bend(link.endpoint(0), nursery), bend(link.endpoint(1), nursery)
+            yield bend(link.wire(0), nursery), bend(link.wire(1), nursery)
         finally:
             nursery.cancel_scope.cancel()
 
 
 def assert_passes(
-    check: str, bend: Callable[[Endpoint, trio.Nursery], Endpoint], *, real: bool = False, scale: Scale | None = None
+    check: str, bend: Callable[[Wire, trio.Nursery], Wire], *, real: bool = False, scale: Scale | None = None
 ) -> None:
     clock = None if real else MockClock(autojump_threshold=0)
     trio.run(partial(run_check, check, partial(broken_pair, bend), scale=scale or Scale()), clock=clock)
@@ -646,11 +638,11 @@ async def transports_in_place_of_endpoints() -> AsyncIterator[tuple[NeuronLink, 
 
 
 @asynccontextmanager
-async def one_endpoint() -> AsyncIterator[Endpoint]:
-    yield NeuronLink(2).endpoint(0)
+async def one_endpoint() -> AsyncIterator[Wire]:
+    yield NeuronLink(2).wire(0)
 
 
-async def no_context_manager() -> tuple[Endpoint, Endpoint]:
+async def no_context_manager() -> tuple[Wire, Wire]:
     raise AssertionError("it is not awaited")
 
 
@@ -662,9 +654,9 @@ async def no_context_manager() -> tuple[Endpoint, Endpoint]:
         (
             transports_in_place_of_endpoints,
             {},
-            "make_pair: expected it to open two endpoints, as of transport.endpoint",
+            "make_pair: expected it to open two wires, as of transport.wire",
         ),
-        (one_endpoint, {}, "make_pair: expected it to open two endpoints"),
+        (one_endpoint, {}, "make_pair: expected it to open two wires"),
         (no_context_manager, {}, "make_pair: expected a function that .* and it returns <coroutine"),
         (NeuronLink(2), {}, "make_pair: expected a function that .*, got "),
     ],
@@ -682,7 +674,7 @@ def test_a_missing_checkpoint_is_seen(check: str, step: str, monkeypatch: pytest
     async def no_checkpoint() -> None:
         return
 
-    monkeypatch.setattr(blocking, step, no_checkpoint)
+    monkeypatch.setattr(wire, step, no_checkpoint)
     with pytest.raises(ContractViolation, match=f"^{check}: "):
         assert_passes(check, Honest)
 

@@ -26,8 +26,8 @@ def test_recv_lends_the_senders_own_memory() -> None:
         link = link_of_two()
         data = np.arange(1000.0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.endpoint(0).send, 1, 0, data)
-            with await link.endpoint(1).recv(0, 0, data.nbytes) as delivery:
+            nursery.start_soon(link.wire(0).send, 1, 0, data)
+            with await link.wire(1).recv(0, 0, data.nbytes) as delivery:
                 lent = np.frombuffer(delivery.view, np.float64)
                 assert np.shares_memory(lent, data)
 
@@ -39,12 +39,12 @@ def test_the_sender_of_a_message_whose_delivery_is_dropped_fails() -> None:
         link = link_of_two()
 
         async def receive() -> None:
-            await link.endpoint(1).recv(0, 7, 8)
+            await link.wire(1).recv(0, 7, 8)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive)
             with pytest.raises(TransportError, match=r"^the receiver dropped the Delivery of this message without"):
-                await link.endpoint(0).send(1, 7, bytes(8))
+                await link.wire(0).send(1, 7, bytes(8))
 
     trio.run(main)
 
@@ -55,11 +55,11 @@ def test_the_sender_is_suspended_until_the_release(nbytes: int, receive_first: b
     events: list[str] = []
 
     async def send(link: NeuronLink) -> None:
-        await link.endpoint(0).send(1, 0, bytes(nbytes))
+        await link.wire(0).send(1, 0, bytes(nbytes))
         events.append("send returned")
 
     async def receive(link: NeuronLink) -> None:
-        with await link.endpoint(1).recv(0, 0, nbytes):
+        with await link.wire(1).recv(0, 0, nbytes):
             await wait_all_tasks_blocked()
             events.append("released")
 
@@ -91,7 +91,7 @@ def test_large_copies_and_only_those_are_made_in_threads(
 
     async def main() -> None:
         link = link_of_two()
-        calls = [partial(link.endpoint(0).send, 1, 0, data), partial(link.endpoint(1).recv_into, 0, 0, out)]
+        calls = [partial(link.wire(0).send, 1, 0, data), partial(link.wire(1).recv_into, 0, 0, out)]
         async with trio.open_nursery() as nursery:
             for call in reversed(calls) if receive_first else calls:
                 nursery.start_soon(call)
@@ -115,9 +115,9 @@ def test_a_receive_that_is_cancelled_while_a_thread_copies_completes(monkeypatch
     async def main() -> None:
         link = link_of_two()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.endpoint(0).send, 1, 0, b"x" * THREADED)
+            nursery.start_soon(link.wire(0).send, 1, 0, b"x" * THREADED)
             with scope:
-                await link.endpoint(1).recv_into(0, 0, out)
+                await link.wire(1).recv_into(0, 0, out)
 
     trio.run(main)
     assert scope.cancel_called
@@ -129,16 +129,16 @@ def test_statistics_name_what_waits_and_nothing_stays_behind() -> None:
     async def main() -> None:
         link = NeuronLink(3)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.endpoint(0).send, 1, 4, b"123")
+            nursery.start_soon(link.wire(0).send, 1, 4, b"123")
             await wait_all_tasks_blocked()
-            nursery.start_soon(link.endpoint(0).send, 1, 4, b"4")
-            nursery.start_soon(link.endpoint(2).recv, 1, 5, 6)
+            nursery.start_soon(link.wire(0).send, 1, 4, b"4")
+            nursery.start_soon(link.wire(2).recv, 1, 5, 6)
             await wait_all_tasks_blocked()
             assert link.statistics() == Statistics(
                 unmatched_sends=(Envelope(src=0, dst=1, tag=4, nbytes=3), Envelope(src=0, dst=1, tag=4, nbytes=1)),
                 unmatched_receives=(Envelope(src=1, dst=2, tag=5, nbytes=6),),
             )
-            (await link.endpoint(1).recv(0, 4, 3)).release()
+            (await link.wire(1).recv(0, 4, 3)).release()
             nursery.cancel_scope.cancel()
         assert link.statistics() == Statistics()
 
@@ -149,9 +149,9 @@ def test_statistics_name_what_waits_and_nothing_stays_behind() -> None:
 def test_no_queue_remains_of_a_tag_that_is_used_no_more() -> None:
     async def exchange(link: NeuronLink, tag: int) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.endpoint(0).send, 1, tag, b"123")
-            nursery.start_soon(link.endpoint(2).recv, 1, tag, 6)
-            (await link.endpoint(1).recv(0, tag, 3)).release()
+            nursery.start_soon(link.wire(0).send, 1, tag, b"123")
+            nursery.start_soon(link.wire(2).recv, 1, tag, 6)
+            (await link.wire(1).recv(0, tag, 3)).release()
             nursery.cancel_scope.cancel()
 
     async def main() -> None:
@@ -174,14 +174,14 @@ def queues() -> int:
 @pytest.mark.parametrize("lend", [True, False])
 def test_no_hold_on_a_buffer_remains(lend: bool, receive_first: bool) -> None:
     async def send(link: NeuronLink, data: bytearray) -> None:
-        await link.endpoint(0).send(1, 0, data)
+        await link.wire(0).send(1, 0, data)
         data.append(1)  # raises BufferError while anybody holds a view
 
     async def receive(link: NeuronLink, out: bytearray) -> None:
         if lend:
-            (await link.endpoint(1).recv(0, 0, 8)).release()
+            (await link.wire(1).recv(0, 0, 8)).release()
         else:
-            await link.endpoint(1).recv_into(0, 0, out)
+            await link.wire(1).recv_into(0, 0, out)
             out.append(1)
 
     async def main() -> None:
@@ -198,7 +198,7 @@ def test_no_hold_on_a_buffer_remains(lend: bool, receive_first: bool) -> None:
 
 def test_a_rank_can_send_to_itself() -> None:
     async def main() -> None:
-        end = link_of_two().endpoint(1)
+        end = link_of_two().wire(1)
         out = bytearray(2)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(end.send, 1, 0, b"me")
@@ -219,11 +219,11 @@ def test_closing_ends_what_waits_and_what_comes() -> None:
     async def main() -> None:
         link = NeuronLink(2)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(note, partial(link.endpoint(0).send, 1, 3, b"x"))
-            nursery.start_soon(note, partial(link.endpoint(1).recv, 0, 4, 1))
+            nursery.start_soon(note, partial(link.wire(0).send, 1, 3, b"x"))
+            nursery.start_soon(note, partial(link.wire(1).recv, 0, 4, 1))
             await wait_all_tasks_blocked()
             await link.aclose()
-        await note(partial(link.endpoint(0).recv_into, 1, 5, bytearray(1)))
+        await note(partial(link.wire(0).recv_into, 1, 5, bytearray(1)))
         await link.aclose()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -238,8 +238,8 @@ def test_closing_lets_a_matched_message_finish() -> None:
     async def main() -> None:
         link = NeuronLink(2)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.endpoint(0).send, 1, 3, b"x")
-            with await link.endpoint(1).recv(0, 3, 1) as delivery:
+            nursery.start_soon(link.wire(0).send, 1, 3, b"x")
+            with await link.wire(1).recv(0, 3, 1) as delivery:
                 await link.aclose()
                 assert bytes(delivery.view) == b"x"
 
@@ -254,7 +254,7 @@ def test_bad_ranks_are_rejected(ranks: int | tuple[int, ...]) -> None:
 
 def test_unknown_ranks_are_named() -> None:
     with pytest.raises(ArgumentError, match=r"^there is no rank 7 here; this NeuronLink joins ranks 0-3$"):
-        NeuronLink(4).endpoint(7)
+        NeuronLink(4).wire(7)
 
 
 def test_names() -> None:
@@ -266,4 +266,4 @@ def test_names() -> None:
         True,
     )
     assert not link.shares_memory([4, 7])
-    assert link.endpoint(5) is link.endpoint(5)
+    assert link.wire(5) is link.wire(5)

@@ -19,8 +19,15 @@ def paced(ranks: int = 2) -> Paced:
     return Paced(NeuronLink(ranks, thread_copy_bytes=None), links=lambda src, dst: SPEED, quantum_s=QUANTUM_S)
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+def run(main: Callable[[Log], Awaitable[None]], transport: Paced | None = None) -> None:
+    """Run a test with an open transport: of two ranks, unless it needs another."""
+    opened = transport or paced()
+
+    async def within() -> None:
+        async with opened.open():
+            await main(Log(opened))
+
+    trio.run(within, clock=MockClock(autojump_threshold=0))
 
 
 class Log:
@@ -37,17 +44,16 @@ class Log:
             await self.send(name, src, dst, tag, nbytes, priority)
 
     async def send(self, name: str, src: int, dst: int, tag: int, nbytes: int, priority: int = 0) -> None:
-        await self.transport.endpoint(src).send(dst, tag, bytes(nbytes), priority=priority)
+        await self.transport.wire(src).send(dst, tag, bytes(nbytes), priority=priority)
         self.sent[name] = trio.current_time()
 
     async def receive(self, name: str, src: int, dst: int, tag: int, nbytes: int) -> None:
-        (await self.transport.endpoint(dst).recv(src, tag, nbytes)).release()
+        (await self.transport.wire(dst).recv(src, tag, nbytes)).release()
         self.received[name] = trio.current_time()
 
 
 def test_latency_and_bandwidth_add_up() -> None:
-    async def main() -> None:
-        log = Log(paced())
+    async def main(log: Log) -> None:
         await log.exchange("one", 0, 1, 0, 1024)
         assert log.sent == log.received == {"one": 1.5}
         await log.exchange("two", 0, 1, 0, 0)
@@ -57,8 +63,7 @@ def test_latency_and_bandwidth_add_up() -> None:
 
 
 def test_messages_share_a_wire_and_latencies_overlap() -> None:
-    async def main() -> None:
-        log = Log(paced())
+    async def main(log: Log) -> None:
         async with trio.open_nursery() as nursery:
             for tag in range(3):
                 nursery.start_soon(log.exchange, str(tag), 0, 1, tag, 512)
@@ -68,19 +73,17 @@ def test_messages_share_a_wire_and_latencies_overlap() -> None:
 
 
 def test_each_direction_of_each_pair_is_a_wire() -> None:
-    async def main() -> None:
-        log = Log(paced(3))
+    async def main(log: Log) -> None:
         async with trio.open_nursery() as nursery:
             for src, dst in ((0, 1), (1, 0), (0, 2), (2, 1), (1, 1)):
                 nursery.start_soon(log.exchange, f"{src}{dst}", src, dst, 0, 1024)
         assert log.received == {"01": 1.5, "10": 1.5, "02": 1.5, "21": 1.5, "11": 0.0}
 
-    run(main)
+    run(main, paced(3))
 
 
 def test_an_urgent_message_overtakes_at_a_quantum_boundary() -> None:
-    async def main() -> None:
-        log = Log(paced())
+    async def main(log: Log) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.exchange, "large", 0, 1, 0, 1024)
             await trio.sleep(0.3125)
@@ -91,8 +94,7 @@ def test_an_urgent_message_overtakes_at_a_quantum_boundary() -> None:
 
 
 def test_the_most_urgent_of_one_instant_goes_first() -> None:
-    async def main() -> None:
-        log = Log(paced())
+    async def main(log: Log) -> None:
         async with trio.open_nursery() as nursery:
             for priority in (1, -1, 0):
                 nursery.start_soon(log.exchange, str(priority), 0, 1, priority + 1, 512, priority)
@@ -102,8 +104,7 @@ def test_the_most_urgent_of_one_instant_goes_first() -> None:
 
 
 def test_a_cancelled_message_makes_room() -> None:
-    async def main() -> None:
-        log = Log(paced())
+    async def main(log: Log) -> None:
         async with trio.open_nursery() as nursery:
             with trio.move_on_after(0.3125):
                 nursery.start_soon(log.exchange, "next", 0, 1, 1, 512, 1)
@@ -115,15 +116,15 @@ def test_a_cancelled_message_makes_room() -> None:
 
 
 def test_order_survives_the_random_order_of_waking() -> None:
-    async def main() -> None:
-        transport = paced()
+    async def main(log: Log) -> None:
+        transport = log.transport
         got: list[int] = []
         async with trio.open_nursery() as nursery:
             for i in range(30):
-                nursery.start_soon(transport.endpoint(0).send, 1, 0, bytes(i % 2))
+                nursery.start_soon(transport.wire(0).send, 1, 0, bytes(i % 2))
                 await trio.testing.wait_all_tasks_blocked()
             for i in range(30):
-                with await transport.endpoint(1).recv(0, 0, i % 2) as delivery:
+                with await transport.wire(1).recv(0, 0, i % 2) as delivery:
                     got.append(delivery.view.nbytes)
         assert got == [0, 1] * 15
 
@@ -131,8 +132,7 @@ def test_order_survives_the_random_order_of_waking() -> None:
 
 
 def test_a_message_waits_for_a_late_receiver() -> None:
-    async def main() -> None:
-        log = Log(paced())
+    async def main(log: Log) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.send, "one", 0, 1, 0, 1024)
             await trio.sleep(10)
@@ -143,14 +143,13 @@ def test_a_message_waits_for_a_late_receiver() -> None:
 
 
 def test_links_without_a_speed_are_left_alone() -> None:
-    async def main() -> None:
-        inner = NeuronLink(3, thread_copy_bytes=None)
-        log = Log(Paced(inner, links=lambda src, dst: SPEED if dst == 2 else None))
+    async def main(log: Log) -> None:
         await log.exchange("unpaced", 0, 1, 0, 2**20)
         await log.exchange("paced", 0, 2, 0, 512)
         assert log.received == {"unpaced": 0.0, "paced": 1.0}
 
-    run(main)
+    inner = NeuronLink(3, thread_copy_bytes=None)
+    run(main, Paced(inner, links=lambda src, dst: SPEED if dst == 2 else None))
 
 
 def test_speed_by_kind_of_link() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from transports import Endpoint
+from transports import Wire
 from transports.factory import Bootstrap
 from transports.testing import CHECKS
 
@@ -35,7 +35,7 @@ print(overlap.run(main)[0])
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
+async def pair() -> AsyncIterator[tuple[Wire, Wire]]:
     table = Table(2)
     ends = [
         plain_tcp.make(Bootstrap(member=member, placement=[[0], [1]], exchange=table.of(member), secret=SECRET))
@@ -53,7 +53,7 @@ async def pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
             for transport in ends:
                 opening.start_soon(nursery.start, stay, transport)
         try:
-            yield ends[0].endpoint(0), ends[1].endpoint(1)
+            yield ends[0].wire(0), ends[1].wire(1)
         finally:
             leave.set()
 
@@ -66,8 +66,7 @@ def test_it_keeps_the_contract(check: str) -> None:
 def test_a_link_that_only_its_tasks_move_has_nothing_to_catch_up_with() -> None:
     async def main() -> None:
         async with pair() as (one, other):
-            starter = one.starter(1)
-            assert starter is not None
+            starter = one.route(1)
             await other.send(0, 5, memoryview(b"12345678"))
             assert starter.catch_up(1) is False
             out = bytearray(8)

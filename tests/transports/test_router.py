@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -23,10 +21,10 @@ def test_the_first_part_that_reaches_a_rank_carries_the_message() -> None:
     async def main() -> None:
         async with Router([memory, wire]).open() as router, trio.open_nursery() as nursery:
             out = bytearray(1)
-            nursery.start_soon(router.endpoint(0).send, 0, 5, b"a")
-            await router.endpoint(0).recv_into(0, 5, out)
-            nursery.start_soon(router.endpoint(0).send, 1, 6, b"b")
-            with await wire.endpoint(1).recv(0, 6, 1) as delivery:
+            nursery.start_soon(router.wire(0).send, 0, 5, b"a")
+            await router.wire(0).recv_into(0, 5, out)
+            nursery.start_soon(router.wire(0).send, 1, 6, b"b")
+            with await wire.wire(1).recv(0, 6, 1) as delivery:
                 out += delivery.view
         assert out == b"ab"
 
@@ -58,7 +56,7 @@ def test_a_group_that_reaches_into_another_process_shares_no_memory() -> None:
 def test_what_it_cannot_reach_is_named() -> None:
     memory, _ = parts()
     with pytest.raises(ArgumentError, match=r"^there is no rank 7 here; this router serves ranks 0, 1$"):
-        Router([memory]).endpoint(7)
+        Router([memory]).wire(7)
     with pytest.raises(ArgumentError, match="name transports of the same local ranks"):
         Router([])
     with pytest.raises(ArgumentError, match="name transports of the same local ranks"):
@@ -66,7 +64,7 @@ def test_what_it_cannot_reach_is_named() -> None:
 
     async def main() -> None:
         with pytest.raises(ArgumentError, match=r"^rank 0 cannot reach rank 9; this router reaches ranks 0, 1$"):
-            await Router([memory]).endpoint(0).send(9, 0, b"")
+            await Router([memory]).wire(0).send(9, 0, b"")
 
     trio.run(main)
 
@@ -81,9 +79,9 @@ def split() -> tuple[Router, NeuronLink, NeuronLink]:
 def test_waiting_for_any_asks_every_part_that_is_named() -> None:
     async def main() -> None:
         router, _, far = split()
-        end = router.endpoint(0)
+        end = router.wire(0)
         async with trio.open_nursery() as nursery:
-            for sender, src in ((far.endpoint(1), 1), (end, 0)):
+            for sender, src in ((far.wire(1), 1), (end, 0)):
                 found: list[Envelope] = []
 
                 async def look(found: list[Envelope] = found) -> None:
@@ -103,10 +101,10 @@ def test_waiting_for_any_asks_every_part_that_is_named() -> None:
 def test_the_oldest_message_of_all_parts_is_first() -> None:
     async def main() -> None:
         router, near, far = split()
-        end = router.endpoint(0)
+        end = router.wire(0)
         async with trio.open_nursery() as nursery:
             for src in (0, 0, 1, 0):
-                nursery.start_soon((far if src else near).endpoint(src).send, 0, 5 + src, b"x")
+                nursery.start_soon((far if src else near).wire(src).send, 0, 5 + src, b"x")
                 await wait_all_tasks_blocked()
             served = []
             for at_once in (False, False, True, True):
@@ -121,31 +119,10 @@ def test_the_oldest_message_of_all_parts_is_first() -> None:
     trio.run(main)
 
 
-def test_a_message_that_another_receive_takes_as_the_wait_ends_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        router, near, far = split()
-        end, choices = far.endpoint(0), [(0, 5), (1, 6)]
-        wait_any = end.wait_any
-
-        async def taken_at_once(*args: Any, **options: Any) -> Envelope:
-            message = await wait_any(*args, **options)
-            await end.recv_into(message.src, message.tag, bytearray(1))
-            nursery.start_soon(near.endpoint(0).send, 0, 5, b"x")
-            return message
-
-        monkeypatch.setattr(end, "wait_any", taken_at_once)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(far.endpoint(1).send, 0, 6, b"x")
-            assert (await router.endpoint(0).wait_any(choices)).src == 0
-            await near.endpoint(0).recv_into(0, 5, bytearray(1))
-
-    trio.run(main)
-
-
 def test_waiting_for_any_fails_with_the_part_that_fails_and_can_be_cancelled() -> None:
     async def main() -> None:
         router, _, far = split()
-        end = router.endpoint(0)
+        end = router.wire(0)
         with trio.move_on_after(0) as scope:
             await end.wait_any([(0, 5), (1, 6)])
         assert scope.cancelled_caught

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-import overlap
-from transports import ArgumentError, Buffer, Delivery, Endpoint, Faulty, LinkLostError, NeuronLink, Recording, Sent
-from transports.wrappers import OrderedGate, Wrapper, WrapperEndpoint
+from transports import (
+    ArgumentError,
+    Faulty,
+    LinkLostError,
+    NeuronLink,
+    Recording,
+    Request,
+    Sent,
+    TransportClosedError,
+)
+from transports.request import Done
+from transports.wrappers import Later, RelayedRequest
 
 
 def test_recording_writes_down_calls_in_order() -> None:
@@ -20,9 +28,9 @@ def test_recording_writes_down_calls_in_order() -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(recording.endpoint(0).send, priority=-2), 1, 7, b"one")
+            nursery.start_soon(partial(recording.wire(0).send, priority=-2), 1, 7, b"one")
             await wait_all_tasks_blocked()
-            nursery.start_soon(recording.endpoint(1).send, 0, 7, b"")
+            nursery.start_soon(recording.wire(1).send, 0, 7, b"")
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 
@@ -40,8 +48,8 @@ def test_recording_keeps_payloads_only_when_asked() -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(recording.endpoint(0).send, 0, 0, b"x")
-            await recording.endpoint(0).recv_into(0, 0, bytearray(1))
+            nursery.start_soon(recording.wire(0).send, 0, 0, b"x")
+            await recording.wire(0).recv_into(0, 0, bytearray(1))
 
     trio.run(main)
     assert [sent.payload for sent in recording.sent] == [None]
@@ -49,64 +57,70 @@ def test_recording_keeps_payloads_only_when_asked() -> None:
 
 def test_a_wrapper_keeps_its_endpoints_and_rejects_strangers() -> None:
     recording = Recording(NeuronLink((0, 1, 2)))
-    assert recording.endpoint(1) is recording.endpoint(1)
+    assert recording.wire(1) is recording.wire(1)
     with pytest.raises(ArgumentError, match="there is no rank 3 here"):
-        recording.endpoint(3)
+        recording.wire(3)
     with pytest.raises(ArgumentError, match=r"^there is no rank 9 here; known are ranks 0-2$"):
-        trio.run(recording.endpoint(0).send, 9, 0, b"x")
+        trio.run(recording.wire(0).send, 9, 0, b"x")
     with pytest.raises(ArgumentError, match="tag -1 is not in"):
-        trio.run(recording.endpoint(0).send, 1, -1, b"x")
+        trio.run(recording.wire(0).send, 1, -1, b"x")
     assert recording.sent == []
 
 
-def test_tickets_pass_in_order_and_give_way_when_cancelled() -> None:
-    passed: list[int] = []
-    scopes = [trio.CancelScope() for _ in range(5)]
+def test_messages_that_wait_begin_in_order_and_give_way_when_withdrawn() -> None:
+    begun: list[int] = []
+    ended: list[Request] = []
 
-    async def hold(gate: OrderedGate, number: int, delay_s: float) -> None:
-        with scopes[number], gate.ticket((0, 1, 2)) as ticket:
-            await trio.sleep(delay_s)
-            await ticket.turn()
-            passed.append(number)
+    def begin(number: int, done: Done) -> None:
+        begun.append(number)
 
     async def main() -> None:
-        gate = OrderedGate()
+        later, lane = Later(), (0, 1, 2)
+        requests = [RelayedRequest(ended.append, 8, partial(begin, number)) for number in range(5)]
+        with pytest.raises(TransportClosedError, match="is not open"):
+            later.hold(lane, requests[0])
         async with trio.open_nursery() as nursery:
-            for number, delay_s in enumerate((8, 1, 1, 99, 1)):
-                nursery.start_soon(hold, gate, number, delay_s)
-                await wait_all_tasks_blocked()
+            later.runs = True
+            nursery.start_soon(later.run)
+            for request, due_s in zip(requests, (8, 1, 1, 99, 1), strict=True):
+                later.hold(lane, request)
+                later.plan(lane, request, due_s)
             await trio.sleep(5)
-            assert passed == []
-            scopes[1].cancel()  # while it waits for its turn
+            assert begun == []
+            requests[1].withdraw()  # while it waits for its turn
             await trio.sleep(5)
-            assert passed == [0, 2]
-            scopes[3].cancel()  # while it is first, and held up
-        assert gate.idle
+            assert begun == [0, 2]
+            requests[3].withdraw()  # while it is first, and held up
+            assert begun == [0, 2, 4]
+            assert not later.holds(lane)
+            later.hold(lane, RelayedRequest(ended.append, 8, partial(begin, 5)))
+            nursery.cancel_scope.cancel()
+        assert isinstance(ended.pop().error, TransportClosedError)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
-    assert passed == [0, 2, 4]
+    assert begun == [0, 2, 4]
+    assert [request.withdrawn for request in ended].count(True) == 2
 
 
-def test_a_ticket_that_is_cancelled_as_it_becomes_first_passes_the_turn_on() -> None:
-    passed: list[int] = []
-    scope = trio.CancelScope()
+def test_a_message_that_is_planned_anew_begins_at_its_last_time() -> None:
+    begun: list[float] = []
 
-    async def hold(gate: OrderedGate, number: int) -> None:
-        with scope if number == 1 else trio.CancelScope(), gate.ticket((0, 1, 2)) as ticket:
-            await ticket.turn()
-            passed.append(number)
+    def begin(done: Done) -> None:
+        begun.append(trio.current_time())
 
     async def main() -> None:
-        gate = OrderedGate()
+        later, request = Later(), RelayedRequest(lambda _: None, 8, begin)
         async with trio.open_nursery() as nursery:
-            with gate.ticket((0, 1, 2)):
-                for number in (1, 2):
-                    nursery.start_soon(hold, gate, number)
-                    await wait_all_tasks_blocked()
-                scope.cancel()
+            later.runs = True
+            nursery.start_soon(later.run)
+            later.hold((0, 1, 2), request)
+            for due_s in (3, 7, 5):
+                later.plan((0, 1, 2), request, due_s)
+            await trio.sleep(10)
+            nursery.cancel_scope.cancel()
 
-    trio.run(main)
-    assert passed == [2]
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert begun == [5]
 
 
 async def send_many(faulty: Faulty, count: int, received: list[bytes]) -> None:
@@ -114,20 +128,25 @@ async def send_many(faulty: Faulty, count: int, received: list[bytes]) -> None:
 
     async def receive(tag: int) -> None:
         out = bytearray(4)
-        await faulty.endpoint(1).recv_into(0, tag, out)
+        await faulty.wire(1).recv_into(0, tag, out)
         received.append(bytes(out))
 
     async with trio.open_nursery() as nursery:
         for tag in range(count):
             nursery.start_soon(receive, tag)
-            nursery.start_soon(faulty.endpoint(0).send, 1, tag, tag.to_bytes(4, "little"))
+            nursery.start_soon(faulty.wire(0).send, 1, tag, tag.to_bytes(4, "little"))
         await trio.sleep(100)
         nursery.cancel_scope.cancel()
 
 
 def run_many(count: int = 200, **options: float) -> tuple[Faulty, list[bytes]]:
     faulty, received = Faulty(NeuronLink(2), seed=5, **options), list[bytes]()
-    trio.run(send_many, faulty, count, received, clock=MockClock(autojump_threshold=0))
+
+    async def main() -> None:
+        async with faulty.open():
+            await send_many(faulty, count, received)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
     return faulty, received
 
 
@@ -155,8 +174,8 @@ def test_corrupt_messages_arrive_with_one_bit_flipped() -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(recording.endpoint(0).send, 0, 0, data)
-            await recording.endpoint(0).recv_into(0, 0, out)
+            nursery.start_soon(recording.wire(0).send, 0, 0, data)
+            await recording.wire(0).recv_into(0, 0, out)
 
     trio.run(main)
     flipped = int.from_bytes(data, "little") ^ int.from_bytes(out, "little")
@@ -169,8 +188,8 @@ def test_empty_messages_cannot_be_corrupted() -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(faulty.endpoint(0).send, 0, 0, b"")
-            await faulty.endpoint(0).recv_into(0, 0, bytearray())
+            nursery.start_soon(faulty.wire(0).send, 0, 0, b"")
+            await faulty.wire(0).recv_into(0, 0, bytearray())
 
     trio.run(main)
     assert faulty.faults == []
@@ -188,12 +207,12 @@ def test_faults_follow_from_the_seed_alone() -> None:
 def test_delays_are_bounded_and_keep_the_order() -> None:
     async def main() -> None:
         faulty = Faulty(NeuronLink(2), seed=1, delay=0.5, delay_s=8)
-        async with trio.open_nursery() as nursery:
+        async with faulty.open(), trio.open_nursery() as nursery:
             for i in range(30):
-                nursery.start_soon(faulty.endpoint(0).send, 1, 0, bytes([i]))
+                nursery.start_soon(faulty.wire(0).send, 1, 0, bytes([i]))
                 await wait_all_tasks_blocked()
             for i in range(30):
-                with await faulty.endpoint(1).recv(0, 0, 1) as delivery:
+                with await faulty.wire(1).recv(0, 0, 1) as delivery:
                     assert bytes(delivery.view) == bytes([i])
         assert 4 < trio.current_time() <= 8
         assert 5 < len(faulty.faults) < 25
@@ -206,7 +225,7 @@ def test_a_cut_ends_pending_and_later_operations_of_its_link_only() -> None:
 
     async def main() -> None:
         faulty = Faulty(NeuronLink(3), seed=0)
-        a, b, c = (faulty.endpoint(rank) for rank in range(3))
+        a, b, c = (faulty.wire(rank) for rank in range(3))
 
         async def note(call: Callable[[], Awaitable[object]]) -> None:
             with pytest.raises(LinkLostError) as caught, trio.fail_after(1):
@@ -235,7 +254,7 @@ def test_a_cut_ends_pending_and_later_operations_of_its_link_only() -> None:
 def test_a_cut_by_chance_is_written_down() -> None:
     faulty = Faulty(NeuronLink(2), seed=0, cut=1, drop=1)
     with pytest.raises(LinkLostError):
-        trio.run(faulty.endpoint(0).send, 1, 0, b"x")
+        trio.run(faulty.wire(0).send, 1, 0, b"x")
     assert [fault.kind for fault in faulty.faults] == ["cut"]
 
 
@@ -252,7 +271,7 @@ def test_a_cut_link_ends_waiting_for_any() -> None:
 
         async def look() -> None:
             with pytest.raises(LinkLostError, match="the link was cut") as caught:
-                await faulty.endpoint(0).wait_any([(1, 5), (2, 6)])
+                await faulty.wire(0).wait_any([(1, 5), (2, 6)])
             errors.append(caught.value)
 
         async with trio.open_nursery() as nursery:
@@ -263,25 +282,3 @@ def test_a_cut_link_ends_waiting_for_any() -> None:
         assert [(error.src, error.dst, error.tag) for error in errors] == [(2, 0, 6)] * 2
 
     trio.run(main)
-
-
-class _Forgetful(Wrapper):
-    def wrap(self, endpoint: Endpoint) -> Endpoint:
-        return _ForgetfulEndpoint(endpoint, self.peers)
-
-
-class _ForgetfulEndpoint(WrapperEndpoint):
-    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
-        await self.inner.send(dst, tag, self.check_send(dst, tag, data), priority=priority)
-
-    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        await self.inner.recv(src, tag, nbytes)
-        return None  # type: ignore[return-value]  # as where the word return is forgotten
-
-
-def test_a_job_whose_transport_drops_deliveries_ends_with_an_error() -> None:
-    async def program(rank: overlap.Rank) -> None:
-        await rank.all_reduce(np.ones(1000))
-
-    with pytest.raises(overlap.RankFailedError, match="must return the Delivery"):
-        overlap.run(program, ranks=2, transport=_Forgetful(NeuronLink(2)))

@@ -115,7 +115,7 @@ class Departures:
         buffer = self._memory.take(nbytes)
         buffer[:nbytes] = chunk.view
         copy = Send(send.lane, buffer[:nbytes], send.priority)
-        copy.number, copy.progress, copy.wake = send.number, FLOWING, lambda _: self._memory.release(buffer)
+        copy.number, copy.progress, copy.done = send.number, FLOWING, lambda _: self._memory.release(buffer)
         return Chunk(copy, chunk.offset, nbytes)
 
     def release_entry(self, entry: Entry) -> None:

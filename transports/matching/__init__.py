@@ -14,7 +14,6 @@
 # takes messages to send (`Outgoing.next_message`, `Outgoing.next_chunk`). Nothing waits here. `transports.matched` is
 # the asynchronous shell.
 
-from transports.matching.arrivals import lane_key
 from transports.matching.ends import Lane, Receive, Send
 from transports.matching.engine import Engine
 from transports.matching.outgoing import Chunk
@@ -30,5 +29,4 @@ __all__ = [
     "ProtocolError",
     "Receive",
     "Send",
-    "lane_key",
 ]

@@ -47,12 +47,6 @@ def pop_first(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
     return first
 
 
-def lane_key(lane: Lane, free_bits: int) -> Lane:
-    """Return a lane without the lowest `free_bits` bits of its tag: the key of all lanes that differ only there."""
-    src, dst, tag = lane
-    return src, dst, tag >> free_bits
-
-
 class Overtaking:
     """Chunks that arrive before the announcement of their message, in memory of their own.
 

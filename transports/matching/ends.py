@@ -1,51 +1,39 @@
-"""One end of a message: its bytes, its progress, and its result. A waiting caller sets `wake`."""
+"""One end of a message: its bytes, its progress, and its result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
-from transports.base import OPEN, Envelope
-from transports.buffers import BounceBuffers, Buffer, as_bytes
+from transports.buffers import BounceBuffers, Buffer
 from transports.failures import (
-    ArgumentError,
     LengthMismatchError,
     LinkLostError,
     SignatureMismatchError,
     TransportClosedError,
     TransportError,
 )
+from transports.request import Request
 from transports.signature import PlainSignature, Signature
+from transports.wire import OPEN, Envelope
 
 Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
 
-class _MessageEnd:
-    """The common part of sends and receives.
+class _MessageEnd(Request):
+    """The common part of sends and receives; `done` is called once at the end.
 
     Attributes:
         lane: (src, dst, tag): messages of one lane are received in the order in which they were sent.
         view: The caller's bytes; None after the end, when the caller may resize its buffer.
-        nbytes: Length of the message.
-        ended: The end has finished, failed or been withdrawn.
-        withdrawn: The end was cancelled before it matched, as if it had never been.
-        error: The error of a failed end.
         signature: Signature of the caller's call; None: open.
-        theirs: Signature of the other end, where the two differ or the length was open.
-        wake: Called once at the end, with this object.
     """
 
     lane: Lane
     view: memoryview | None
-    nbytes: int
-
-    ended: bool = False
-    withdrawn: bool = False
-    error: Exception | None = None
     signature: Signature | None = None
-    theirs: PlainSignature | None = None
-    wake: Callable[[Self], None] | None = None
+    done: Callable[[Any], None] | None = None
 
     @property
     def envelope(self) -> Envelope:
@@ -53,33 +41,20 @@ class _MessageEnd:
         src, dst, tag = self.lane
         return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes)
 
-    def end(self: Self) -> None:
+    def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
         """Release the bytes, and wake the waiting caller."""
-        self.ended = True
         self.view = None
-        wake, self.wake = self.wake, None
-        if wake is not None:
-            wake(self)
-
-    def end_withdrawn(self) -> None:
-        """End a cancelled call, as if it had never been made."""
-        self.withdrawn = True
-        self.end()
-
-    def fail(self, error: Exception) -> None:
-        """End the call with an error."""
-        self.error = error
-        self.end()
+        super().end(error, withdrawn=withdrawn)
 
     def lose(self, reason: str) -> None:
         """Fail with `LinkLostError`, because the other process is lost."""
         src, dst, tag = self.lane
-        self.fail(LinkLostError(reason, src=src, dst=dst, tag=tag))
+        self.end(LinkLostError(reason, src=src, dst=dst, tag=tag))
 
     def close(self) -> None:
         """Fail with `TransportClosedError`, because this side has closed."""
         src, dst, tag = self.lane
-        self.fail(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
+        self.end(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
 
     def difference(self, theirs: PlainSignature, *, sent_bytes: int, expected_bytes: int) -> TransportError | None:
         """Return the error of two ends with different signatures or lengths; None if they agree."""
@@ -129,15 +104,15 @@ class Send(_MessageEnd):
         self.nbytes: int = view.nbytes
         self.priority = priority
 
-    def end(self) -> None:
+    def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
         """Release the bytes, and wake the waiting caller."""
         self.progress = ENDED
-        super().end()
+        super().end(error, withdrawn=withdrawn)
 
     def lose(self, reason: str) -> None:
         """Fail because the other process is lost; a cancelled offer without an answer ends as withdrawn."""
         if self.cancelled and self.progress is OFFERED:
-            self.end_withdrawn()
+            self.end(withdrawn=True)
         else:
             super().lose(reason)
 
@@ -154,7 +129,7 @@ class Receive(_MessageEnd):
             valid until it returns. Only where chunks arrive in order, see `Limits.ordered`.
         rolling: All chunks arrive in the same memory, one after the other.
         detour: Memory of bytes that arrived before the receive; copied at the end.
-        allocate: Returns memory for a message of any length, see `Starter.begin_recv`.
+        allocate: Returns memory for a message of any length, see `Wire.begin_recv`.
         seen: Offsets of the chunks that have arrived.
     """
 
@@ -186,9 +161,7 @@ class Receive(_MessageEnd):
         if self.allocate is None:
             return None
         try:
-            self.view = as_bytes(self.allocate(self), name="the memory of allocate", writable=True)
-            if self.view.nbytes != sent_bytes:
-                raise ArgumentError(f"allocate returned {self.view.nbytes} bytes for a message of {sent_bytes}")
+            self.view = self.make_memory(self.allocate)
         except Exception as raised:  # the caller's own
             return raised
         self.wants_loan = False

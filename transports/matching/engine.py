@@ -61,8 +61,8 @@ class Engine:
         if receive.lane in incoming.arrived:
             incoming.match_arrived(receive)
             return True
-        if self.gone is not None:
-            self.require_alive(receive.lane)
+        if (error := self.lost(receive.lane)) is not None:
+            raise error
         incoming.queue_receive(receive)
         return False
 
@@ -70,13 +70,14 @@ class Engine:
         """Cancel a call; False if it ends later, with `withdrawn` set if the cancellation was in time."""
         return self.outgoing.withdraw(end) if isinstance(end, Send) else self.incoming.withdraw_receive(end)
 
-    def require_alive(self, lane: Lane) -> None:
-        """Raise `LinkLostError` if the other process is lost or has left."""
-        if self.gone is not None:
-            src, dst, tag = lane
-            error = LinkLostError(self.gone, src=src, dst=dst, tag=tag)
-            error.evident = self._evident
-            raise error
+    def lost(self, lane: Lane) -> LinkLostError | None:
+        """Return the error of a new message if the other process is lost or has left."""
+        if self.gone is None:
+            return None
+        src, dst, tag = lane
+        error = LinkLostError(self.gone, src=src, dst=dst, tag=tag)
+        error.evident = self._evident
+        return error
 
     @property
     def quiet(self) -> bool:

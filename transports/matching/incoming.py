@@ -7,17 +7,17 @@ that messages of a lane meet receives in the order of the calls on both sides.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from time import perf_counter_ns
 
-from transports.base import OPEN, Envelope
 from transports.buffers import BounceBuffers
-from transports.matching.arrivals import Arrival, Budget, Overtaking, lane_key, pop_first
+from transports.matching.arrivals import Arrival, Budget, Overtaking, pop_first
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import PLACES, Limits, MessageKind, ProtocolError
 from transports.signature import OPEN_SIGNATURE, TEXT_BYTES, PlainSignature
+from transports.wire import OPEN, Envelope
 
 
 class Incoming:
@@ -107,7 +107,7 @@ class Incoming:
         if error is None:
             receive.finish_with_payload(payload)
         else:
-            receive.fail(error)
+            receive.end(error)
         if self._early_arrivals:
             self._handle_due_announcements()
 
@@ -258,28 +258,14 @@ class Incoming:
         for wake in tuple(self.watchers):
             wake()
 
-    def unexpected(self) -> Iterator[Envelope]:
-        """Yield every message without a receive."""
-        for (src, dst, tag), queue in self.arrived.items():
-            for each in queue:
-                yield Envelope(
-                    src=src, dst=dst, tag=tag, nbytes=each.nbytes, since_ns=each.since_ns, signature=each.signature
-                )
-
-    def announced_messages(self, lanes: Container[Lane], free_bits: int) -> Iterator[Envelope]:
-        """Yield the oldest message of each lane without a receive.
-
-        Args:
-            lanes: Keys of the lanes, made by `lane_key`.
-            free_bits: How many low bits of the tag may differ.
-        """
-        for lane, queue in self.arrived.items():
-            if lane_key(lane, free_bits) in lanes:
-                src, dst, tag = lane
-                first = queue[0]
-                yield Envelope(
-                    src=src, dst=dst, tag=tag, nbytes=first.nbytes, since_ns=first.since_ns, signature=first.signature
-                )
+    def unexpected(self, dst: int, tag: int | None, free_bits: int) -> Iterator[Envelope]:
+        """Yield the messages for a rank that no receive has met; as `Wire.unexpected`."""
+        for (src, to, of), queue in self.arrived.items():
+            if to == dst and (tag is None or of >> free_bits == tag >> free_bits):
+                for each in queue:
+                    yield Envelope(
+                        src=src, dst=dst, tag=of, nbytes=each.nbytes, since_ns=each.since_ns, signature=each.signature
+                    )
 
     # -- receives -----------------------------------------------------------------------------------------------------
 
@@ -304,7 +290,7 @@ class Incoming:
         queue.remove(receive)
         if not queue:
             del self.posted[receive.lane]
-        receive.end_withdrawn()
+        receive.end(withdrawn=True)
         return True
 
     def _match(self, receive: Receive, arrival: Arrival) -> None:
@@ -320,7 +306,7 @@ class Incoming:
                 error = raised
         if error is not None:
             self._refuse(receive, arrival)
-            receive.fail(error)
+            receive.end(error)
         elif arrival.payload is not None:
             receive.finish_with_payload(memoryview(arrival.payload))
         elif arrival.pushed is not None:

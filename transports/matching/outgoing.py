@@ -118,7 +118,7 @@ class Outgoing:
     def withdraw(self, send: Send) -> bool:
         """Cancel a message; False if the receiver has accepted it, or has to answer first."""
         if send.progress is WAITING:
-            send.end_withdrawn()
+            send.end(withdrawn=True)
             return True
         if send.progress is OFFERED and not send.cancelled:
             send.cancelled = True
@@ -240,7 +240,7 @@ class Outgoing:
             del self.sends[number]
             theirs, (src, dst, tag) = PlainSignature(fingerprint, text), send.lane
             error = send.difference(theirs, sent_bytes=send.nbytes, expected_bytes=expected_bytes)
-            send.fail(error or TransportError("the receiver has refused the message", src=src, dst=dst, tag=tag))
+            send.end(error or TransportError("the receiver has refused the message", src=src, dst=dst, tag=tag))
 
     def handle_withdrawn(self, number: int) -> None:
         """End a cancelled send, because the receiver has dropped the offer."""
@@ -250,7 +250,7 @@ class Outgoing:
         if not send.cancelled:
             raise ProtocolError(f"peer dropped offer {number}, which was not cancelled")
         del self.sends[number]
-        send.end_withdrawn()
+        send.end(withdrawn=True)
 
     def handle_taken(self, number: int) -> None:
         """End a send, because all of its bytes have arrived."""

@@ -43,9 +43,6 @@ RING_BYTES = 1 << 20
 # States of one end of a message or a collective, as native/engine.h numbers them.
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED, SIZED = range(10)
 
-#: Length of a receive that takes a message of any length: it ends `SIZED` where it meets one, for `accept`.
-OPEN_BYTES = 2**64 - 1
-
 # Number of polls of the engine before other tasks may run.
 _TURNS = 16
 

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from transports.base import OPEN, Envelope
-from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
+from transports.buffers import BounceBuffers, Buffer, Delivery
 from transports.failures import (
-    ArgumentError,
     LengthMismatchError,
     LinkLostError,
     SignatureMismatchError,
@@ -29,19 +27,19 @@ from transports.linked import PeerLink
 from transports.matching import Lane
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.patience import Patience
+from transports.request import Done, Request
 from transports.shared_memory.engine import (
     CORRUPT,
     DONE,
     MISMATCH,
     NO_MEMORY,
-    OPEN_BYTES,
     PENDING,
     SIZED,
     WITHDRAWN,
 )
 from transports.shared_memory.segment import Segment
 from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
-from transports.starter import Request
+from transports.wire import OPEN, Envelope
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Op
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
 #: Second word of the note by which a process says goodbye; in a note for a board it is a rank.
 GOODBYE = 1 << 32
 # Length in the refusal of a receive of any length, see native/engine.h.
-_NO_LENGTH = OPEN_BYTES - 1
+_NO_LENGTH = OPEN - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,24 +80,8 @@ class MemoryRequest(Request):
         lane: Source, destination and tag.
         link: The link to the other process.
         receives: Whether the call is a receive.
-        allocate: Returns memory for a message of any length, see `Starter.begin_recv`.
+        allocate: Returns memory for a message of any length, see `Wire.begin_recv`.
     """
-
-    __slots__ = (
-        "_done",
-        "_loan",
-        "_mine",
-        "allocate",
-        "ended",
-        "error",
-        "lane",
-        "link",
-        "nbytes",
-        "op",
-        "receives",
-        "theirs",
-        "withdrawn",
-    )
 
     op: Op
     link: MemoryLink
@@ -111,17 +93,14 @@ class MemoryRequest(Request):
         link: MemoryLink,
         lane: Lane,
         nbytes: int,
-        done: Callable[[Request], None],
+        done: Done,
         *,
         receives: bool,
         loan: memoryview | None = None,
         signature: Signature | None = None,
     ) -> None:
         self.link, self.lane = link, lane
-        self.nbytes, self._done, self.receives, self._loan, self._mine = nbytes, done, receives, loan, signature
-        self.ended = self.withdrawn = False
-        self.error: Exception | None = None
-        self.theirs: PlainSignature | None = None
+        self.nbytes, self.done, self.receives, self.loan, self._mine = nbytes, done, receives, loan, signature
         self.allocate: Callable[[Any], Buffer] | None = None
 
     @property
@@ -183,11 +162,9 @@ class MemoryRequest(Request):
         self.theirs = PlainSignature(fingerprint, text)
         try:
             if self.allocate is None:
-                self._loan = memory = self.link.memory.take(self.nbytes)
+                self.loan = memory = self.link.memory.take(self.nbytes)
             else:
-                memory = as_bytes(self.allocate(self), name="the memory of allocate", writable=True)
-                if memory.nbytes != self.nbytes:
-                    raise ArgumentError(f"allocate returned {memory.nbytes} bytes for a message of {self.nbytes}")
+                memory = self.make_memory(self.allocate)
         except Exception as error:  # the caller's own, or no memory
             engine.accept(sized, None, None)
             self._end(SIZED, error)
@@ -202,21 +179,21 @@ class MemoryRequest(Request):
 
     def _end(self, state: int, error: Exception | None = None) -> None:
         """Record the end of the operation, release its loan after a failure, and call the callback."""
-        self.ended = True
         if self.op.queued:  # a waiting thread has ended it
             self.link.engine.forget(self.op)
         self.link.calls.pop(self, None)
         self.link.count += 1
-        if state == WITHDRAWN:
-            self.withdrawn = self.error is None
-        elif state != DONE:
-            self.error = error or self._make_error(state)
+        withdrawn = state == WITHDRAWN and self.error is None
+        if state == DONE:
+            error = None  # it has matched, perhaps while this process closed
+        elif state == WITHDRAWN:
+            error = self.error
         else:
-            self.error = None  # it has matched while this process closed
-        if self._loan is not None and state != DONE:
-            self.link.memory.release(self._loan)
+            error = error or self._make_error(state)
+        if self.loan is not None and state != DONE:
+            self.link.memory.release(self.loan)
         self.link.note_change()
-        self._done(self)
+        self.end(error, withdrawn=withdrawn)
 
     def _make_error(self, state: int) -> TransportError:
         """Return the error of a state; a corrupt peer is given up."""
@@ -238,7 +215,7 @@ class MemoryRequest(Request):
 
     def delivery(self) -> Delivery:
         """Return the message on loan."""
-        loan = self._loan
+        loan = self.loan
         assert loan is not None, "a receive without a buffer gets memory on loan"
         return Delivery(loan[: self.nbytes].toreadonly(), partial(self.link.memory.release, loan))
 
@@ -299,7 +276,7 @@ class MemoryLink(PeerLink):
         lane: Lane,
         view: memoryview,
         priority: int,
-        done: Callable[[Request], None],
+        done: Done,
         signature: Signature | None,
     ) -> Request | None:
         """Begin a send; None if all bytes have left."""
@@ -321,7 +298,7 @@ class MemoryLink(PeerLink):
         lane: Lane,
         out: memoryview | None,
         nbytes: int,
-        done: Callable[[Request], None],
+        done: Done,
         signature: Signature | None,
         allocate: Callable[[Any], Buffer] | None,
     ) -> Request:
@@ -334,7 +311,7 @@ class MemoryLink(PeerLink):
         call = MemoryRequest(self, lane, nbytes, done, receives=True, loan=loan, signature=signature)
         call.allocate = allocate
         call.op = self.engine.receive(
-            self.member, tag, mine.fingerprint, mine.text, None, OPEN_BYTES if nbytes == OPEN else nbytes, target,
+            self.member, tag, mine.fingerprint, mine.text, None, nbytes, target,
             src << 32 | dst, call,
         )  # fmt: skip
         return self._register(call)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from transports.base import Endpoint, Envelope, Statistics
+from transports.base import Statistics
 from transports.buffers import BounceBuffers, Buffer, as_bytes
-from transports.linked import LinkedEndpoint, LinkedTransport
-from transports.matching import Lane, lane_key
+from transports.failures import LinkLostError
+from transports.linked import LinkedTransport, LinkedWire
 from transports.patience import Patience
+from transports.request import Done, Request
 from transports.shared_memory.engine import EngineEvents
 from transports.shared_memory.memory_link import MemoryLink
 from transports.signature import PlainSignature, Signature
-from transports.starter import Request
+from transports.wire import Envelope, Wire
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine
@@ -35,16 +36,17 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
 
     engine: Engine | None
     events: EngineEvents | None
+    patience: Patience
 
     def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
         super().__init__(member, placement)
         self.engine = self.events = None
         self.memory: BounceBuffers = BounceBuffers()
-        self.patience: Patience = Patience(0.0)
+        self.patience = Patience(0.0)
 
-    def make_endpoint(self, rank: int) -> Endpoint:
-        """Return the endpoint of a rank."""
-        return MemoryEndpoint(self, rank)
+    def make_wire(self, rank: int) -> Wire:
+        """Return the wire of a rank."""
+        return MemoryWire(self, rank)
 
     def deliver_events(self) -> bool:
         """Deliver events of the engine; return whether there were any. The event loop's thread only."""
@@ -59,8 +61,10 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
         )
 
 
-class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
-    """The end of one rank."""
+class MemoryWire(LinkedWire[MemoryMessages]):
+    """The wire of one rank."""
+
+    within_host = True
 
     def begin_send(
         self,
@@ -70,7 +74,7 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         *,
         priority: int = 0,
         signature: Signature | None = None,
-        done: Callable[[Request], None],
+        done: Done,
     ) -> Request | None:
         """Write the message into the ring up to its room; the engine writes the rest."""
         view, lane = as_bytes(data), (self.rank, dst, tag)
@@ -84,18 +88,13 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         nbytes: int,
         *,
         signature: Signature | None = None,
-        done: Callable[[Request], None],
+        done: Done,
         consume: Callable[[int, memoryview], None] | None = None,
         allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
         """Begin a receive in the engine."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
         return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done, signature, allocate)
-
-    @property
-    def within_host(self) -> bool:
-        """Whether messages go through memory of this host: always."""
-        return True
 
     def takes_threads(self, peer: int) -> bool:
         """Whether a thread that runs in place of the event loop may begin messages with a peer."""
@@ -105,40 +104,26 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
 
     def catch_up(self, peer: int) -> bool:
         """Deliver events of the engine; return whether there were any."""
-        transport = self._transport
-        if transport.state is not None or peer not in transport.home:
-            raise transport.unreachable_error((self.rank, peer, 0), peer)
-        return transport.deliver_events()
+        self._transport.link((self.rank, peer, 0), peer)
+        return self._transport.deliver_events()
 
-    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        """Return the oldest message of the choices."""
-        lanes = {lane_key(lane, free_bits) for lane in self.checked_lanes(choices)}
-        arrived = self.unexpected()
-        return next((each for each in arrived if lane_key((each.src, each.dst, each.tag), free_bits) in lanes), None)
-
-    def unexpected(self) -> list[Envelope]:
+    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> list[Envelope]:
         """Return the messages for this rank that no receive has met, the oldest first."""
         engine, dst = self._transport.engine, self.rank
-        return [
-            Envelope(
-                src=lane >> 32,
-                dst=dst,
-                tag=tag,
-                nbytes=nbytes,
-                since_ns=since_ns,
-                signature=PlainSignature(number, text),
-            )
-            for since_ns, _, lane, tag, nbytes, number, text in sorted(engine.announced(dst) if engine else ())
-        ]
+        found: list[Envelope] = []
+        for ns, _, lane, of, nbytes, number, text in sorted(engine.announced(dst) if engine else ()):
+            if tag is None or of >> free_bits == tag >> free_bits:
+                said = PlainSignature(number, text)
+                found.append(Envelope(src=lane >> 32, dst=dst, tag=of, nbytes=nbytes, since_ns=ns, signature=said))
+        return found
 
-    def require_alive(self, lane: Lane) -> None:
-        """Raise `LinkLostError` if the process of a source is lost."""
-        link = self._transport.link(lane, lane[0])
-        if link.gone is not None:
-            raise link.loss_error(lane)
+    def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
+        """Return the error of a receive from a process that is lost."""
+        lane = (src, self.rank, tag)
+        link = self._transport.link(lane, src)
+        return None if link.gone is None else link.loss_error(lane)
 
-    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:
+    def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message or a loss may have arrived."""
         events = self._transport.events
-        assert events is not None, "it is open"
-        return events.probing(notify)
+        return nullcontext() if events is None else events.probing(notify)

@@ -14,7 +14,7 @@ from threading import get_ident
 import trio
 from trio.lowlevel import Task, TrioToken, checkpoint, current_task, reschedule, wait_task_rescheduled
 
-from transports import Delivery, Request, Starter
+from transports import Delivery, Request, Wire
 
 from ...collectives.reduce import Array
 from ..handover import Handover, OperationRun
@@ -31,16 +31,16 @@ from .workers import Workers
 class Station:
     """Wires and workers of all programs of one rank on one group."""
 
-    starters: Mapping[int, Starter]  # Starters of messages, by world rank of the peer
+    wires: Mapping[int, Wire]  # Wires of messages, by world rank of the peer
     workers: Workers  # Threads of large reductions
     token: TrioToken  # Token of the event loop
     thread: int  # Thread of the event loop
 
     @property
-    def wires(self) -> str:
+    def wire_kind(self) -> str:
         """Kind of the wires, as text."""
-        within_host = all(starter.within_host for starter in self.starters.values())
-        return "shared memory" if self.starters and within_host else "wires"
+        within_host = all(wire.within_host for wire in self.wires.values())
+        return "shared memory" if self.wires and within_host else "wires"
 
 
 class Execution(OperationRun):
@@ -49,7 +49,7 @@ class Execution(OperationRun):
     Args:
         laid: The program, laid out on the arrays.
         buffers: The arrays, used by this execution alone until it ends.
-        station: The starters and workers of the rank.
+        station: The wires and workers of the rank.
         tag: First of the operation's transport tags; channel c uses `tag + c`.
         priority: Priority of the messages; lower is more urgent.
         spawn: Starts a task; only a failed execution needs one.
@@ -102,8 +102,8 @@ class Execution(OperationRun):
 
     def look_before_sleeping(self) -> None:
         """Process arrived messages before a task sleeps until the end: this saves a wake-up."""
-        if self._station.starters:
-            linger(self._station.starters, self._rests)
+        if self._station.wires:
+            linger(self._station.wires, self._rests)
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
         """Do nothing: the steps after a message may start tasks, so the loop continues it."""
@@ -207,9 +207,9 @@ class Execution(OperationRun):
         """Send the data of a step; its end calls back."""
         peer, tag = step.peer, self._tag + step.channel
         data = self._buffers.bytes_of(step.message_buffer, step.message_part)
-        starter = self._station.starters[peer]
+        wire = self._station.wires[peer]
         moved, signature = partial(self._moved, step), self._signature
-        call = starter.begin_send(peer, tag, data, priority=self._priority, signature=signature, done=moved)
+        call = wire.begin_send(peer, tag, data, priority=self._priority, signature=signature, done=moved)
         if call is None:
             self._step_ended(step)
         elif not call.ended:
@@ -218,9 +218,9 @@ class Execution(OperationRun):
     def _receive(self, step: LaidStep) -> None:
         """Receive the message of a step, to its target or to the function that reduces it."""
         peer, tag = step.peer, self._tag + step.channel
-        starter = self._station.starters[peer]
+        wire = self._station.wires[peer]
         if step.works:
-            call = starter.begin_recv(
+            call = wire.begin_recv(
                 peer,
                 tag,
                 None,
@@ -232,7 +232,7 @@ class Execution(OperationRun):
         else:
             place = self._buffers.bytes_of(step.message_buffer, step.message_part)
             moved, signature = partial(self._moved, step), self._signature
-            call = starter.begin_recv(peer, tag, place, step.message_bytes, signature=signature, done=moved)
+            call = wire.begin_recv(peer, tag, place, step.message_bytes, signature=signature, done=moved)
         if not call.ended:
             self._running[step] = call
 

@@ -9,7 +9,6 @@ from typing import cast
 from trio import RunFinishedError
 
 from transports import Request
-from transports.blocking import TaskStarter
 
 from ..event_loop import Withdraws
 from ..handover import Handover
@@ -23,18 +22,18 @@ class MessageTransfer(Execution, Withdraws):
 
     def __init__(self, station: Station, peer: int, spawn: Callable[..., None]) -> None:
         self._station, self._peer, self._spawn = station, peer, spawn
-        self._starter = station.starters[peer]
+        self._wire = station.wires[peer]
         self._running, self._waiting = {}, {}
         self._withdrawn: Callable[[], None] = _nothing
 
     def send(self, tag: int, data: memoryview, priority: int, ended: Callable[[BaseException | None], None]) -> bool:
         """Begin to send; return whether the message is over, as `begin` does."""
-        call = self._starter.begin_send(self._peer, tag, data, priority=priority, done=self._call_ended)
+        call = self._wire.begin_send(self._peer, tag, data, priority=priority, done=self._call_ended)
         return call is None or self._began(call, ended)
 
     def receive(self, tag: int, place: memoryview, ended: Callable[[BaseException | None], None]) -> bool:
         """Begin to receive; return whether the message is over, as `begin` does."""
-        return self._began(self._starter.begin_recv(self._peer, tag, place, place.nbytes, done=self._call_ended), ended)
+        return self._began(self._wire.begin_recv(self._peer, tag, place, place.nbytes, done=self._call_ended), ended)
 
     def _began(self, call: Request, ended: Callable[[BaseException | None], None]) -> bool:
         """Note a started call; True if it has ended already, and well."""
@@ -64,7 +63,7 @@ class MessageTransfer(Execution, Withdraws):
         if call.ended:
             return call.withdrawn
         self._withdrawn = later
-        return None if isinstance(self._starter, TaskStarter) else False
+        return False
 
     def _call_ended(self, call: Request) -> None:
         """End the message with the end of its call: well, withdrawn, or with an error."""

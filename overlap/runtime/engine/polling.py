@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from os import sched_yield
 from time import perf_counter
 
-from transports import Starter
+from transports import Wire
 from transports.patience import LONG_TURN_S
 
 # Longest wait of the loop's other tasks, whatever arrives: the time of a few chunks.
@@ -18,7 +18,7 @@ _LONGEST_S = 2e-3
 
 
 def linger(
-    starters: Mapping[int, Starter],
+    wires: Mapping[int, Wire],
     over: Callable[[], bool],
     *,
     longest_s: float = _LONGEST_S,
@@ -27,21 +27,21 @@ def linger(
     """Process arriving messages until all is over, none has arrived for a while, or the time limit is reached.
 
     Args:
-        starters: Starters of the messages in flight, by the world rank of the other end; at least one.
+        wires: Wires of the messages in flight, by the world rank of the other end; at least one.
         over: Whether no more messages are expected.
         longest_s: Time limit.
         long_turn_s: A task that runs for longer between two looks needs the core more than looking does.
     """
     latest_s = perf_counter() + longest_s
-    while not over() and _process_arrivals(starters):
+    while not over() and _process_arrivals(wires):
         if perf_counter() >= latest_s:
             return
-    patience = next(iter(starters.values())).patience
+    patience = next(iter(wires.values())).patience
     if patience is None or over() or not (patience_s := patience.take()):
         return
     until_s = perf_counter() + patience_s
     while not over() and (now_s := perf_counter()) < until_s:
-        if _process_arrivals(starters):
+        if _process_arrivals(wires):
             until_s = min(perf_counter() + patience_s, latest_s)
             continue
         looked_s = perf_counter()
@@ -55,9 +55,9 @@ def linger(
     patience.learn(came=over())
 
 
-def _process_arrivals(starters: Mapping[int, Starter]) -> bool:
+def _process_arrivals(wires: Mapping[int, Wire]) -> bool:
     """Process arrived messages; return whether there were any."""
     progressed = False
-    for peer, starter in starters.items():
-        progressed = starter.catch_up(peer) or progressed
+    for peer, wire in wires.items():
+        progressed = wire.catch_up(peer) or progressed
     return progressed

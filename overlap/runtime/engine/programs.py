@@ -10,7 +10,7 @@ import trio
 from trio.lowlevel import TrioToken
 
 from transports import Transport
-from transports.blocking import TaskStarter
+from transports.guarded import guard
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
@@ -44,15 +44,15 @@ class Programs:
         return plan_class(self, communicator, call)
 
     def station(self, communicator: Communicator, operation: Operation) -> Station:
-        """Return the starters of a rank's messages; if the transport has none, each message gets a task."""
+        """Return the wires of a rank's messages, and its workers."""
         rank, members = operation.context.rank, communicator.members
         station = self._stations.get((rank, *members))
         if station is None:
-            endpoint, spawn = self._transport.endpoint(rank), operation.context.spawn
+            wire = self._transport.wire(rank)
             peers = [peer for peer in members if peer != rank]
-            starters = {peer: endpoint.starter(peer) or TaskStarter(endpoint, spawn) for peer in peers}
+            wires = {peer: guard(wire, peer, operation.context.spawn) for peer in peers}
             thread = operation.context.thread
-            station = Station(starters=starters, workers=self._workers, token=self._token, thread=thread)
+            station = Station(wires=wires, workers=self._workers, token=self._token, thread=thread)
             self._stations[rank, *members] = station
         return station
 
@@ -70,7 +70,7 @@ class ProgramPlan(CallPlan):
     def __str__(self) -> str:
         if self._station is None:
             return "program"
-        return f"program {self._compiled.schedule.algorithm} over {self._station.wires}"
+        return f"program {self._compiled.schedule.algorithm} over {self._station.wire_kind}"
 
     def start(self, match: Match, operation: Operation) -> None:
         """Start the program; small messages leave before any task starts."""
@@ -119,14 +119,14 @@ class MessagePlan(ProgramPlan):
     """Runs one rank's ends of messages with another rank, which need no program."""
 
     def __str__(self) -> str:
-        return "message" if self._station is None else f"message over {self._station.wires}"
+        return "message" if self._station is None else f"message over {self._station.wire_kind}"
 
     def takes_threads(self) -> bool:
         """Whether its wires let threads run them."""
         if self._station is None:
             return False
-        for peer, starter in self._station.starters.items():  # noqa: SIM110 - in every message, and twice as fast
-            if not starter.takes_threads(peer):
+        for peer, wire in self._station.wires.items():  # noqa: SIM110 - in every message, and twice as fast
+            if not wire.takes_threads(peer):
                 return False
         return True
 

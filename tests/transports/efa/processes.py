@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-from transports import Efa, Endpoint, Transport
+from transports import Efa, Transport, Wire
 from transports.factory import Exchange
 from transports.testing import MakePair
 
@@ -100,9 +100,9 @@ class Meeting(Generic[Met]):
             for member in range(len(placement))
         ]
 
-    def ends(self) -> list[Endpoint]:
+    def ends(self) -> list[Wire]:
         """The endpoint of the first rank of each process."""
-        return [transport.endpoint(transport.ranks[0]) for transport in self.transports]
+        return [transport.wire(transport.ranks[0]) for transport in self.transports]
 
 
 class World(Meeting[Efa]):
@@ -150,11 +150,11 @@ def pairs(wrap: Callable[[Transport], Transport] = lambda inner: inner, **settin
     """Make pairs of endpoints in two processes, for the contract suite."""
 
     @asynccontextmanager
-    async def make_pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
+    async def make_pair() -> AsyncIterator[tuple[Wire, Wire]]:
         world = World(((5, 0), (3,)), **settings)
         transports = [wrap(efa) for efa in world.efas]
         async with opened(transports):
-            yield transports[0].endpoint(0), transports[1].endpoint(3)
+            yield transports[0].wire(0), transports[1].wire(3)
 
     return make_pair
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import trio
 
-from transports import Endpoint, LinkLostError
+from transports import LinkLostError, Wire
 from transports.frame import CHUNK_BYTES, FrameKind, checksum, pack
 
 from .impostor import confronted
@@ -29,7 +29,7 @@ PLACES = [*range(0, FIRST_FRAMES_BYTES, 3), *random.Random(1).sample(range(TOTAL
 BATCHES = 12
 
 
-async def exchange_all(ends: list[Endpoint], errors: list[BaseException]) -> list[tuple[int, bytes, bytearray]]:
+async def exchange_all(ends: list[Wire], errors: list[BaseException]) -> list[tuple[int, bytes, bytearray]]:
     """Send all messages both ways; return what arrived without an error: tag, as sent, as received."""
     arrived: list[tuple[int, bytes, bytearray]] = []
 
@@ -118,7 +118,7 @@ def test_what_came_damaged_is_named() -> None:
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
                 out = bytearray(CHUNK_BYTES + 4)
-                nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, out), errors)
+                nursery.start_soon(quietly, partial(victim.efa.wire(1).recv_into, 0, 5, out), errors)
                 await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, CHUNK_BYTES + 4, 0)
                 await impostor.hear()
                 head = pack(FrameKind.CHUNK, 0, CHUNK_BYTES, payload_bytes=4, payload_checksum=checksum(b"good"))

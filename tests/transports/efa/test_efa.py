@@ -128,7 +128,7 @@ def test_urgent_messages_pass_at_chunk_boundaries(monkeypatch: pytest.MonkeyPatc
 
     async def main() -> None:
         async with confronted() as (impostor, victim):
-            end = victim.efa.endpoint(1)
+            end = victim.efa.wire(1)
             (rail,) = victim.efa.links[0].rails
             await wait_all_tasks_blocked()
             rail.idle = False  # as if it were writing
@@ -154,7 +154,7 @@ def test_small_messages_pass_long_ones_at_the_next_chunk() -> None:
 
     async def main() -> None:
         async with confronted() as (impostor, victim):
-            end = victim.efa.endpoint(1)
+            end = victim.efa.wire(1)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(end.send, 0, 1, bytes(64 * CHUNK_BYTES))
                 await impostor.hear()
@@ -291,8 +291,7 @@ def test_who_is_about_to_sleep_takes_in_what_has_come(unix: bool) -> None:
             await a.send(1, 4, b"first")
             await b.recv_into(0, 4, bytearray(5))
             short, long = bytearray(4), bytearray(EAGER_BYTES + 100)
-            starts = b.starter(0)
-            assert starts is not None
+            starts = b.route(0)
             starts.begin_recv(0, 5, short, 4, done=ended.append)
             starts.begin_recv(0, 6, long, len(long), done=ended.append)
             starts.catch_up(0)
@@ -300,8 +299,7 @@ def test_who_is_about_to_sleep_takes_in_what_has_come(unix: bool) -> None:
             assert leaves_at_once(a, 1, 5, b"here")
             starts.catch_up(0)
             assert (len(ended), short) == (1, b"here")
-            gives = a.starter(1)
-            assert gives is not None
+            gives = a.route(1)
             gives.begin_send(1, 6, b"x" * len(long), done=lambda _: None)
             starts.catch_up(0)
             gives.catch_up(1)  # where there are several rails, the receiver says first where it belongs
@@ -316,12 +314,11 @@ def test_a_starter_starts_no_messages_that_cannot_be_and_none_after_the_end() ->
         world = World()
         a, _ = world.ends()
         with pytest.raises(TransportClosedError, match="is not open yet"):
-            a.starter(1)
+            a.route(1)
         async with opened(world.efas):
             with pytest.raises(ArgumentError, match="no connection to rank 7"):
-                a.starter(7)
-            starts = a.starter(1)
-            assert starts is not None
+                a.route(7)
+            starts = a.route(1)
             calls: dict[str, Callable[[int, int], object]] = {
                 "send": lambda peer, tag: starts.begin_send(peer, tag, b"x", done=lambda _: None),
                 "receive": lambda peer, tag: starts.begin_recv(peer, tag, bytearray(1), 1, done=lambda _: None),
@@ -369,8 +366,7 @@ def test_a_burst_is_acted_upon_to_its_end_though_nothing_follows_it() -> None:
         world = World()
         async with opened(world.efas):
             a, b = world.ends()
-            starts = b.starter(0)
-            assert starts is not None
+            starts = b.route(0)
             for _ in range(count):
                 starts.begin_recv(0, 5, bytearray(1), 1, done=ended.append)
             for _ in range(count):
@@ -391,9 +387,7 @@ def test_who_is_about_to_sleep_writes_what_waits_for_room(unix: bool) -> None:
     async def main() -> None:
         world = World(unix=unix)
         async with opened(world.efas):
-            gives, takes = (end.starter(other) for end, other in zip(world.ends(), (1, 0), strict=True))
-            assert gives is not None
-            assert takes is not None
+            gives, takes = (end.route(other) for end, other in zip(world.ends(), (1, 0), strict=True))
             takes.begin_recv(0, 6, out, len(out), done=ended.append)
             gives.begin_send(1, 6, message, done=lambda _: None)
             until_s = perf_counter() + TIMEOUT_S
@@ -412,9 +406,7 @@ def test_who_is_about_to_sleep_hears_that_its_message_has_arrived() -> None:
     async def main() -> None:
         world = World(unix=False, watched=True, lasting=True)  # messages are confirmed
         async with opened(world.efas):
-            gives, takes = (end.starter(other) for end, other in zip(world.ends(), (1, 0), strict=True))
-            assert gives is not None
-            assert takes is not None
+            gives, takes = (end.route(other) for end, other in zip(world.ends(), (1, 0), strict=True))
             length = KEPT_BYTES + 1
             gives.begin_send(1, 6, bytes(length), done=sent.append)
             assert not sent
@@ -438,8 +430,7 @@ def test_the_rest_of_a_chunk_wakes_its_reader_though_another_task_has_read_some_
         world = World(unix=unix)
         async with opened(world.efas):
             out, ended = bytearray(nbytes), trio.Event()
-            starts = world.ends()[1].starter(0)
-            assert starts is not None
+            starts = world.ends()[1].route(0)
             starts.begin_recv(0, 6, out, nbytes, done=lambda _: ended.set())
             theirs, ours = world.efas[0].links[1].rails[0], world.efas[1].links[0].rails[0]
             announced = pack(FrameKind.PUSH, 0, 0, 1, 6, nbytes, 0) + pack(FrameKind.CHUNK, 0, 0, payload_bytes=nbytes)
@@ -488,15 +479,15 @@ def test_whoever_is_cancelled_finishes_what_has_met_and_says_goodbye() -> None:
             async def stay() -> None:
                 async with there.open():
                     ready.set()
-                    await there.endpoint(1).recv_into(0, 5, out)
+                    await there.wire(1).recv_into(0, 5, out)
                     with pytest.raises(LinkLostError, match=r"process 0 \(rank 0\) has left"):
-                        await there.endpoint(1).recv_into(0, 5, bytearray(8))
+                        await there.wire(1).recv_into(0, 5, bytearray(8))
 
             nursery.start_soon(stay)
             with trio.CancelScope() as scope:
                 async with here.open(), trio.open_nursery() as inside:
                     await ready.wait()
-                    inside.start_soon(here.endpoint(0).send, 1, 5, message)
+                    inside.start_soon(here.wire(0).send, 1, 5, message)
                     sends = here.links[1].engine.outgoing.sends
                     while all(send.progress is not Progress.FLOWING for send in sends.values()):
                         await trio.lowlevel.checkpoint()
@@ -546,7 +537,7 @@ def test_a_cancelled_offer_is_withdrawn_although_its_rail_is_late() -> None:
             await impostor.say(FrameKind.EAGER, 2, 0, 1, 5, 0, payload=b"third")
             assert await impostor.hear() == (FrameKind.WITHDRAWN, [1], b"")
             for text in (b"first", b"third"):
-                with await victim.efa.endpoint(1).recv(0, 5, 5) as delivery:
+                with await victim.efa.wire(1).recv(0, 5, 5) as delivery:
                     assert delivery.view == text
             await impostor.say(FrameKind.BYE)
 
@@ -564,7 +555,7 @@ def test_a_cancellation_that_comes_too_late_is_not_told() -> None:
 
             async def send() -> None:
                 with scope:
-                    await victim.efa.endpoint(1).send(0, 5, bytes(chunks * CHUNK_BYTES))
+                    await victim.efa.wire(1).send(0, 5, bytes(chunks * CHUNK_BYTES))
                     ended.append("sent")
 
             async with trio.open_nursery() as nursery:
@@ -586,7 +577,7 @@ def test_statistics_name_what_waits_here() -> None:
     async def main() -> None:
         world = World(((0,), (3,)))
         async with opened(world.efas):
-            a = world.efas[0].endpoint(0)
+            a = world.efas[0].wire(0)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(a.send, 3, 7, bytes(PUSH_BYTES + 1))
                 nursery.start_soon(a.recv_into, 3, 8, bytearray(5))
@@ -612,10 +603,10 @@ def test_three_processes_reach_each_other() -> None:
             async with trio.open_nursery() as nursery:
                 for efa, rank in ranks:
                     for peer in efa.peers:
-                        nursery.start_soon(efa.endpoint(rank).send, peer, 7, bytes([rank, peer]) * 100_000)
+                        nursery.start_soon(efa.wire(rank).send, peer, 7, bytes([rank, peer]) * 100_000)
                 for efa, rank in ranks:
                     for peer in efa.peers:
-                        with await efa.endpoint(rank).recv(peer, 7, 200_000) as delivery:
+                        with await efa.wire(rank).recv(peer, 7, 200_000) as delivery:
                             assert delivery.view == bytes([peer, rank]) * 100_000
         assert world.reports == [[], [], []]
 
@@ -640,7 +631,7 @@ def test_a_process_alone_has_nobody_to_talk_to() -> None:
         world = World(((0, 1),))
         async with opened(world.efas):
             with pytest.raises(ArgumentError, match="process 0 has no connection to rank 1"):
-                await world.efas[0].endpoint(0).send(1, 0, b"")
+                await world.efas[0].wire(0).send(1, 0, b"")
 
     run(main)
 
@@ -791,7 +782,7 @@ def test_offsets_beyond_four_gibibytes() -> None:
         async with confronted() as (impostor, victim):
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, out), errors)
+                nursery.start_soon(quietly, partial(victim.efa.wire(1).recv_into, 0, 5, out), errors)
                 await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes, 0)
                 assert await impostor.hear() == (FrameKind.ACCEPT, [0], b"")
                 await impostor.say(FrameKind.CHUNK, 0, 2**32, payload=b"m" * CHUNK_BYTES)

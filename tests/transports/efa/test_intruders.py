@@ -46,7 +46,7 @@ async def join(victim: Victim, before: Callable[[PeerAddress], Awaitable[None]])
         async def stay() -> None:
             async with victim.efa.open():
                 entered.set()
-                await victim.efa.endpoint(1).recv_into(0, 7, bytearray(4))
+                await victim.efa.wire(1).recv_into(0, 7, bytearray(4))
 
         nursery.start_soon(stay)
         card = await victim.card()
@@ -175,7 +175,7 @@ def test_a_bad_frame_ends_the_connection_with_a_reason(name: str) -> None:
         async with confronted() as (impostor, victim):
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(quietly, lambda: victim.efa.endpoint(1).recv_into(0, 5, bytearray(8)), errors)
+                nursery.start_soon(quietly, lambda: victim.efa.wire(1).recv_into(0, 5, bytearray(8)), errors)
                 await wait_all_tasks_blocked()
                 await impostor.stream.send_all(BAD_FRAMES[name])
                 assert await impostor.is_hung_up_on()
@@ -194,7 +194,7 @@ def test_chunks_must_fit_their_message() -> None:
         async with confronted() as (impostor, victim):
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(quietly, lambda: victim.efa.endpoint(1).recv_into(0, 5, bytearray(nbytes)), errors)
+                nursery.start_soon(quietly, lambda: victim.efa.wire(1).recv_into(0, 5, bytearray(nbytes)), errors)
                 await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes, 0)
                 assert await impostor.hear() == (FrameKind.ACCEPT, [0], b"")
                 await impostor.say(FrameKind.CHUNK, 0, CHUNK_BYTES, payload=b"12345")
@@ -230,7 +230,7 @@ def test_a_frame_for_a_tag_that_nobody_knows_waits_and_harms_nobody() -> None:
             await impostor.say(FrameKind.EAGER, 0, 0, 1, 2**64 - 1, 0, payload=b"nobody")
             await impostor.say(FrameKind.EAGER, 1, 0, 1, 5, 0, payload=b"somebody")
             out = bytearray(8)
-            await victim.efa.endpoint(1).recv_into(0, 5, out)
+            await victim.efa.wire(1).recv_into(0, 5, out)
             assert out == b"somebody"
             await impostor.say(FrameKind.BYE)
 

@@ -60,7 +60,7 @@ def test_each_chunk_goes_to_the_rail_on_which_least_waits() -> None:
         async with opened(world.efas):
             a, b = world.ends()
             ended: list[Request] = []
-            a.starter(1).begin_send(1, 5, bytes(3 * CHUNK_BYTES), done=ended.append)
+            a.route(1).begin_send(1, 5, bytes(3 * CHUNK_BYTES), done=ended.append)
             begun = [rail.written_bytes + rail.unwritten_bytes for rail in rails_of(world, 0)]
             assert min(begun) >= CHUNK_BYTES  # before anything has come there
             await b.recv_into(0, 5, bytearray(3 * CHUNK_BYTES))
@@ -146,7 +146,7 @@ def test_the_death_of_the_last_rail_fails_everything_and_says_whom() -> None:
         world = World(((0,), (3, 4)))
         errors: list[BaseException] = []
         async with opened(world.efas):
-            end = world.efas[0].endpoint(0)
+            end = world.efas[0].wire(0)
             calls: list[Callable[[], object]] = [
                 partial(end.recv_into, 3, 1, bytearray(8)),
                 partial(end.recv, 4, 2, CHUNK_BYTES),
@@ -179,7 +179,7 @@ def test_a_silent_process_is_given_up() -> None:
     async def main() -> None:
         async with confronted(silence_s=0.2) as (impostor, victim):
             errors: list[BaseException] = []
-            await quietly(partial(victim.efa.endpoint(1).recv_into, 0, 5, bytearray(8)), errors)
+            await quietly(partial(victim.efa.wire(1).recv_into, 0, 5, bytearray(8)), errors)
             assert "process 0 (rank 0) is lost: nothing was received from it for 0.2 s" in str(errors[0])
             assert await impostor.is_hung_up_on()
 
@@ -197,7 +197,7 @@ def test_a_silent_process_is_not_given_up_where_somebody_else_watches_it() -> No
                 link.tick(math.inf, 0.1)
             await impostor.say(FrameKind.EAGER, 0, 0, 1, 5, 0, payload=b"12345678")
             received = bytearray(8)
-            await victim.efa.endpoint(1).recv_into(0, 5, received)
+            await victim.efa.wire(1).recv_into(0, 5, received)
             assert received == b"12345678"
 
     run(main)
@@ -209,7 +209,7 @@ def test_a_connection_that_is_not_acknowledged_is_lost(monkeypatch: pytest.Monke
             errors: list[BaseException] = []
             (link,) = victim.efa.links.values()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, bytearray(8)), errors)
+                nursery.start_soon(quietly, partial(victim.efa.wire(1).recv_into, 0, 5, bytearray(8)), errors)
                 await wait_all_tasks_blocked()
                 monkeypatch.setattr(rail, "tcp_info", lambda _: TcpInfo(True, 7.0, 0.0, 0, 0))
                 for now_s in (100.0, 103.9):
@@ -299,7 +299,7 @@ def test_what_has_just_left_after_a_pause_has_not_waited_since_before_it() -> No
 def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None:
     async def main() -> None:
         async with confronted() as (impostor, victim):
-            end = victim.efa.endpoint(1)
+            end = victim.efa.wire(1)
             ends = impostor.stream.socket.getpeername(), impostor.stream.socket.getsockname()
             errors: list[BaseException] = []
 
@@ -350,8 +350,8 @@ def test_waiting_for_any_ends_when_a_process_is_lost_but_not_before_what_has_com
     async def main() -> None:
         world = World(((0,), (1,), (2,)))
         async with opened(world.efas):
-            end, choices = world.efas[0].endpoint(0), [(1, 5), (2, 5)]
-            await world.efas[2].endpoint(2).send(0, 5, b"in time")
+            end, choices = world.efas[0].wire(0), [(1, 5), (2, 5)]
+            await world.efas[2].wire(2).send(0, 5, b"in time")
             assert (await end.wait_any(choices)).src == 2
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:

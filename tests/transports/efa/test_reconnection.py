@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from transports import Endpoint, LinkLostError
+from transports import LinkLostError, Wire
 from transports.efa import reconnection as returning
 from transports.efa.address import RAILS_LIMIT, PeerAddress
 from transports.efa.connection import SocketRail
@@ -40,7 +40,7 @@ async def both_back(world: World, *, count: int = 1) -> list[str]:
     return [line for lines in world.reports for line in await lines.holding(" is back after ", count=count)]
 
 
-async def send_and_receive(ends: list[Endpoint], tag: int, nbytes: int) -> None:
+async def send_and_receive(ends: list[Wire], tag: int, nbytes: int) -> None:
     """Send both ways, and compare."""
     message = random.Random(tag).randbytes(nbytes)
     outs = bytearray(nbytes), bytearray(nbytes)
@@ -148,7 +148,7 @@ def test_the_last_rail_is_not_waited_for_where_nobody_else_watches_the_process()
             for way in world.ways:
                 way.cut()
             with pytest.raises(LinkLostError, match=r"process 0 .* is lost: the last connection to it, .*, was lost: "):
-                await world.efas[1].endpoint(1).recv_into(0, 5, bytearray(8))
+                await world.efas[1].wire(1).recv_into(0, 5, bytearray(8))
         assert [way.entered for way in world.ways] == [1] * rails
 
     run(main, 1)
@@ -163,8 +163,7 @@ def test_a_process_at_the_other_end_of_a_single_connection_inside_a_host_ends_wi
         world = World(rails=1, unix=kind == "unix", watched=True)
         async with opened(world.efas):
             (rail,) = links(world)[0].rails
-            starts, sent = world.ends()[0].starter(1), []
-            assert starts is not None
+            starts, sent = world.ends()[0].route(1), []
             starts.begin_send(1, 5, bytes(EAGER_BYTES + 1), done=sent.append)
             assert len(sent) == 1  # before anybody there has seen any of it
             rail.die("pulled by the test")

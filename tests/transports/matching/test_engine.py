@@ -234,12 +234,12 @@ def test_the_oldest_message_is_first_whatever_its_lane() -> None:
         hear(engine, Kind.EAGER, [number, 1, 0, tag, 0], b"12345678")
     hear(engine, Kind.EAGER, [3, 1, 0, 99, 0], b"above")
     order = []
-    while announced := list(engine.incoming.announced_messages({(1, 0, 0)}, 4)):
+    while announced := list(engine.incoming.unexpected(0, 0, 4)):
         first = min(announced, key=lambda message: message.since_ns)
         receive(engine, first.tag, first.nbytes)
         order.append(first.tag)
     assert order == [5, 4, 5]
-    assert [message.tag for message in engine.incoming.announced_messages({(1, 0, 99)}, 0)] == [99]
+    assert [message.tag for message in engine.incoming.unexpected(0, 99, 0)] == [99]
 
 
 def test_eager_data_has_a_budget_which_comes_back_as_it_is_received() -> None:
@@ -566,7 +566,7 @@ def test_who_waits_both_ways_hears_first_of_the_message_that_did_not_come() -> N
     engine, told = an_engine(), list[str]()
     ends = [send(engine, 5, LONG_BYTES), receive(engine, 5, LONG_BYTES)]
     for end in ends:
-        end.wake = lambda end: told.append(type(end).__name__)
+        end.done = lambda end: told.append(type(end).__name__)
     engine.end("process 1 is lost")
     assert told == ["Receive", "Send"]
 
@@ -575,7 +575,7 @@ def test_the_sender_hears_that_all_has_come_before_who_waits_for_it_does() -> No
     engine, order = an_engine(), list[object]()
     engine.incoming.flush_answers = lambda: order.append(said(engine))
     end = receive(engine, 5, LONG_BYTES)
-    end.wake = lambda _: order.append("woken")
+    end.done = lambda _: order.append("woken")
     engine.handle(Kind.OFFER, (0, 1, 0, 5, LONG_BYTES, 0))
     assert said(engine) == [(Kind.ACCEPT, (0,))]
     hear(engine, Kind.CHUNK, (0, 0), bytes(LIMITS.chunk_bytes))

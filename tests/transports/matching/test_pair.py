@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transports.base import OPEN
 from transports.buffers import BounceBuffers
 from transports.failures import LengthMismatchError, SignatureMismatchError
 from transports.matching import Engine, Limits, MessageKind, Receive, Send
 from transports.signature import OPEN_SIGNATURE, PlainSignature
+from transports.wire import OPEN
 
 SIZES = (0, 3, 4, 9, 25)  # eager, eager, eager at most, three chunks, seven
 

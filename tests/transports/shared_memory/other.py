@@ -9,9 +9,9 @@ import sys
 
 import trio
 
+from transports.request import Request
 from transports.shared_memory import SharedMemory
 from transports.shared_memory.memory_link import MemoryRequest
-from transports.starter import Request
 
 #: It takes much longer to move than to notice that it has begun.
 LONG_BYTES = 128 << 20
@@ -41,8 +41,8 @@ async def in_the_midst(call: Request | None) -> None:
 async def main(what: str) -> None:
     transport = SharedMemory(member=1, placement=((0,), (1,)), secret=b"of the tests", exchange=exchange)
     async with transport.open():
-        end = transport.endpoint(1)
-        starts = end.starter(0)
+        end = transport.wire(1)
+        starts = end.route(0)
         if what == "sends":
             await in_the_midst(starts.begin_send(0, 1, bytes(LONG_BYTES), done=ignore))
         elif what == "receives":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from transports import Endpoint, Transport
+from transports import Transport, Wire
 from transports.shared_memory import SharedMemory
 from transports.testing import MakePair
 
@@ -25,9 +25,9 @@ def pairs(wrap: Callable[[Transport], Transport] = lambda inner: inner, **settin
     """Make pairs of endpoints in two processes, for the contract suite."""
 
     @asynccontextmanager
-    async def make_pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
+    async def make_pair() -> AsyncIterator[tuple[Wire, Wire]]:
         transports = [wrap(each) for each in Host(((5, 0), (3,)), **settings).transports]
         async with opened(transports):
-            yield transports[0].endpoint(0), transports[1].endpoint(3)
+            yield transports[0].wire(0), transports[1].wire(3)
 
     return make_pair

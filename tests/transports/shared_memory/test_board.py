@@ -76,7 +76,7 @@ def test_an_invalid_note_ends_the_link_to_its_process_by_name(
             there.engine.note(0, 5, rank, note)
             reason = f"process 1 (rank 1) is lost: it sent a note {expected}; {BROKEN_PROTOCOL}"
             with pytest.raises(LinkLostError, match=f"{re.escape(reason)}$"):
-                await here.endpoint(0).recv_into(1, 2, bytearray(1))
+                await here.wire(0).recv_into(1, 2, bytearray(1))
             board = here.board(5, (0, 1))
             assert board is not None
             assert not board.ready
@@ -93,7 +93,7 @@ def test_a_note_about_a_rank_of_its_process_in_no_group_ends_the_link() -> None:
             here.board(5, (0, 1))
             there.engine.note(0, 5, 2, 3)
             with pytest.raises(LinkLostError, match="about rank 2, which is none of its own in that group"):
-                await here.endpoint(0).recv_into(1, 2, bytearray(1))
+                await here.wire(0).recv_into(1, 2, bytearray(1))
 
     run(main)
 

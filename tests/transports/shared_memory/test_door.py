@@ -32,7 +32,7 @@ def test_no_message_is_overlooked_whenever_it_comes() -> None:
 
             thread = threading.Thread(target=send)
             thread.start()
-            out, end = np.zeros(1, int), here.endpoint(0)
+            out, end = np.zeros(1, int), here.wire(0)
             for number in range(PASSES):
                 due.put(number)
                 for _ in range(number % 5):
@@ -62,7 +62,7 @@ def test_a_loop_that_sleeps_notices_a_message_though_a_thread_is_woken_that_does
 
             thread = threading.Thread(target=send)
             thread.start()
-            await here.endpoint(0).recv_into(1, 5, out)
+            await here.wire(0).recv_into(1, 5, out)
             thread.join(TIMEOUT_S)
         return int(out[0])
 

@@ -15,9 +15,8 @@ def test_what_is_sent_as_another_packet_leaves_does_not_take_its_room() -> None:
     async def main() -> None:
         host = Host()
         async with opened(host.transports):
-            a, b = (transport.endpoint(rank) for rank, transport in enumerate(host.transports))
-            starter, packets, over = a.starter(1), 0, trio.Event()
-            assert starter is not None
+            a, b = (transport.wire(rank) for rank, transport in enumerate(host.transports))
+            starter, packets, over = a.route(1), 0, trio.Event()
 
             def fill(_: Request | None) -> None:
                 nonlocal packets

@@ -54,7 +54,7 @@ def test_who_sleeps_notices() -> None:
     async def main() -> None:
         lines = Lines()
         async with beside("ends", lines) as (transport, _):
-            end = transport.endpoint(0)
+            end = transport.wire(0)
             await end.send(1, 1, b"x")
             with pytest.raises(LinkLostError, match=r": process 1 \(rank 1\) is lost: its process has ended$"):
                 await end.recv_into(1, 2, bytearray(1))
@@ -82,7 +82,7 @@ def test_a_loss_that_is_told_before_the_neighbours_are_known_is_not_forgotten() 
 def test_who_is_in_the_midst_of_a_message_notices(what: str) -> None:
     async def main() -> None:
         async with beside(what, Lines()) as (transport, _):
-            end = transport.endpoint(0)
+            end = transport.wire(0)
             call = end.recv_into if what == "sends" else end.send
             with pytest.raises(LinkLostError, match="its process has ended"):
                 await call(1, 1, bytearray(LONG_BYTES))

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 import pytest
 import trio
 
-from transports import Endpoint, Request
+from transports import Request, Wire
 
 from ..efa.processes import opened, run
 from .processes import Host
@@ -22,17 +22,15 @@ TAGS = (0, 1, 2**64 - 1)
 class Side:
     """The sends and receives of one rank towards another, by tag, and what has come of them."""
 
-    def __init__(self, end: Endpoint, peer: int) -> None:
-        starter = end.starter(peer)
-        assert starter is not None
-        self._starter, self._peer = starter, peer
+    def __init__(self, end: Wire, peer: int) -> None:
+        self._end, self._peer = end, peer
         self.sends: defaultdict[int, deque[tuple[int, Request | None]]] = defaultdict(deque)
         self._slots: defaultdict[int, list[list[int]]] = defaultdict(list)  # of each receive, in their order
         self.receives: list[Request] = []
 
     def send(self, tag: int, number: int, nbytes: int, priority: int) -> None:
         data = number.to_bytes(4, "little") * (nbytes // 4)
-        call = self._starter.begin_send(self._peer, tag, data, priority=priority, done=lambda _: None)
+        call = self._end.begin_send(self._peer, tag, data, priority=priority, done=lambda _: None)
         self.sends[tag].append((number, call))
 
     def receive(self, tag: int, nbytes: int) -> None:
@@ -44,7 +42,7 @@ class Side:
 
         out, slot = bytearray(nbytes), list[int]()
         self._slots[tag].append(slot)
-        call = self._starter.begin_recv(self._peer, tag, out, nbytes, done=done)
+        call = self._end.begin_recv(self._peer, tag, out, nbytes, done=done)
         if not call.ended:
             self.receives.append(call)
 
@@ -67,7 +65,7 @@ def test_each_message_that_was_not_withdrawn_comes_once_and_in_order(seed: int) 
     async def main() -> None:
         host = Host(((0,), (1,)))
         async with opened(host.transports):
-            ends = [each.endpoint(rank) for rank, each in enumerate(host.transports)]
+            ends = [each.wire(rank) for rank, each in enumerate(host.transports)]
             sides = [Side(ends[0], 1), Side(ends[1], 0)]
             for number in range(1, STEPS):
                 side, tag = order.choice(sides), order.choice(TAGS)
