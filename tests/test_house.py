@@ -301,7 +301,7 @@ def methods(kind: type) -> Iterator[tuple[str, object]]:
 
 def test_public_names_are_documented() -> None:
     found = dict(public_objects())
-    assert {"overlap.Rank.all_reduce", "overlap.Future.done", "transports.Endpoint.send"} <= set(found)
+    assert {"overlap.Rank.all_reduce", "overlap.Future.done", "transports.Wire.send"} <= set(found)
     assert [name for name, value in found.items() if not inspect.getdoc(value)] == []
 
 
