@@ -255,15 +255,18 @@ class Later:
 
     async def run(self) -> None:
         """Begin messages until cancelled; then those that wait fail."""
+        reached_s = -math.inf  # a clock may pass a deadline that it cannot show exactly
         try:
             while True:
                 self._changed = trio.Event()
-                while self._heap and self._heap[0][0] <= trio.current_time():
+                while self._heap and self._heap[0][0] <= max(reached_s, trio.current_time()):
                     due_s, _, request, lane = heappop(self._heap)
                     if due_s == request.due_s and not request.ended and not request.due:  # else it has another time
                         self.release(lane, request)
-                with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf):
+                with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf) as scope:
                     await self._changed.wait()
+                if scope.cancelled_caught:
+                    reached_s = scope.deadline
         finally:
             self.runs = False
             for (src, dst, tag), queue in tuple(self._lanes.items()):
