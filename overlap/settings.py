@@ -317,14 +317,6 @@ class RunSettings:
         help="memory that each process shares with others of its machine, such as 4GiB; 0: sockets there too",
         nodes=True, wire=True,
     )  # fmt: skip
-    mailbox: bool | None = option(
-        rare=True,
-        read=switch,
-        help="threads of PyTorch carry messages inside one machine themselves, where that is compiled (default)",
-        off="the event loops do",
-        nodes=True,
-        wire=True,
-    )
     bind: bool | None = option(
         rare=True,
         read=switch,

@@ -294,7 +294,7 @@ class Connection:
         if self._error is not None:
             raise self._error
         if self._world is not None:
-            await self._world.wait_until_read()
+            await self._world.wait_until_received()
 
 
 def _last_error() -> BaseException | None:

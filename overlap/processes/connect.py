@@ -207,8 +207,7 @@ async def _make_transport(
         epoch=config.epoch,
         host=await trio.to_thread.run_sync(local_address, config.endpoint),
         tls=config.tls,
-        # the event loop checks sent arrays
-        options=run.transport_options() | ({} if run.check is None else {"mailbox": False}),
+        options=run.transport_options(),
         report=notices,
         note=notices.note,
         watched=True,

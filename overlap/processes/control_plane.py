@@ -101,7 +101,7 @@ class ControlPlane:
         # reports of other processes
         self._asked: set[int] = set()  # communicators whose calls another process asks for
         self._early_calls: OrderedDict[tuple[int, int], list[RankCall]] = OrderedDict()
-        self._early_failures: OrderedDict[tuple[int, int], EndFailed] = OrderedDict()
+        self.early_failures: OrderedDict[tuple[int, int], EndFailed] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks without a count of the messages that they had sent
         self._standings = RemoteStandings(membership.member, placement)
@@ -217,7 +217,7 @@ class ControlPlane:
         """Drop the stored reports of a group that no rank uses any more, and of its communicators."""
         self._asked.difference_update(ids)
         self._reported.difference_update(ids)
-        for early in (self._early_calls, self._early_failures):
+        for early in (self._early_calls, self.early_failures):
             for key in [key for key in early if key[0] in ids]:
                 del early[key]
 
@@ -239,7 +239,7 @@ class ControlPlane:
         counts = list(self._communicators.issued_counts(rank).items())
         for start in range(0, len(counts), _MOST_COUNTS):
             self._send(Issued(rank=rank, counts=counts[start : start + _MOST_COUNTS]))
-        self._send(Finished(rank=rank, uncounted=self._communicators.lost_count))
+        self._send(Finished(rank=rank, uncounted=self._communicators.inbox.lost_count))
 
     def hold_broken_end(self, fail: Callable[[], None]) -> None:
         """Fail an end with a broken wire a moment later, unless a report names the culprit before."""
@@ -255,13 +255,18 @@ class ControlPlane:
     @property
     def silent(self) -> bool:
         """Whether no report waits for an operation at which no rank here has arrived."""
-        return not (self._early_calls or self._early_failures)
+        return not (self._early_calls or self.early_failures)
 
     def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
         """Return and remove the calls of an operation that were reported before a rank here arrived at it."""
-        if self._early_failures and (failed := self._early_failures.pop((communicator_id, seq), None)) is not None:
+        if self.early_failures and (failed := self.early_failures.pop((communicator_id, seq), None)) is not None:
             self._apply_failed_end(failed)
         return self._early_calls.pop((communicator_id, seq), []) if self._early_calls else []
+
+    def note_early_failures(self, communicator_id: int, seq: int) -> None:
+        """Apply a report of a failed end that came before the operation here."""
+        if self.early_failures and (failed := self.early_failures.pop((communicator_id, seq), None)) is not None:
+            self._apply_failed_end(failed)
 
     def issued_by(self, rank: int, communicator_id: int) -> int:
         """Return the number of operations that a finished rank of another process issued on a communicator."""
@@ -388,11 +393,14 @@ class ControlPlane:
 
     def _apply_failed_end(self, event: EndFailed) -> None:
         """Fail the ends here of an operation without a rank elsewhere, or store it until a rank here arrives."""
-        communicator = self._communicators.spanning.get(event.channel)
-        failed = communicator is not None and communicator.fail_remote_end(
-            event.seq, event.rank, event.message, codec.unpack_error(event)
-        )
+        communicator, cause = self._communicators.spanning.get(event.channel), codec.unpack_error(event)
+        if communicator is not None:
+            failed = communicator.fail_remote_end(event.seq, event.rank, event.message, cause)
+        else:
+            failed = self._communicators.inbox.fail_remote_end(
+                event.channel, event.seq, event.rank, event.message, cause
+            )
         if not failed:
-            self._early_failures[event.channel, event.seq] = event
-            if len(self._early_failures) > _MOST_EARLY:
-                self._early_failures.popitem(last=False)
+            self.early_failures[event.channel, event.seq] = event
+            if len(self.early_failures) > _MOST_EARLY:
+                self.early_failures.popitem(last=False)

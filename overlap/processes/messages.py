@@ -176,7 +176,7 @@ class Finished(Tagged):
 
 
 class Closing(Tagged):
-    """A rank has closed its connection: it receives no more, and leaves once its own messages are read."""
+    """A rank has closed its connection: it receives no more, and leaves once its own messages are received."""
 
     rank: int
 

@@ -26,12 +26,13 @@ from .context import Arrays
 from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_input, as_output, changes
 from .operation import CollectiveFuture, GroupLike
-from .received import ANY_TREE, TreeReceive, buffers_for, new_array
+from .received import ANY_TREE, buffers_for, new_array
 from .tree_operation import TreeOperation
 from .trees import is_tree, message_of
 
 _ELEMENTWISE = (ALL_REDUCE, REDUCE, BROADCAST)
-_TAGS = 1 << 24
+TAGS: int = 1 << 24
+"""Number of tags of messages that programs may use."""
 _INTEGERS = int, np.integer
 
 
@@ -111,8 +112,9 @@ def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
     """Return the call of a rank that passes no array."""
     kind = operation.kind
     if kind is P2P:
-        if isinstance(operation, TreeReceive):
-            return operation.buffers.call
+        buffers = getattr(operation, "buffers", None)
+        if buffers is not None:
+            return cast(Call, buffers.call)
         out = operation.out
         return call(kind.text, None, None, None, 2) if out is None else call(kind.text, None, out.dtype, out.shape, 2)
     if not kind.traits.rooted and kind is not BARRIER:
@@ -252,11 +254,11 @@ def check_rank(group: GroupLike, argument: str, rank: int | None) -> None:
         )
 
 
-def check_peer(group: GroupLike, argument: str, peer: int | None, tag: int) -> None:
+def check_peer(group: GroupLike, argument: str, peer: int | None, tag: int, tags: int = TAGS) -> None:
     """Raise `UsageError` if a peer is no rank of the group, or a tag is out of range."""
     check_rank(group, argument, peer)
-    if not isinstance(tag, int) or not 0 <= tag < _TAGS:
-        raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {shown(tag)}")
+    if not isinstance(tag, int) or not 0 <= tag < tags:
+        raise UsageError(f"tag: must be from 0 to {tags - 1}, got {shown(tag)}")
 
 
 def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:

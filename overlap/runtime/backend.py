@@ -17,7 +17,7 @@ from trio.lowlevel import TrioToken, checkpoint
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
 from .communicator import BaseEngine
-from .communicators import KEPT, Communicators
+from .communicators import Communicators
 from .compute import ComputeStream, ThreadedCompute
 from .context import RankContext
 from .engine.real_engine import RealEngine
@@ -122,10 +122,6 @@ class RealBackend(Backend):
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
         """Return the engine that moves bytes."""
         return RealEngine(transport, cluster, token, algorithm=algorithm)
-
-    def communicators(self, engine: BaseEngine) -> Communicators:
-        """Return the communicators of a world."""
-        return Communicators(engine, keeps=KEPT)
 
     def close(self) -> None:
         """Restore the threads of BLAS."""

@@ -1,7 +1,7 @@
-"""Checks of sent data for NaN and infinity, before any reduction: the issuer of ``run(check="nan")``.
+"""Checks of sent data for NaN and infinity, before any reduction, for ``run(check="nan")``.
 
 A rank with a NaN or an infinity in its input fails at once, and is named: after a reduction all ranks would have it,
-and its origin would be unknown. Runs without the check have plain issuers and ports.
+and its origin would be unknown. Runs without the check have nothing of this.
 
 An input that is written to while it is in flight fails as well: its digest is taken with the check, and compared at the
 end of the operation. Locks catch most of such writes at once, but none through a view that was made before.
@@ -10,7 +10,6 @@ end of the operation. Locks catch most of such writes at once, but none through 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -20,8 +19,7 @@ from ..collectives.reduce import Array
 from ..errors import NonFiniteError
 from .failure import Failure
 from .interceptor import Interceptor
-from .issue import Issuer
-from .operation import CollectiveFuture, Matching, Operation, OperationPort
+from .operation import Operation
 from .port import Port
 
 # Elements in one look: its arrays stay in the caches of a core, and 64 MiB of float32 take 12 ms, not 40.
@@ -48,48 +46,13 @@ class CheckedInputs(Interceptor):
             port.communicator.withdraw(operation, Failure(error))
 
 
-class CheckingIssuer(Issuer):
-    """Issuer that checks the inputs of messages once they exist."""
-
-    def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
-        if not isinstance(port.communicator, _Checked):
-            port.communicator = _Checked(port.communicator)
-        super()._enqueue(operation, port)
-
-
-class _Checked:
-    """A communicator that checks the input of each arriving operation."""
-
-    def __init__(self, inner: Matching) -> None:
-        self.members = inner.members
-        self._inner = inner
-        self.withdraw, self.forget, self.missing = inner.withdraw, inner.forget, inner.missing
-        self.give_up = inner.give_up
-        self.withdraw_receive, self.forget_receive = inner.withdraw_receive, inner.forget_receive
-        self.put_back, self.has_message, self.offer_again = inner.put_back, inner.has_message, inner.offer_again
-
-    @property
-    def identity(self) -> str:
-        """Name in few characters, the same on every rank."""
-        return self._inner.identity
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is forgotten."""
-        return self._inner.closed
-
-    def arrive(self, operation: Operation) -> None:
-        """Take in the end of one rank, or fail all ends if its data is not finite."""
-        error = _finding(operation) if sends(operation) else None
-        if error is None:
-            _watch(operation)
-            self._inner.arrive(operation)
-        else:
-            self._inner.withdraw(operation, Failure(error))
-
-    def needs_no_task(self, operation: Operation) -> bool:
-        """Return False: a finding is reported to other ranks."""
-        return False
+def check_message(message: Operation) -> Failure | None:
+    """Return the failure of a message with data that is not finite; else watch its input."""
+    error = _finding(message) if sends(message) else None
+    if error is None:
+        _watch(message)
+        return None
+    return Failure(error)
 
 
 def sends(operation: Operation) -> bool:

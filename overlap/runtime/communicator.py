@@ -1,28 +1,32 @@
 """Communicators: bring the ends of an operation together, and notice that ranks disagree.
 
-A `Communicator` is shared by the ranks of this process that are in one group, for one stream, or by the two ends of
-messages with one tag. The ends of one operation meet in a `Match`, by sequence number; matched operations go
-to the engine. A `OperationPort` is one rank's end of a communicator.
+A `Communicator` is shared by the ranks of this process that are in one group, for one stream. The ends of one operation
+meet in a `Match`, by sequence number; matched operations go to the engine. An `OperationPort` is one rank's end of it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from transports import TransportError
 
 from ..collectives.call import Call
 from ..errors import PeerFailedError, RankLeftError
 from .context import RankContext
+from .disputes import Disputes
 from .failure import Failure
-from .match import Key, Match, Unfit
-from .operation import Operation, OperationPort
+from .match import Key, Match
+from .operation import Operation
 from .plan import CallPlan
-from .put_back import PutBack
-from .stream import MessageLane, Stream
+
+if TYPE_CHECKING:
+    from transports import Envelope, Wire
+
+    from .inbox import Lane
+    from .message import Message
 
 
 class BaseEngine(ABC):
@@ -47,6 +51,22 @@ class BaseEngine(ABC):
                 it may run it, it has no port yet, but such a check is never the first for a communicator.
         """
 
+    @abstractmethod
+    def carry(self, lane: Lane, send: Message[object], receive: Message[object], pattern: Call) -> None:
+        """Move the data of a message inside this process, and end both of its ends."""
+
+    def wire(self, context: RankContext, peer: int) -> Wire | None:
+        """Return the wire of the messages with a world rank; None: they match inside this process."""
+        return None
+
+    def oldest_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope | None:
+        """Return the oldest message of some senders and tags that other processes have announced; or None."""
+        return None
+
+    async def wait_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope:
+        """Wait until another process announces a message of some senders and tags; return that message."""
+        raise AssertionError("this is a bug in overlap: an engine without wires waits for one")
+
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
         """Call `look` when a receive from any source should choose among messages; any thread."""
         if get_ident() == context.thread:
@@ -69,20 +89,14 @@ class Shared(Protocol):
     left: set[int]  # World ranks that have finished their program
     unraised: dict[int, Callable[[], BaseException]]  # Errors that no operation is left to fail with
 
-    def announce(self, key: Key) -> None:
-        """Offer a message that no receive has met to the receives that accept any source (`src=None`)."""
-
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail all present and later operations in the communicators of a key's id."""
 
     def find_abort(self, key: Key) -> Callable[[], BaseException] | None:
         """Return the maker of errors of an aborted group; None if it was not aborted."""
 
-    def rest(self, communicator: Communicator) -> None:
-        """Keep an idle communicator of messages for the next ones, or forget it."""
 
-
-class Communicator(PutBack):
+class Communicator(Disputes):
     """The operations that the members of one group issue on one stream, in their common order.
 
     Attributes:
@@ -92,11 +106,7 @@ class Communicator(PutBack):
         size: Number of ranks of the group: all of these, unless some represent others.
         here: Number of members in this process; all of them, unless it spans processes.
         direct: Whether no bytes move before all ranks have arrived, which are all in this process.
-        ports: The ends of messages, by place; those of collectives belong to their groups.
-        first_seq: Number of the first of these messages.
         closed: Whether it is forgotten: the next operation opens another one.
-        lasts: Whether it is kept while none of its messages is in flight.
-        resting: Whether it is among the communicators that are forgotten next, unless it is used again.
     """
 
     key: Key
@@ -106,109 +116,31 @@ class Communicator(PutBack):
     here: int
 
     spans = False  # Whether only some members are in this process
-    first_seq = 0
     closed: bool = False
-    lasts: bool = False
-    resting: bool = False
 
     def __init__(self, shared: Shared, key: Key, name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
         self.size = self.here = len(members)
         self.direct: bool = shared.engine.direct(members) or len(set(members)) == 1  # a rank with itself needs no wire
-        self.ports: dict[int, OperationPort] = {}
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
-        self._tag_base, self._messages = -1, key.messages
+        self._tag_base = -1
         self._moving: dict[int, Match] = {}  # matches with all ends here, until they are over
         self._broken: Callable[[], BaseException] | None = None  # error of all operations from now on
-
-    def message_port(self, context: RankContext, stream: Stream, position: int, towards: str) -> OperationPort:
-        """Return the sender's (0) or receiver's (1) port of messages, which lasts while any are in flight."""
-        place = self.place(position, context.rank)
-        port = self.ports.get(place)
-        if port is None:
-            lane = MessageLane(context, stream)
-            port = self.ports[place] = OperationPort(self, lane, position=position, place=place, towards=towards)
-            port.next_seq, lane.on_idle = self.first_seq, self._rest_if_idle
-        elif port.stream.idle and not (isinstance(port.stream, MessageLane) and port.stream.within is stream):
-            port.stream = lane = MessageLane(context, stream)
-            lane.on_idle = self._rest_if_idle
-        return port
 
     def place(self, position: int, rank: int) -> int:
         """Return the index in `members` of a world rank at a position of the group."""
         return position
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether no message is in flight."""
-        if self._matches:
-            return False
-        for port in self.ports.values():  # noqa: SIM110 - after every message, and twice as fast
-            if port.returned or not port.stream.idle:
-                return False
-        return True
-
-    def _rest_if_idle(self) -> None:
-        """Restart the numbers and rest, once both ends have issued the same number and no message is in flight."""
-        if len(self.ports) != self.here or not self.at_rest:
-            return
-        ports = list(self.ports.values())
-        for port in ports:
-            if port.next_seq != ports[0].next_seq:
-                return
-        for port in ports:
-            port.next_seq = self.first_seq
-        if not self.resting:
-            self.resting = True
-            self._shared.rest(self)
-
     def close(self) -> None:
-        """Drop all references back to this communicator."""
+        """Note that it is forgotten."""
         self.closed = True
-        for port in self.ports.values():
-            if isinstance(port.stream, MessageLane):
-                port.stream.on_idle = None
-        self.ports.clear()
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
-        """Match the arrived end of one rank; operations start with the last end, or at once if bytes must travel."""
-        port, seq = operation.port, operation.seq
-        if port.returned:  # a returned message comes first
-            self._take_returned(operation)
-            return
-        # find its match, by number
-        match = self._matches.get(seq)
-        if match is None:
-            match = self._matches[seq] = Match([None] * self.here)
-            match.pattern, match.first = operation.call, operation
-            self.fail_if_broken(match, operation)
-        match[port.place] = operation
-        match.arrived += 1
-        if match.pattern is not operation.call:
-            self._compare(match, operation)
-        complete = match.arrived == self.here
-        if complete:
-            del self._matches[seq]
-        # start all ends together, or this one alone
-        call: Call = match.pattern  # type: ignore[assignment]
-        if match.error is not None:
-            operation.fail(Failure(match.error()))
-        elif self.direct and not complete:
-            operation.lock()
-        elif self.direct and (plan := self.plan(call, operation)).together:
-            try:
-                plan.start(match, operation)
-            except Unfit as unfit:
-                self.fail_one(match, unfit.operation, Failure(unfit.__cause__ or unfit))
-            except Exception as error:
-                self.fail_one(match, operation, Failure(error))
-        else:
-            self.start_arrived(match, operation)
-        if self._messages and port.position == 0:  # a receive from any source may take it
-            self._shared.announce(self.key)
+        """Match the arrived end of one rank; only for members in several processes: see `Port.match` for others."""
+        raise AssertionError("this is a bug in overlap: all ranks are here")
 
     def plan(self, call: Call, operation: Operation, match: Match | None = None) -> CallPlan:
         """Return the plan of one rank's end of an operation, with the call that all ranks agree on.
@@ -264,10 +196,6 @@ class Communicator(PutBack):
     def identity(self) -> str:
         """Name in few characters, the same on every rank."""
         return f"{self.key.tag_base():x}"
-
-    def offer_again(self) -> None:
-        """Offer messages to receives from any source: a receive that waited for them has left the queue."""
-        self._shared.announce(self.key)
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match because one rank has no input for it."""

@@ -8,9 +8,6 @@ from ..diagnostics import calling
 
 if TYPE_CHECKING:
     import topology
-    from transports.shared_memory.engine import Post
-
-    from .mail import Mail
 
 from collections.abc import Sequence
 from copy import copy
@@ -25,10 +22,10 @@ from .arguments import check_rank
 from .calls import GroupCalls
 from .communicators import Communicators
 from .context import RankContext
-from .issue import Issuer
 from .match import Key
 from .memory.arrays import metadata
-from .operation import GroupLike
+from .messages import Messages
+from .operation import CollectiveFuture, GroupLike
 from .outstanding import CallSite, checked_name
 from .port import Ports
 from .stream import Stream, Streams
@@ -39,14 +36,10 @@ _MOST = 1 << 63  # integers that travel as int64
 class Surroundings(Protocol):
     """The world of a group: its own, or a simulated one."""
 
-    issuer: type[Issuer]  # Class of the issuers of messages
     communicators: Communicators  # The communicators of all groups of the process
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Raise `topology.TopologyError` unless the cluster allows such a group."""
-
-    def post(self, ranks: tuple[int, ...]) -> Post | None:
-        """Return the mailbox of this process if each of the ranks has one."""
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
         """Return values by rank, passed beside an operation without data by the ranks of this process."""
@@ -130,8 +123,9 @@ class Group(GroupCalls):
         key = Key(ranks, self._occurrence, "")
         self._use = GroupUse(context, around.communicators, key)
         member = GroupRank(self, key)
-        place = context, around.communicators, streams, member, ranks, self._occurrence, self._use
-        self._issuer, self._ports = around.issuer(*place), Ports(*place)
+        communicators = around.communicators
+        self._messages = Messages(context, communicators.inbox, communicators.engine, streams, member, self._use)
+        self._ports = Ports(context, communicators, streams, member, ranks, self._occurrence, self._use)
 
     def __repr__(self) -> str:
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
@@ -162,18 +156,17 @@ class Group(GroupCalls):
         members = tuple(self.ranks[member] for member in indices)
         return Group(self._context, self._around, self._streams, self._occurrences, members, name)
 
-    def mail(self) -> Mail | None:
-        """Return the group's mail, for threads other than the event loop's; None if a rank has no mailbox.
+    def send_flat(
+        self, x: object, dst: int, tag: int, *, timeout_s: float, call_site: CallSite, name: str | None = None
+    ) -> CollectiveFuture[None]:
+        """Send an array, for PyTorch: its shape is open, and there are more tags than for programs."""
+        return self._messages.send(x, dst, tag, None, 0, name, timeout_s, call_site, flat=True)
 
-        All ranks get the same answer. Messages by mail do not match those of `send` and `recv`.
-        """
-        post = self._around.post(self.ranks) if self.size > 1 else None
-        if post is None:
-            return None
-        from .mail import Mail  # few programs need it
-
-        communicators = self._around.communicators
-        return Mail(self._context, communicators, post, self.name, self.ranks, self._occurrence, self._use)
+    def receive_flat(
+        self, like: object, src: int | None, tag: int, *, timeout_s: float, call_site: CallSite, name: str | None = None
+    ) -> CollectiveFuture[object]:
+        """Receive an array, for PyTorch; see `send_flat`."""
+        return self._messages.receive(like, src, tag, None, 0, name, timeout_s, call_site, flat=True)
 
     def abort(self, error: BaseException | str | None = None) -> None:
         """Fail all present and later operations of this group on every rank; the world lives on.
@@ -197,7 +190,7 @@ class Group(GroupCalls):
         """
         other = copy(self)
         preferred, member = self._streams.find(stream), GroupRank(other, self._use.key)
-        other._issuer = self._issuer.preferring(preferred, member)
+        other._messages = self._messages.preferring(preferred, member)
         other._ports = self._ports.preferring(preferred, member)
         return other
 

@@ -11,9 +11,6 @@ from ..collectives.call import Call
 from ..errors import CollectiveMismatchError
 from .operation import Operation
 
-CALL_BITS = 32
-"""Low bits of a message's tag: 24 bits of a hash of its call, and the bits of its channel."""
-
 CHANNEL_BITS = 8
 
 
@@ -47,10 +44,6 @@ class Key(NamedTuple):
         """Id of 40 bits for messages between processes."""
         return self.tag_base() >> 24
 
-    def with_any_source(self) -> Key:
-        """Return the key of messages of this tag to the receiver from any sender."""
-        return self._replace(src=0)
-
     def with_any_tag(self) -> Key:
         """Return the key of messages of all tags between the two ranks."""
         return self._replace(tag=0)
@@ -59,10 +52,6 @@ class Key(NamedTuple):
         """Return 40 bits of a hash of the key, and of more values that must be the same, above 24 free bits."""
         text = repr((*self, *more)).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=5).digest(), "big") << 24
-
-    def message_tag(self, call: tuple[object, ...]) -> int:
-        """Return the tag of messages with a call: all messages of the key share the bits above `CALL_BITS`."""
-        return (self.tag_base() >> CALL_BITS << CALL_BITS) | (self.tag_base(*call) >> 40 << CHANNEL_BITS)
 
 
 class Match(list["Operation | None"]):

@@ -18,14 +18,14 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from transports.common import PAYLOAD_BYTES
 
 from ..collectives.call import Call, Pairs
-from ..collectives.kinds import BARRIER, GATHER, P2P, PERMUTE, REDUCE, Collective
+from ..collectives.kinds import BARRIER, GATHER, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..flight.recorder import Known
@@ -43,6 +43,7 @@ from .settling import conclude
 from .state import DONE, FOLLOWS, ISSUED, MATCHING, RUNNING, STOPPING
 
 if TYPE_CHECKING:
+    from .match import Key
     from .plan import CallPlan
 
 T_co = TypeVar("T_co", covariant=True)
@@ -64,7 +65,7 @@ class Member(GroupLike, Protocol):
     """One rank's place in a group, which operations hold: they do not hold the group itself."""
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> Key:
         """Name of the group, the same on every rank; see `match.Key`."""
 
     @property
@@ -103,29 +104,6 @@ class Matching(Protocol):
     def missing(self, seq: int) -> list[int]:
         """World ranks that have not arrived, if some rank has."""
 
-    def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
-        """Take a receive out of matching; False if a message has met it, see `Communicator.withdraw_receive`."""
-
-    def forget_receive(self, operation: Operation) -> None:
-        """Forget a receive that the transport has given back."""
-
-    def put_back(self, port: OperationPort, message: ReturnedMessage, giver: Operation) -> None:
-        """Give a received message that no task has taken to the next receive."""
-
-    def offer_again(self) -> None:
-        """Offer messages to receives from any source: a receive that waited for them has left the queue."""
-
-    def has_message(self, port: OperationPort) -> bool:
-        """Whether a receive would meet a message at once, as far as that is known."""
-
-
-class ReturnedMessage(NamedTuple):
-    """A received message that no task has taken: the only task that awaited it was cancelled."""
-
-    order: int  # Order of arrival among the messages of one source and tag
-    call: Call  # Kind, dtype, shape and form
-    data: Array | None  # Flat, in memory of its own; None in a simulation without data
-
 
 class StreamLike(Protocol):
     """The interface of a stream to its operations."""
@@ -142,10 +120,6 @@ class StreamLike(Protocol):
     @property
     def queue(self) -> Collection[Operation]:
         """Operations that wait for room."""
-
-    @property
-    def on_idle(self) -> Callable[[], None] | None:
-        """Function to call when none of its operations is in flight any more."""
 
     @property
     def idle(self) -> bool:
@@ -182,17 +156,13 @@ class OperationPort:
         position: Group rank.
         place: Index of the rank among the members of the communicator; mostly the same.
         stream: Stream or lane of its operations.
-        returned: Received messages that no task has taken; the next receives get them, in order.
         known: Calls that the flight record has fields for.
         plans: Plans by call, and by the arguments of earlier calls; the only cache of a call.
-        src: Group rank that sends; None for collectives, and until a receive from any source has chosen a sender.
-        towards: Peer of messages as text.
         group: Name and ranks of the group, for the timeline.
     """
 
     __slots__ = (
-        "communicator", "group", "known", "next_seq", "place", "plans", "position", "returned", "src",
-        "stream", "towards",
+        "communicator", "group", "known", "next_seq", "place", "plans", "position", "stream",
     )  # fmt: skip
 
     group: RawGroup
@@ -201,17 +171,12 @@ class OperationPort:
     place: int
     position: int
     stream: StreamLike
-    towards: str
-    src: int | None
 
-    def __init__(
-        self, communicator: Matching, stream: StreamLike, *, position: int, place: int, towards: str = ""
-    ) -> None:
+    def __init__(self, communicator: Matching, stream: StreamLike, *, position: int, place: int) -> None:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
-        self.next_seq, self.towards, self.src = 0, towards, None
+        self.next_seq = 0
         self.known: Known = Known()
         self.plans: dict[object, CallPlan] = {}
-        self.returned: Sequence[ReturnedMessage] = ()  # a list is made when needed: most ports last for one message
 
     def keep_plan(self, key: object, plan: CallPlan) -> None:
         """Keep a plan, by its call or by the arguments of a call."""
@@ -222,13 +187,6 @@ class OperationPort:
     def arrive(self, operation: Operation) -> None:
         """Match an operation whose input exists now."""
         self.communicator.arrive(operation)
-
-    def give_back(self, seq: int) -> None:
-        """Give the number of a receive that takes no message to the next receive."""
-        for later in self.stream.queue:
-            if later.seq > seq:
-                later.seq -= 1
-        self.next_seq -= 1
 
 
 class _Nowhere:
@@ -370,8 +328,13 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     @property
     def src(self) -> int | None:
-        """Group rank that sends the message of a receive; None until it is known, and for collectives."""
-        return self.port.src
+        """Group rank that sends a message; None for collectives."""
+        return None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """World ranks that meet in it."""
+        return self.port.communicator.members
 
     @property
     def urgency(self) -> int:
@@ -381,9 +344,8 @@ class CollectiveFuture(IssuedFuture[T_co]):
     @property
     def label(self) -> str:
         """Name of the operation in messages."""
-        port = self.port  # no number if no other rank has such an operation
-        which = f" #{self.seq}{port.towards}" if port.communicator.members else port.towards
-        return f"{self.name}{which} on group '{self.member.name}'"
+        number = f" #{self.seq}" if self.port is not NOWHERE else ""  # a thread has issued it just now
+        return f"{self.name}{number} on group '{self.member.name}'"
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
@@ -412,7 +374,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
             "what": "" if call is None else str(call),
             "kind": self.op,
             "group": self.member.name,
-            "towards": self.port.towards,
+            "towards": "",
             "members": listed(self.port.communicator.members),
             "key": self.port.communicator.identity,
             "nbytes": "" if call is None else str(call.nbytes),
@@ -465,7 +427,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         kind, position = self.kind, self.port.position
         if kind is REDUCE or kind is GATHER:
             return self.call.root == position
-        return kind is not BARRIER and (kind is not P2P or position == 1)
+        return kind is not BARRIER
 
     def describe(self, pattern: Call, met_ns: int) -> RawMatch:
         """Return the part of its timeline entry that all ranks share."""
@@ -506,7 +468,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
             return
         if self.deadline_s is not None:
             context.deadlines.drop(self, self.deadline_s)
-        if stream.queue or stream.in_flight is None or stream.on_idle is not None or context.outstanding.draining:
+        if stream.queue or stream.in_flight is None or context.outstanding.draining:
             stream.finished(self, None)
         else:
             del context.outstanding.operations[self], stream.in_flight[self]
@@ -526,10 +488,6 @@ class CollectiveFuture(IssuedFuture[T_co]):
     def can_start(self) -> bool:
         """Whether its bytes neither move nor have moved."""
         return self.scope is None and self.state < DONE
-
-    def reset_receive(self) -> None:
-        """Forget the work on a receive that the transport has given back; it may start again."""
-        self.scope = self.poll = None
 
     def fail(self, failure: Failure) -> None:
         """End with an error, which is raised in the awaiting tasks, and fails the rank if there are none.

@@ -101,7 +101,7 @@ class Rank(GroupCalls):
         self._streams = Streams(context)
         self.world: Group = Group(context, around, self._streams, {}, everybody, "world")
         # a call on a rank is a call on the group of all
-        self._issuer, self._ports = self.world._issuer, self.world._ports
+        self._messages, self._ports = self.world._messages, self.world._ports
 
     def __repr__(self) -> str:
         unfinished = len(self._context.outstanding.operations)

@@ -14,13 +14,9 @@ from ..collectives.call import Call, call
 from ..collectives.kinds import P2P
 from ..collectives.reduce import Array
 from ..errors import UsageError, shown
-from ..timeline.recording import RawMatch
 from .context import Arrays
-from .failure import Failure
 from .forms import Absent, parse_form, text_of
 from .memory.foreign import as_output
-from .receive import LEFT_STATES, ReceiveFuture
-from .state import DONE
 from .trees import fill_tree, leaves_of, with_items
 
 
@@ -84,74 +80,36 @@ def _with_arrays(like: object, arrays: Arrays) -> object:
     return with_items(like, lambda item: _with_arrays(item, arrays))
 
 
-class TreeReceive(ReceiveFuture[object]):
-    """Receive of a tree, or of a message without `like`."""
+def call_of_form(form: str) -> Call:
+    """Return the call of the data of a tree of a form.
 
-    __slots__ = ("_form", "_pattern", "_tree_locked", "buffers")
+    Raises:
+        OverlapError: If the text is no form.
+    """
+    leaves = cast("list[Absent]", leaves_of(parse_form(form)))
+    dtypes = {leaf.dtype for leaf in leaves}
+    dtype: np.dtype[Any] = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
+    shape = (sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) // dtype.itemsize,)
+    return call(P2P.text, None, dtype, shape, 2, 0, (), (), False, False, None, form)
 
-    buffers: ReceiveBuffers
 
-    def expect(self, buffers: ReceiveBuffers) -> None:
-        """Set its buffers, before it is issued."""
-        self.buffers, self._form, self._tree_locked, self._pattern = buffers, buffers.call.form, False, buffers.call
-
-    def fit(self, pattern: Call) -> None:
-        """Make the array for the bytes, unless there is one, and note the form of its tree."""
-        super().fit(pattern)
-        self._form, self._pattern = pattern.form, pattern
-
-    def lock(self) -> None:
-        """Make the arrays of the tree read-only for everybody else until it ends."""
-        super().lock()
-        if not self._tree_locked and self.buffers.arrays and not self.context.arrays.shapes_only:
-            self._tree_locked = True
-            self.locked += self.context.locks.lock(tuple(self.buffers.arrays))
-
-    def finish(self, end_ns: int, meeting: RawMatch) -> None:
-        """Unpack the arrived bytes, and set the result."""
-        if self.state in LEFT_STATES and self.put_back_if_left():
-            return
-        if self.state < DONE and self._form:
-            try:
-                self.caller_out = self._unpack()
-            except Exception as error:  # no memory, or an invalid form
-                self.fail(Failure(error))
-                return
-        self._tree_locked = False
-        super().finish(end_ns, meeting)
-
-    def call_and_bytes(self, value: object) -> tuple[Call, Array | None]:
-        """Return the expected call, and the leaves of a tree as one flat copy of bytes; an array as a plain receive."""
-        if value is None or not self._form or self.context.arrays.shapes_only:
-            return self._pattern, super().call_and_bytes(value)[1]
-        flat = np.concatenate([as_output(leaf, "like").reshape(-1).view(np.uint8) for leaf in leaves_of(value)])
-        assert self._pattern.dtype is not None, "this is a bug in overlap: a received message has no type"
-        return self._pattern, flat.view(self._pattern.dtype)
-
-    def release(self) -> None:
-        """Unlock the arrays: no bytes move any more."""
-        super().release()
-        self._tree_locked = False
-
-    def _unpack(self) -> object:
-        """Return the tree of the arrived bytes, in the arrays of `like` if there is one."""
-        buffers, arrays = self.buffers, self.context.arrays
-        tree = parse_form(self._form) if buffers.tree is None else buffers.tree
-        slots = leaves_of(tree) if buffers.tree is None else buffers.views
-        shapes_only = arrays.shapes_only
-        flat = None if shapes_only else cast(Array, self.out).view(np.uint8).reshape(-1)
-        begin, items = 0, []
-        for slot in cast("Sequence[Absent | Array]", slots):
-            nbytes = prod(slot.shape) * slot.dtype.itemsize
-            if flat is None:
-                items.append(arrays.empty(slot.shape, slot.dtype))
-            else:
-                part = flat[begin : begin + nbytes].view(slot.dtype).reshape(slot.shape)
-                items.append(part.copy() if isinstance(slot, Absent) else part)
-            begin += nbytes
-        if buffers.tree is None:
-            return fill_tree(tree, items)
-        if not shapes_only:
-            for view, part in zip(buffers.views, items, strict=True):
-                view[...] = part
-        return fill_tree(tree, buffers.leaves)
+def unpack(buffers: ReceiveBuffers, form: str, packed: Array | None, arrays: Arrays) -> object:
+    """Return the tree of arrived bytes, in the arrays of `like` if there is one."""
+    tree = parse_form(form) if buffers.tree is None else buffers.tree
+    slots = leaves_of(tree) if buffers.tree is None else buffers.views
+    flat = None if arrays.shapes_only else cast(Array, packed).view(np.uint8).reshape(-1)
+    begin, items = 0, []
+    for slot in cast("Sequence[Absent | Array]", slots):
+        nbytes = prod(slot.shape) * slot.dtype.itemsize
+        if flat is None:
+            items.append(arrays.empty(slot.shape, slot.dtype))
+        else:
+            part = flat[begin : begin + nbytes].view(slot.dtype).reshape(slot.shape)
+            items.append(part.copy() if isinstance(slot, Absent) else part)
+        begin += nbytes
+    if buffers.tree is None:
+        return fill_tree(tree, items)
+    if flat is not None:
+        for view, part in zip(buffers.views, items, strict=True):
+            view[...] = part
+    return fill_tree(tree, buffers.leaves)

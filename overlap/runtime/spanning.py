@@ -73,6 +73,13 @@ class ControlNotices(Protocol):
     def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
         """Return, once, the reported calls of an operation, from before any rank here arrived at it."""
 
+    @property
+    def early_failures(self) -> Mapping[tuple[int, int], object]:
+        """Failed ends of operations that no rank here has arrived at, by id and number."""
+
+    def note_early_failures(self, communicator_id: int, seq: int) -> None:
+        """Apply a report of a failed end that came before the operation here."""
+
     def issued_by(self, rank: int, communicator_id: int) -> int:
         """Return the number of operations that a finished rank of another process issued on a communicator."""
 
@@ -143,9 +150,6 @@ class SpanningCommunicator(Communicator):
 
     def arrive(self, operation: Operation) -> None:
         """Match the arrived end of one rank; it starts as soon as dtype and shape are known."""
-        if operation.port.returned:  # a returned message comes first
-            self._take_returned(operation)
-            return
         self.record_call(operation)
         # a call with a plan, while all is well
         plan = operation.port.plans.get(operation.call)
@@ -287,18 +291,6 @@ class SpanningCommunicator(Communicator):
         if not operation.done and isinstance(failure.error, LinkLostError):
             failure.error.evident = True
             self.fail_one(match, operation, failure)
-
-    def forget_receive(self, operation: Operation) -> None:
-        """Forget a receive that the transport has given back, and its number, which the next receive gets.
-
-        Both ends number messages, so the number of a receive is that of its message: a receive without a message uses
-        no number. Another process may know the receive from a report, which cannot be corrected in time: see
-        `SpanningMessages.compare_call`.
-        """
-        super().forget_receive(operation)
-        self.issued[self.members[operation.port.position]] = operation.seq
-        if self.find_past_call(operation.seq) is not None:
-            del self._past[operation.seq % REMEMBERED]
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end, and all present and later ones of the communicator, here and in other processes."""

@@ -15,7 +15,6 @@ it by sending, it checks that the others are done with n (`row_is_free` in nativ
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from copy import copy
 from functools import partial
 
@@ -47,7 +46,6 @@ class Stream:
         in_flight: Operations in flight in issue order, with the number of operations started before each.
         queue: Operations that wait for room.
         started: Number of operations started.
-        on_idle: Function to call when none of its operations is in flight any more, or None.
     """
 
     __slots__ = (
@@ -56,7 +54,6 @@ class Stream:
         "_span",
         "in_flight",
         "name",
-        "on_idle",
         "priority",
         "queue",
         "rank",
@@ -74,7 +71,6 @@ class Stream:
         self.in_flight: dict[Operation, int] = {}  # in issue order, with the number of operations started before
         self.started, self._span = 0, max(window, SPAN)
         self.queue: deque[Operation] = deque()
-        self.on_idle: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         in_flight, queued = len(self.in_flight), len(self.queue)
@@ -140,8 +136,6 @@ class Stream:
             self.started += 1
             following._enter(ADMITTED)
             self._context.soon(partial(activate_late, following))
-        if self.on_idle is not None and not self.in_flight:
-            self.on_idle()
 
 
 def activate(operation: Operation) -> None:
@@ -180,22 +174,6 @@ def _input_settled(operation: Operation) -> None:
     operation.started_ns = operation.context.now_ns()
     operation._enter(MATCHING)
     operation.arrive()
-
-
-class MessageLane(Stream):
-    """Messages of one (source, destination, tag) at one of their ends: strict FIFO, in no stream's window.
-
-    Their order differs between ranks, so one must not take the room of another.
-
-    Attributes:
-        within: Stream of the first message in flight.
-    """
-
-    __slots__ = ("within",)
-
-    def __init__(self, context: RankContext, within: Stream) -> None:
-        super().__init__(context, within.name, priority=within.priority, window=1)
-        self.within: Stream = within
 
 
 class Streams:

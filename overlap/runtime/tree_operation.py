@@ -40,7 +40,6 @@ class PartLane:
     in_flight = None
     queue = ()
     started = 0
-    on_idle = None
     first: Operation | None = None
     last: Operation | None = None
     has_room: bool = True

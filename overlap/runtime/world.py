@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from threading import get_ident
-from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
@@ -15,10 +14,9 @@ import trio
 from transports import LinkLostError, Transport, TransportError
 
 from ..diagnostics import is_interrupt, make_presentable, origin, split_stops, unwrap_single_error, where
-from ..errors import DeadlineError, PeerError, RemoteError, StallError, in_one_line, text_of, type_name
+from ..errors import PeerError, RemoteError, StallError, in_one_line, text_of, type_name
 from ..flight.recorder import Writer, without_record
 from ..hints import find_hint
-from ..timeline.ranklist import listed
 from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import ENDED, STARVED, Timeline
 from .backend import Backend, RealBackend
@@ -26,7 +24,7 @@ from .blame.loop import place_in
 from .blame.reports import LocalRank, Reports, call_program, world_watch
 from .blame.stall import Others, StallLimits
 from .blame.standing import Standing
-from .checking import CheckedInputs, CheckingIssuer
+from .checking import CheckedInputs, check_message
 from .communicator import BaseEngine
 from .communicators import Communicators
 from .compute import STARVED_SHARE, ComputeStreams
@@ -41,20 +39,19 @@ from .handover import Handover
 from .interceptor import Interceptor
 from .interpreter import tuned_interpreter
 from .interrupts import calls_program, deferring_interrupts
-from .issue import Issuer
 from .memory.buffer_locks import UNFINISHED, BufferLocks, explain
+from .message import pending_sends
 from .outstanding import IssuedFuture, Outstanding
 from .rank import Rank
 from .task import TaskFuture
 
 if TYPE_CHECKING:
     import topology
-    from transports.shared_memory.engine import Post
 
 T = TypeVar("T")
 
-# Period of the checks whether mail has been read.
-_DELIVERED_S = 1e-3
+# Period of the checks whether messages have been received.
+_RECEIVED_S = 1e-3
 # Errors that end a program from outside; other errors are its own failures.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
@@ -97,7 +94,6 @@ class World:
         local: World ranks of this process.
         backend: Its clock, compute threads and engine.
         ending: The first failure, and what follows from it.
-        issuer: Class that issues the operations of their groups.
     """
 
     size: int
@@ -125,9 +121,7 @@ class World:
         self.size, self.backend, self.ending = size, backend or RealBackend(), WorldEnding()
         self._daemon_watch = DaemonWatch(self._failure)
         local = transport.ranks if ranks is None else ranks
-        self.post: Callable[[Sequence[int]], Post | None] = transport.post
         self.local: frozenset[int] = frozenset(local)
-        self.issuer: type[Issuer] | type[CheckingIssuer] = Issuer if check is None else CheckingIssuer
         self._token = trio.lowlevel.current_trio_token()
         self._handover = Handover(self._token)
         self._engine = self.backend.engine(transport, cluster, self._token, algorithm=algorithm)
@@ -137,6 +131,7 @@ class World:
         self.communicators.later = self.backend.later(self._handover)
         if check is not None:
             self.communicators.intercept = CheckedInputs(self.communicators.intercept or Interceptor())
+            self.communicators.inbox.check = check_message
         self._cluster, self._processes, self._flight = cluster, others, flight
         self._survival, self._steps = (restart, state_dir, dict(zip(sorted(local), epochs, strict=bool(epochs)))), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
@@ -323,24 +318,17 @@ class World:
         if error is not None and not (self._processes and self._is_consequence(context.rank, error)):
             self.fail(context.rank, error)
 
-    async def wait_until_read(self) -> None:
-        """Wait until mail that threads have sent is read, or its receivers receive no more.
-
-        Raises:
-            DeadlineError: If it takes longer than a message's deadline.
-        """
-        post = self.post(sorted(self.local))
-        if self._processes and post is not None and post.mailbox.sending():  # perhaps to a rank that does the same
-            self._processes.send_closing(min(self.local))
-        while post is not None and (receivers := post.mailbox.sending()):
-            for receiver in receivers:
-                if post.ranks[receiver] in self.communicators.left | self.communicators.closing:
-                    post.mailbox.abandon(receiver)
-            over_s, limit_s, site = post.limit
-            if monotonic() >= over_s:
-                ranks = listed(sorted(post.ranks[receiver] for receiver in receivers))
-                raise DeadlineError(f"a message to rank {ranks}", site.decode(errors="replace"), timeout_s=limit_s)
-            await trio.sleep(_DELIVERED_S)
+    async def wait_until_received(self) -> None:
+        """Wait until messages of the ranks here are received, or their receivers receive no more."""
+        announced = False
+        while sends := [send for member in self._members for send in pending_sends(member.context.outstanding)]:
+            if self._processes and not announced:  # perhaps to a rank that does the same
+                self._processes.send_closing(min(self.local))
+                announced = True
+            for send in sends:
+                if send.members[1] in self.communicators.left | self.communicators.closing:
+                    send.drop()
+            await trio.sleep(_RECEIVED_S)
 
     def _abandon(self, member: LocalRank) -> None:
         """Fail all unfinished operations of a rank, and let it start no others."""

@@ -10,11 +10,13 @@ import trio
 
 from ..errors import PeerLostError
 from ..runtime.blame.reports import call_program
-from ..runtime.communicator import BaseEngine, Communicator
+from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.context import RankContext
+from ..runtime.inbox import Inbox
 from ..runtime.interceptor import Interceptor
-from ..runtime.match import Key, Match
+from ..runtime.match import Match
+from ..runtime.message import Message
 from ..runtime.operation import Operation
 from ..runtime.outstanding import IssuedFuture
 from ..runtime.port import Port
@@ -205,36 +207,33 @@ class FaultyCommunicators(Communicators):
     """Communicators in which ranks arrive late or never."""
 
     def __init__(self, engine: BaseEngine, injector: FaultInjector) -> None:
+        self.injector: FaultInjector = injector
         super().__init__(engine)
-        self._injector, self.intercept = injector, FaultyArrivals(injector)
+        self.intercept = FaultyArrivals(injector)
 
-    def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return a new communicator; one of messages lets them arrive late or never."""
-        if not key.messages:
-            return super().make(key, name, members)
-        return FaultyCommunicator(self, key, name, members, self._injector)
+    def make_inbox(self) -> Inbox:
+        """Return the inbox, in which messages arrive late or never."""
+        return FaultyInbox(self, self.engine)
 
 
-class FaultyCommunicator(Communicator):
-    """A communicator in which messages arrive late or never."""
+class FaultyInbox(Inbox):
+    """An inbox in which messages arrive late or never."""
 
-    def __init__(
-        self, shared: Communicators, key: Key, name: str, members: Sequence[int], injector: FaultInjector
-    ) -> None:
-        super().__init__(shared, key, name, tuple(members))
-        self._injector, self._dead = injector, injector.fates.dead
-        self._delayed: dict[Operation, object] = {}  # tokens of operations that arrive later
+    def __init__(self, shared: FaultyCommunicators, engine: BaseEngine) -> None:
+        super().__init__(shared, engine)
+        self._injector, self._dead = shared.injector, shared.injector.fates.dead
+        self._delayed: dict[Operation, object] = {}  # tokens of messages that arrive later
 
-    def arrive(self, operation: Operation) -> None:
-        """Add one rank's operation now, later, or never, as its fate says."""
-        self._injector.let_arrive(operation, partial(super().arrive, operation), self.delay_arrival)
+    def arrive(self, message: Message[object]) -> None:
+        """Let a message arrive now, later, or never, as its fate says."""
+        self._injector.let_arrive(message, partial(super().arrive, message), self.delay_arrival)
 
     def delay_arrival(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that adds a delayed operation, unless it was withdrawn or has failed by then."""
+        """Return a function that adds a delayed message, unless it was withdrawn or has failed by then."""
         token = self._delayed[operation] = object()
 
         def arrive_late() -> None:
-            """Add the operation now, if it is still expected and its rank lives."""
+            """Add the message now, if it is still expected and its rank lives."""
             if self._delayed.get(operation) is token:
                 del self._delayed[operation]
                 if not operation.done and operation.context.rank not in self._dead:
@@ -243,6 +242,6 @@ class FaultyCommunicator(Communicator):
 
         return arrive_late
 
-    def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
-        """Withdraw a receive, delayed or arrived; see `Communicator.withdraw_receive`."""
-        return self._delayed.pop(operation, None) is not None or super().withdraw_receive(operation, later)
+    def withdraw_receive(self, receive: Message[object], later: Callable[[], None]) -> bool | None:
+        """Withdraw a receive, delayed or arrived; see `Inbox.withdraw_receive`."""
+        return self._delayed.pop(receive, None) is not None or super().withdraw_receive(receive, later)

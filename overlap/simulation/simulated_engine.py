@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from topology import Cluster
 
     from ..collectives.call import Call
+    from ..runtime.inbox import Lane
+    from ..runtime.message import Message
 
 
 class ModelledPlan(CallPlan):
@@ -77,6 +79,21 @@ class SimulatedEngine(BaseEngine):
         """Return True: the engine matches all ranks, whatever the algorithm of the model."""
         return True
 
+    def carry(self, lane: Lane, send: Message[object], receive: Message[object], pattern: Call) -> None:
+        """Move the data of a message at once, and take its modelled time, unless a receive must have it now."""
+        match = Match([send, receive])
+        match.pattern = pattern
+        if not receive.at_once:
+            self._move_and_begin(lane, match)
+            return
+        receive.fit(pattern)
+        if not self._shapes_only:
+            run_here([send, receive], pattern)
+        now_ns = self._traffic.kernel.now_ns
+        meeting = send.describe(pattern, now_ns)
+        for operation in (send, receive):
+            operation.finish(now_ns, meeting)
+
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
         """Call `look` when all tasks are blocked in this instant, whatever their order."""
         kernel = self._traffic.kernel
@@ -91,7 +108,7 @@ class SimulatedEngine(BaseEngine):
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def _move_and_begin(self, communicator: Communicator, match: Match) -> None:
+    def _move_and_begin(self, communicator: Communicator | Lane, match: Match) -> None:
         """Move the data of all ranks at once, and begin the modelled time of the operation."""
         operations, pattern = _operations(match), _pattern(match)
         if self._shapes_only:  # there is no data to lock or to move
@@ -103,7 +120,7 @@ class SimulatedEngine(BaseEngine):
                 run_here(operations, pattern)
         self._begin_transfer(communicator, match)
 
-    def _begin_transfer(self, communicator: Communicator, match: Match) -> None:
+    def _begin_transfer(self, communicator: Communicator | Lane, match: Match) -> None:
         """Begin the transfer of an operation; its ranks finish as the fabric reports them."""
         operations, pattern = _operations(match), _pattern(match)
         arrivals_ns = [operation.started_ns for operation in operations]
@@ -114,7 +131,7 @@ class SimulatedEngine(BaseEngine):
         self._traffic.begin(transfer, on_reached)
 
     def _make_transfer(
-        self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
+        self, communicator: Communicator | Lane, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> Transfer:
         """Return the transfer of a message or collective, by the chosen algorithm."""
         fabric, name = self._traffic.fabric, str(communicator.key)

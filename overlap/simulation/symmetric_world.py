@@ -6,6 +6,7 @@ communicator has all these groups, and matches the operations of the simulated r
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,8 +19,11 @@ from ..collectives.placement import Ints
 from ..errors import UsageError
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
-from ..runtime.match import Key
-from ..runtime.operation import Operation, OperationPort
+from ..runtime.failure import Failure
+from ..runtime.inbox import Inbox, Lane, Queue
+from ..runtime.match import Key, Match, RankCall, minority_and_majority, mismatch
+from ..runtime.message import Message
+from ..runtime.operation import Operation
 from ..runtime.world import World
 from ..units import format_ns
 from . import Alike, AlikeGroups, Demand, Transfer, group_by_unit, join_demands
@@ -74,10 +78,8 @@ class SymmetricCommunicators(Communicators):
         self._pairs: dict[tuple[object, ...], tuple[Ints, list[list[int]], str]] = {}
 
     def get_or_make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return the communicator of all groups like one, or of all messages like those of a pair."""
+        """Return the communicator of all groups like one."""
         rows = self._alike.rows(key.ranks)
-        if key.messages:
-            return self._message_communicator(rows, key, name, members)
         shared = key._replace(ranks=tuple(rows[0].tolist()))
         return self._shared_communicator(shared, name, rows, [self._simulated_among(rows)])
 
@@ -86,12 +88,13 @@ class SymmetricCommunicators(Communicators):
         rows = self._alike.rows(key.ranks)
         return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated_among(rows))
 
-    def any_port(self, *receiver: object) -> OperationPort:
-        """Raise `UsageError`, as ranks that do not run send no messages to wait for."""
-        raise UsageError("src: where ranks represent others, a receive must name its source; pass src=")
+    def make_inbox(self) -> Inbox:
+        """Return the inbox of the messages of all pairs."""
+        return SymmetricInbox(self, self.engine)
 
-    def _message_communicator(self, rows: Ints, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return the communicator of all pairs of ranks of these two classes at the same distance."""
+    def find_pairs(self, key: Key, name: str, members: tuple[int, ...]) -> SymmetricCommunicator:
+        """Return the pairs of ranks of the classes of two ranks at the same distance, which have one communicator."""
+        rows = self._alike.rows(key.ranks)
         shift, classes = (key.dst - key.src) % rows.shape[1], self._alike.classes
         pairs_key = key.ranks, shift, members
         if pairs_key not in self._pairs:
@@ -109,10 +112,84 @@ class SymmetricCommunicators(Communicators):
         """Return the simulated ones of some ranks."""
         return [rank for rank in self._alike.simulated if rank in ranks]
 
-    def _shared_communicator(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> Communicator:
+    def _shared_communicator(
+        self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]
+    ) -> SymmetricCommunicator:
         """Return the communicator of a key, made at its first use."""
-        existing = self.find(key)
-        return existing or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
+        existing = self.find(key) or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
+        assert isinstance(existing, SymmetricCommunicator)
+        return existing
+
+
+class SymmetricLane(Lane):
+    """Messages of one rank that stand for those of all ranks like it."""
+
+    __slots__ = ("pairs", "place")
+
+    pairs: SymmetricCommunicator
+    place: int
+
+    def __init__(self, queue: Queue, src: int, pairs: SymmetricCommunicator, place: int) -> None:
+        self.inbox, self.queue, self.src, self.by_wire = queue.inbox, queue, src, False
+        self.pairs, self.place = pairs, place
+        self.lines, self.arrived, self.numbers, self.returned = (deque(), deque()), [None, None], [0, 0], []
+
+    def missing(self, message: Message[object]) -> list[int]:
+        """Return the simulated ranks that have not arrived at a message."""
+        match = self.pairs.open_matches.get(message.seq, ())
+        return [rank for rank, end in zip(self.pairs.members, match, strict=False) if end is None]
+
+
+class SymmetricInbox(Inbox):
+    """Inbox of the messages of all pairs of ranks that behave alike: the simulated ones match by their numbers."""
+
+    _shared: SymmetricCommunicators
+    _engine: SymmetricEngine
+
+    def __init__(self, shared: SymmetricCommunicators, engine: BaseEngine) -> None:
+        super().__init__(shared, engine)
+        self._lanes: dict[tuple[Key, int], SymmetricLane] = {}  # by the key of their pairs and the place of their rank
+
+    def admit(self, message: Message[object]) -> bool:
+        """Put a message into the lane of its rank, and number it; return whether it is the first there."""
+        if message.peer is None:
+            raise UsageError("src: where ranks represent others, a receive must name its source; pass src=")
+        assert message.messages is not None
+        name, group = message.messages.queue_name(message), message.member.key
+        src = message.peer if message.receives else message.member.rank
+        key = Key(group.ranks, group.occurrence, "", src, name[1], name[2])
+        pairs = self._shared.find_pairs(key, message.member.name, message.members)
+        place = pairs.place(message.receives, message.context.rank)
+        lane = self._lanes.get((pairs.key, place))
+        if lane is None:
+            queue = self.open_queue(name, group)
+            del self.queues[name]
+            lane = self._lanes[pairs.key, place] = SymmetricLane(queue, src, pairs, place)
+        line, number = lane.lines[message.receives], lane.numbers[message.receives]
+        message.lane, message.seq, lane.numbers[message.receives] = lane, number, number + 1
+        line.append(message)
+        return line[0] is message
+
+    def arrive(self, message: Message[object]) -> None:
+        """Begin the transfer of a message once all simulated ranks of both classes have arrived."""
+        lane = message.lane
+        assert type(lane) is SymmetricLane
+        pairs = lane.pairs
+        match = pairs.open_matches.setdefault(message.seq, Match([None] * len(pairs.members)))
+        match[lane.place] = message
+        match.arrived += 1
+        if match.arrived < len(pairs.members):
+            return
+        del pairs.open_matches[message.seq]
+        calls = [RankCall(end.context.rank, end.call, end.call_site) for end in match.ends]
+        match.pattern = next((rank.call for rank in calls if rank.call.dtype is not None), None)
+        if match.pattern is None or not all(match.pattern.agrees(rank.call) for rank in calls):
+            few, many = minority_and_majority(calls)
+            error = mismatch(message.member.name, message.seq, few[0], many[0])
+            for end in match.ends:
+                end.fail(Failure(error()))
+            return
+        self._engine.begin_message(pairs, match)
 
 
 class SymmetricCommunicator(Communicator):
@@ -137,6 +214,7 @@ class SymmetricCommunicator(Communicator):
     ) -> None:
         super().__init__(shared, key, name, tuple(rank for side in sides for rank in side))
         self.size: int = rows.shape[1]
+        self.open_matches: dict[int, Match] = {}  # of messages, by number, until all ranks have arrived
         self.rows, self._sides = rows, sides
         columns = [rows] if len(sides) == 1 else [rows[:, :1], rows[:, 1:]]
         parts = list(zip(columns, sides, (0, len(sides[0])), strict=False))
@@ -179,8 +257,14 @@ class SymmetricEngine(SimulatedEngine):
         # By the id of the rows, which are kept here: an array's id is its own only while it lives.
         self._demands: dict[tuple[object, ...], tuple[Demand, str, Ints]] = {}
 
+    def begin_message(self, pairs: SymmetricCommunicator, match: Match) -> None:
+        """Begin the transfer of a message of all pairs."""
+        for end in match.ends:
+            end.fit(match.pattern)  # type: ignore[arg-type]  # known, as all have arrived
+        self._begin_transfer(pairs, match)
+
     def _make_transfer(
-        self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
+        self, communicator: Communicator | Lane, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> Transfer:
         """Return the transfer of an operation of all groups that behave alike; refuse blocks that differ."""
         assert isinstance(communicator, SymmetricCommunicator)

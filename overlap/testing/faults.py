@@ -180,8 +180,7 @@ class FaultPlan(Fates):
         """Return for how long links that an operation needs are cut, in nanoseconds."""
         rank, now_ns = operation.context.rank, operation.context.now_ns()
         self._cuts += [(f, inf if f.by is None else now_ns + f.by * 1e9) for f in self._due or () if f.kind == "cut"]
-        assert operation.port is not None
-        members = operation.port.communicator.members
+        members = operation.members
         ends = [until for f, until in self._cuts if f.rank == rank and (f.to is None or f.to in members)]
         return max(0.0, *ends, now_ns) - now_ns
 

@@ -108,9 +108,6 @@ class ThreadGroup:
         """Make a group of some ranks of this one."""
         return ThreadGroup(self._torch, self._torch.thread.call(partial(self._group.group, ranks, name=name)))
 
-    def mail(self) -> None:
-        """Return None: the ranks of a test have no mailboxes."""
-
     def abort(self, error: BaseException | str | None = None) -> None:
         """Fail all operations of the group."""
         self._torch.thread.call(partial(self._group.abort, error))

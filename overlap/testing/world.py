@@ -8,24 +8,23 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ..runtime.callbacks import call_when_done
-from ..runtime.communicator import BaseEngine, Communicator
+from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
-from ..runtime.issue import Ends, Issuer
-from ..runtime.match import Key
-from ..runtime.operation import CollectiveFuture, Operation, OperationPort
+from ..runtime.inbox import Inbox
+from ..runtime.message import Message
+from ..runtime.operation import CollectiveFuture, Operation
 from ..runtime.port import Port
 from ..runtime.settling import Onlooker
 from ..runtime.state import CANCELLED, PARKED
-from ..runtime.stream import Stream
 from ..runtime.world import World
 from ..simulation.faulty_world import (
     FaultInjector,
     FaultyArrivals,
-    FaultyCommunicator,
     FaultyCommunicators,
+    FaultyInbox,
     FaultyWorld,
 )
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
@@ -38,35 +37,19 @@ if TYPE_CHECKING:
 
     import topology
 
-    from ..runtime.blame.reports import LocalRank
 
 T = TypeVar("T")
 
+# Ends of a message: whether this is the receiver's end, the peer (None: any source), and the tag.
+Ends: TypeAlias = "tuple[bool, int | None, int]"
 
-class RecordingIssuer(Issuer):
-    """Issues messages and records them."""
 
-    _message: Ends | None = None  # of the message that is being issued
+class Place(Protocol):
+    """Where operations of ranks meet."""
 
-    def start(
-        self,
-        operation: CollectiveFuture[Any],
-        stream: Stream | str | None,
-        timeout_s: float | None,
-        ends: Ends,
-    ) -> CollectiveFuture[Any]:
-        """Start a message; its ends are recorded with it."""
-        self._message = ends
-        return super().start(operation, stream, timeout_s, ends)
-
-    def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
-        """Record an operation, and enqueue it."""
-        shared = self._communicators
-        assert isinstance(shared, TestedCommunicators)
-        message, self._message = self._message, None
-        operation.port, operation.seq = port, port.next_seq  # as it is about to be
-        shared.record_operation(operation, port, message, self._ranks)
-        super()._enqueue(operation, port)
+    @property
+    def identity(self) -> str:
+        """Name in few characters, the same on every rank."""
 
 
 _EXCHANGES = ("all_to_all", "all_to_all_single")
@@ -89,24 +72,29 @@ class TestedCommunicators(FaultyCommunicators):
         self._identities: dict[int, tuple[object, str]] = {}  # by the id of a communicator, which is kept
         self._opened: Counter[str] = Counter()  # how often each was opened: those of messages close when they are idle
 
-    def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator; planned faults happen at the messages of one, and at the ports of the others."""
-        if not key.messages:
-            return super().make(key, name, members)
-        return _TestedCommunicator(self, key, name, members, self._injector)
+    def make_inbox(self) -> Inbox:
+        """Make the inbox, which records messages, and at which planned faults happen."""
+        return _TestedInbox(self, self.engine)
 
     def record_operation(
         self,
         operation: CollectiveFuture[Any],
-        port: OperationPort,
+        place: Place,
         message: Ends | None,
         ranks: tuple[int, ...],
     ) -> None:
-        """Record an operation, and later its end."""
+        """Record an operation, and later its end.
+
+        Args:
+            operation: The operation.
+            place: Where it meets the operations of the other ranks.
+            message: Ends of a message.
+            ranks: World ranks of the group.
+        """
         rank = operation.context.rank
         if id(operation) in self.unfinished:  # a receive from any source, which has found one
             issue = self.unfinished[id(operation)][0]
-            issue.key, issue.seq, issue.members = self._identity(port), operation.seq, port.communicator.members
+            issue.key, issue.seq, issue.members = self._identity(place), operation.seq, operation.members
             issue.peer = issue.members[0]
             return
         index = self._counts[rank] = self._counts.get(rank, -1) + 1
@@ -117,8 +105,8 @@ class TestedCommunicators(FaultyCommunicators):
             what="",
             name=operation.name if operation.name in _EXCHANGES else "",
             group=operation.group.name,
-            members=port.communicator.members,
-            key=self._identity(port) or f"any source, {rank}, {index}",
+            members=operation.members,
+            key=self._identity(place) or f"any source, {rank}, {index}",
             seq=operation.seq,
             line=os.path.basename(operation.call_site),
             issued_ns=operation.context.now_ns(),
@@ -167,7 +155,7 @@ class TestedCommunicators(FaultyCommunicators):
             arrive: Lets it arrive, as its fate says.
             delay: Takes the operation and what lets it arrive late; returns the function to call then.
         """
-        plan = self._injector.fates
+        plan = self.injector.fates
         assert isinstance(plan, FaultPlan)
         if self.waits_for_none(operation):
             now_ns = operation.context.now_ns()
@@ -197,18 +185,19 @@ class TestedCommunicators(FaultyCommunicators):
                 leak = f"has ended without waiting for {issue.title}, which is under way"
                 self.record.leaks.append((rank, leak, issue.line))
 
-    def _identity(self, port: OperationPort) -> str:
-        """Return the name of a communicator that is the same on every rank.
+    def _identity(self, place: Place) -> str:
+        """Return the name of a communicator or a lane that is the same on every rank.
 
-        Numbers of operations restart when a communicator is opened again.
+        Numbers of messages restart when a lane is opened again.
         """
-        identity_of_port = self._identities.get(id(port.communicator))
-        if identity_of_port is None:
-            identity = port.communicator.identity
-            self._opened[identity] += 1
-            again = f", {self._opened[identity]}" if self._opened[identity] > 1 else ""
-            identity_of_port = self._identities[id(port.communicator)] = port.communicator, f"{identity}{again}"
-        return identity_of_port[1]
+        named = self._identities.get(id(place))
+        if named is None and not place.identity:
+            return ""
+        if named is None:
+            self._opened[place.identity] += 1
+            again = f", {self._opened[place.identity]}" if self._opened[place.identity] > 1 else ""
+            named = self._identities[id(place)] = place, f"{place.identity}{again}"
+        return named[1]
 
 
 def _strategy_issues() -> bool:
@@ -239,31 +228,33 @@ class _TestedArrivals(FaultyArrivals):
     def issued(self, port: Port, operation: Operation) -> None:
         """Record an operation."""
         operation.port, operation.seq = port, port.next_seq  # as it is about to be
-        self._shared.record_operation(operation, port, None, ())
+        self._shared.record_operation(operation, port.communicator, None, ())
 
     def arrive(self, port: Port, operation: Operation) -> None:
         """Let a rank's operation arrive, unless a fault stops it."""
         self._shared.let_arrive(operation, partial(super().arrive, port, operation), self.delay)
 
 
-class _TestedCommunicator(FaultyCommunicator):
-    """A communicator at whose messages planned faults happen."""
+class _TestedInbox(FaultyInbox):
+    """An inbox that records messages, and at which planned faults happen."""
 
-    def arrive(self, operation: Operation) -> None:
+    def admit(self, message: Message[object]) -> bool:
+        """Put a message into its lane, and record it."""
+        first, shared, lane = super().admit(message), self._shared, message.lane
+        assert isinstance(shared, TestedCommunicators)
+        assert lane is not None, "this is a bug in overlap: a message has no lane"
+        ends = message.receives, message.asked, message.tag
+        shared.record_operation(message, lane, ends, message.member.label[1])
+        return first
+
+    def arrive(self, message: Message[object]) -> None:
         """Let a rank's message arrive, unless a fault stops it."""
         assert isinstance(self._shared, TestedCommunicators)
-        self._shared.let_arrive(operation, partial(super().arrive, operation), self.delay_arrival)
+        self._shared.let_arrive(message, partial(super().arrive, message), self.delay_arrival)
 
 
 class TestedWorld(FaultyWorld):
-    """World with groups that record their operations."""
-
-    issuer: type[RecordingIssuer]
-
-    def _make_member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
-        """Return a rank that records its operations."""
-        self.issuer = RecordingIssuer
-        return super()._make_member(rank, everybody)
+    """World of ranks whose operations are recorded."""
 
 
 _UNKNOWN_S = 1e-4

@@ -17,10 +17,9 @@ import typing_extensions
 
 from ..errors import OverlapError, UsageError
 from ..runtime.group import Group
-from ..runtime.mail import Mail, MailRequest
 from . import private
 from .errors import CallError, backend_error
-from .tensors import Memory, copy_blocks, flat_input, is_plain, list_tensors, same_kind
+from .tensors import copy_blocks, flat_input, is_plain, list_tensors, same_kind
 from .work import Handle, JoinedOperations
 
 Tensors = list[torch.Tensor]
@@ -36,7 +35,6 @@ class Issuing:
     """The common part of all operations of a process group."""
 
     _group: Group
-    _mail: Mail | None
     _timeout: timedelta
     _seq: int
 
@@ -114,20 +112,6 @@ class Issuing:
             raise backend_error(error) from error
         self._seq += 1
         return operation
-
-    def _issue_mail(
-        self, issue: Callable[..., MailRequest], memory: Memory, peer: int | None, tag: int, limit: float, *more: Any
-    ) -> MailRequest:
-        """Issue one end of a message that this thread carries itself."""
-        site = users_frame()
-        try:
-            request = issue(*memory, peer, tag, limit, site, *more)
-        except UsageError as error:
-            raise CallError(f"{error} (called at {frame_line(site)})") from error
-        except OverlapError as error:
-            raise backend_error(error) from error
-        self._seq += 1
-        return request
 
     def _reduction(
         self, x: torch.Tensor, opts: Any, timeout: timedelta | None, op: Any = None

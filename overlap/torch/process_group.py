@@ -46,7 +46,6 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         super().__init__(group.rank, group.size)  # with a store, no class of Python may be made from it
         self._store, self._group, self._timeout = store, group, timeout
         self._leave, self._abort = leave, abort
-        self._mail = group.mail()
         self._name, self._description = group.name, "undefined"
         self._seq = 0
         self._barriers = 0

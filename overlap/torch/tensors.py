@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ..runtime.mail import NUMBERS
 from ..runtime.memory.foreign import tensor_array
 from .errors import CallError
 
@@ -49,25 +48,7 @@ def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]
     return staged, lambda: np.copyto(view, staged.reshape(view.shape))
 
 
-Memory: TypeAlias = tuple[int, int, int, object]
-"""Address and length in bytes of the elements of a tensor in order, the number of its dtype, and what owns them."""
-
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_NUMBERS = {getattr(torch, name): number for name, number in NUMBERS.items() if hasattr(torch, name)}
-
-
-def input_memory(tensor: torch.Tensor) -> Memory:
-    """Return the memory of a tensor's elements in order: its own, or that of a copy."""
-    return _own_memory(tensor) or _array_memory(flat_input(tensor))
-
-
-def output_memory(tensor: torch.Tensor) -> tuple[Memory, Callable[[], None] | None]:
-    """Return memory for the elements of a tensor, as `flat_output` does."""
-    own = _own_memory(tensor)
-    if own is not None:
-        return own, None
-    out, copy_back = flat_output(tensor)
-    return _array_memory(out), copy_back
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -79,19 +60,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())
     )
-
-
-def _own_memory(tensor: torch.Tensor) -> Memory | None:
-    """Return a tensor's own memory, if its elements are in order there."""
-    number = _NUMBERS.get(tensor.dtype)
-    if number is None or not is_plain(tensor):
-        return None
-    return tensor.data_ptr(), tensor.nbytes, number, tensor
-
-
-def _array_memory(array: Array) -> Memory:
-    """Return the memory of a contiguous array."""
-    return array.__array_interface__["data"][0], array.nbytes, NUMBERS[array.dtype.name], array
 
 
 def join_adjacent(tensors: list[torch.Tensor]) -> torch.Tensor | None:

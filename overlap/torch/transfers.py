@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..runtime.messages import MOST_TAGS
 from .errors import CallError
 from .issuing import CallKey, Issuing, Tensors, get_root, list_parts, users_frame
 from .operations import operation
@@ -21,20 +22,18 @@ from .tensors import (
     copy_to,
     flat_input,
     flat_output,
-    input_memory,
     join_adjacent,
     list_tensors,
     one_tensor,
-    output_memory,
     overlaps,
     same_kind,
     same_shape,
 )
 from .work import Handle, JoinedOperations, Work
 
-# The last tag of ours is for all-to-all exchanges of unequal parts.
-_ALL_TO_ALL_TAG = (1 << 24) - 1
-_TAGS = _ALL_TO_ALL_TAG
+# Tags of programs are those of PyTorch; the one beyond is for all-to-all exchanges of unequal parts.
+_TAGS = MOST_TAGS - 1
+_ALL_TO_ALL_TAG = _TAGS
 
 
 class Transfers(Issuing):
@@ -301,9 +300,9 @@ class Transfers(Issuing):
         issue = partial(self._issue, limit=limit, site=users_frame(), name=name)
         for rank in range(self._group.size):
             out, copy_back = flat_output(parts[rank])
-            handles.append(issue(copy_back, "recv", out, rank, _ALL_TO_ALL_TAG))
+            handles.append(issue(copy_back, "receive_flat", out, rank, _ALL_TO_ALL_TAG))
         for rank, part in enumerate(sent):
-            handles.append(issue(None, "send", flat_input(part), rank, _ALL_TO_ALL_TAG))
+            handles.append(issue(None, "send_flat", flat_input(part), rank, _ALL_TO_ALL_TAG))
         return Work(JoinedOperations(handles), [value] if isinstance(value, torch.Tensor) else value)
 
     @operation("send", "send")
@@ -311,14 +310,8 @@ class Transfers(Issuing):
         """Send a tensor to a rank of the group."""
         tensor = one_tensor(tensors, "tensors")
         _check_tag(tag)
-        limit = self._limit(None, None)
-        return Work(self._send(tensor, dst, tag, limit), [tensor])
-
-    def _send(self, tensor: torch.Tensor, dst: int, tag: int, limit: float) -> Handle:
-        """Send a tensor, by this thread where the peer is on this host."""
-        if self._mail is None or dst == self._group.rank:
-            return self._issue(None, "send", flat_input(tensor), dst, tag, limit=limit)
-        return self._issue_mail(self._mail.send, input_memory(tensor), dst, tag, limit)
+        handle = self._issue(None, "send_flat", flat_input(tensor), dst, tag, limit=self._limit(None, None))
+        return Work(handle, [tensor])
 
     @operation("recv_", "recv")
     def recv(self, tensors: Any, src: int, tag: int) -> Work:
@@ -333,16 +326,12 @@ class Transfers(Issuing):
     recvAnysource = recv_anysource
 
     def _recv(self, tensors: Any, src: int | None, tag: int) -> Work:
-        """Receive a tensor, by this thread where the peer is on this host."""
+        """Receive a tensor; its source is known once it has arrived."""
         tensor = one_tensor(tensors, "tensors")
         _check_tag(tag)
         limit = self._limit(None, None)
-        if self._mail is not None and src != self._group.rank:
-            memory, copy_back = output_memory(tensor)
-            request = self._issue_mail(self._mail.receive, memory, src, tag, limit, copy_back)
-            return Work(request, [tensor], lambda: int(request.source or 0))
         out, copy_back = flat_output(tensor)
-        future = self._issue_here("recv", (out, src, tag), {}, limit, users_frame())
+        future = self._issue_here("receive_flat", (out, src, tag), {}, limit, users_frame())
         handle = future if copy_back is None else JoinedOperations([future], copy_back)
         return Work(handle, [tensor], lambda: src if src is not None else int(future.src))
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.runtime.communicator import Communicator
+from overlap.runtime.inbox import Lane
 from transports import NeuronLink, Recording
 
 from .companies import Company, Wires, by_shared_memory, by_sockets, in_memory, run_far
@@ -323,21 +323,21 @@ def test_where_ranks_stand_for_others_a_receive_names_its_source() -> None:
 # -- a new tag for each message --------------------------------------------------------------------------------------
 
 
-def communicators() -> int:
+def lanes() -> int:
     gc.collect()
     # by type: `isinstance` would also ask each object for its class, of which some that torch keeps warn
-    return sum(issubclass(type(each), Communicator) for each in gc.get_objects())
+    return sum(issubclass(type(each), Lane) for each in gc.get_objects())
 
 
 async def many_tags(rank: R) -> int:
     peer = 1 - rank.rank
-    before = communicators()  # of whatever worlds are still about
+    before = lanes()  # of whatever worlds are still about
     for tag in range(300):
         sent = rank.send(np.full(1, float(tag)), peer, tag=tag)
         assert (await rank.recv(LIKE, peer, tag=tag))[0] == tag
         await sent
     await rank.barrier()
-    return communicators() - before
+    return lanes() - before
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.runtime.receive import ReceiveFuture
+from overlap.runtime.message import Message
 
 from .companies import Wires, by_shared_memory, by_sockets, in_memory, run_far
 from .test_cancel import end_of
@@ -192,7 +192,7 @@ def test_after_a_cancelled_receive_the_next_one_disagrees_with_its_own_line(wire
 def test_of_a_hundred_thousand_withdrawn_receives_nothing_is_kept(clock: Any) -> None:
     def living() -> int:
         gc.collect()
-        return sum(type(each) is ReceiveFuture for each in gc.get_objects())
+        return sum(type(each) is Message for each in gc.get_objects())
 
     async def main(rank: R) -> list[int]:
         before = living()  # of other tests, whose errors are kept with their frames

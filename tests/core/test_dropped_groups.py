@@ -41,10 +41,10 @@ def inside(rank: overlap.Rank) -> Any:
 def kept(rank: overlap.Rank) -> dict[str, int]:
     """Return the sizes of everything that a process keeps of groups."""
     here, host = inside(rank), rank._around._engine.__dict__.get("_host_memory")  # type: ignore[attr-defined]
-    names = ["_open", "_keys_by_group", "_unused", "_off", "_any", "unraised"]
+    names = ["_open", "_keys_by_group", "_unused", "_off", "unraised"]
     sizes = {"notes": len(getattr(rank._backend, "_notes", ()))}
     if isinstance(here, SpanningCommunicators):
-        names += ["spanning", "_resting", "_counts", "_sent", "_any_addresses", "_ended_here", "_ended"]
+        names += ["spanning", "_ended_here", "_ended"]
         plane = here._notices
         sizes |= {
             name: len(getattr(plane, name)) for name in ("_early_calls", "_asked", "_reported", "_unused", "_announced")

@@ -49,13 +49,13 @@ RING, MESH, DOUBLING = "program ring over wires", "program mesh over wires", "pr
 
 # Processes, ranks of each, and the plans of all calls.
 WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
-    "one process": (1, 2, {}, {**{name: {HERE} for name in CALLS}, "ring": {RING}}),
+    "one process": (1, 2, {}, {**{name: {HERE} for name in CALLS}, "ring": {RING}, "message": set()}),
     "one process, wires": (
         1,
         2,
         {"path": "wire"},
         {**{name: {DOUBLING} for name in CALLS}, "long": {RING}, "root": {MESH}, "uneven": {RING}, "ring": {RING}}
-        | {"message": {"message over wires"}},
+        | {"message": set()},
     ),
     "one host": (
         2,
@@ -71,7 +71,7 @@ WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
             "uneven": {"program ring over shared memory"},
             "ring": {"program ring over shared memory"},
             "pair": {HOST},
-            "message": {"message over shared memory"},
+            "message": set(),
         },
     ),
     "one host, two ranks each": (
@@ -88,7 +88,7 @@ WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
             "uneven": {"program rdh over wires"},
             "ring": {RING},
             "pair": {HERE},
-            "message": {HERE},
+            "message": set(),
         },
     ),
     "one host, mesh": (
@@ -96,14 +96,14 @@ WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
         1,
         {"wires": by_shared_memory, "algorithm": "mesh"},
         {**{name: {"program mesh over shared memory"} for name in CALLS}, "ring": {"program ring over shared memory"}}
-        | {"message": {"message over shared memory"}},
+        | {"message": set()},
     ),
     "two hosts": (
         2,
         1,
         {"wires": by_sockets},
         {**{name: {DOUBLING} for name in CALLS}, "long": {RING}, "root": {MESH}, "uneven": {RING}, "ring": {RING}}
-        | {"message": {"message over wires"}},
+        | {"message": set()},
     ),
 }
 

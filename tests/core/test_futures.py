@@ -260,10 +260,10 @@ def test_words() -> None:
         [
             "<CollectiveFuture all_reduce #0 on group 'world': done>",
             "<CollectiveFuture sync #1 on group 'world': done>",
-            "<ReceiveFuture late #0 from rank 0 on group 'world': matching>",
+            "<Message late #0 from rank 0 on group 'world': matching>",
             "<Item item 0 of late #0 from rank 0 on group 'world': matching>",
             "<ComputeFuture compute 'boom': failed>",
-            "<ReceiveFuture late #0 from rank 0 on group 'world': done>",
+            "<Message late #0 from rank 0 on group 'world': done>",
             "<Stream 'comm' of rank 0: 0 in flight, 0 queued>",
             "<Rank 0 of 1: 0 operations unfinished>",
         ]

@@ -1,14 +1,12 @@
 """send and recv: matched by source, destination and tag, in any order, with oneself too."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import trio
 
 import overlap
-from overlap.runtime import backend, communicators
-from overlap.runtime.communicator import Communicator
-from overlap.runtime.communicators import Communicators
-from overlap.runtime.match import Key
 
 from .worlds import FEW_PATHS, run
 
@@ -148,28 +146,53 @@ def test_it_goes_past_collectives_that_wait(path: str) -> None:
     assert run(main, 2, path=path) == [40, 40]
 
 
-def test_the_ends_of_messages_are_kept_once_their_tag_comes_again_but_not_all_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[int] = []
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+@pytest.mark.parametrize("tags", [300, pytest.param(98_000, marks=pytest.mark.slow)])
+def test_receives_on_fresh_tags_that_are_given_up_leave_nothing(tags: int, clock: Any) -> None:
+    async def main(rank: overlap.Rank) -> list[int]:
+        queues = rank._around.communicators.inbox.queues
+        await rank.barrier()
+        for tag in range(tags):
+            receive = rank.recv(((1,), float), None if tag % 3 else 1 - rank.rank, tag)
+            if tag % 2:
+                assert receive.cancel()
+            else:
+                with trio.CancelScope() as scope:
+                    scope.cancel()
+                    await receive
+        await rank.barrier()
+        before = len(queues)
+        await rank.barrier()
+        first = rank.recv(((1,), float), 1 - rank.rank)
+        during = len(queues)
+        rank.send(np.ones(1), 1 - rank.rank)
+        await first
+        await rank.barrier()
+        return [before, during > 0, len(queues)]
 
-    class Seen(Communicator):
-        def __init__(self, shared: Communicators, key: Key, name: str, members: tuple[int, ...]) -> None:
-            super().__init__(shared, key, name, members)
-            if key.messages:
-                made.append(key.tag)
+    assert overlap.run(main, ranks=2, clock=clock) == [[0, True, 0]] * 2
 
-    monkeypatch.setattr(communicators, "Communicator", Seen)
-    monkeypatch.setattr(backend, "KEPT", 2)
 
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+@pytest.mark.parametrize("src", [0, None])
+def test_a_held_receive_is_done_at_the_first_look_once_its_message_is_there(src: int | None, clock: Any) -> None:
     async def main(rank: overlap.Rank) -> list[float]:
-        got = []
-        for number, tag in enumerate([5, 5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 5]):  # two are kept: 5 goes when 7 is kept
-            x = np.full(3, number, np.float32)
-            await (rank.send(x, 1, tag) if rank.rank == 0 else rank.recv(x, 0, tag))
+        if rank.rank == 0:
             await rank.barrier()
-            got.append(float(x[0]))
-        return got
+            rank.send(np.full(100_000, 3.0), 1)
+            await rank.barrier()
+            await rank.barrier()
+            return []
+        held = rank.recv(((100_000,), float), src)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await held
+        assert not held.done
+        await rank.barrier()
+        await rank.barrier()  # the message is there
+        assert held.done
+        got = await held
+        await rank.barrier()
+        return [float(got.sum()), float(held.src or 0)]
 
-    assert overlap.run(main, ranks=2) == [[float(number) for number in range(12)]] * 2
-    assert made == [5, 5, 6, 6, 7, 7, 8, 5]
+    assert overlap.run(main, ranks=2, clock=clock)[1] == [300_000.0, 0.0]

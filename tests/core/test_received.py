@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -14,10 +13,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.runtime import spanning_messages
-from overlap.runtime.communicator import Communicator
 from overlap.runtime.forms import pack_form, parse_form, text_of, unpack_form
-from overlap.runtime.match import Key
 
 from .companies import by_shared_memory, by_sockets, in_memory, run_far
 from .test_trees import same
@@ -298,56 +294,26 @@ def test_messages_that_were_over_before_their_receiver_asked() -> None:
     assert run_far(main, 2, 1, wires=by_sockets) == [[], [0, 1, 2, 3]]
 
 
-def test_a_message_that_the_sender_has_forgotten() -> None:
-    """Its sender is 300 small messages ahead, which the wire has taken. The first one's end was closed at rest."""
+def test_a_sender_may_be_far_ahead_of_a_receiver_without_like() -> None:
+    """The wire has taken 300 small messages, and 20 of other tags; each has its shape with it."""
 
     async def main(rank: R) -> Any:
         if rank.rank == 0:
-            for _ in range(300):
-                await rank.send(np.ones(1), 1)
-            rank.send(np.ones(1), 1, tag=1)
-            return ""
-        await rank.recv(((1,), float), 0, tag=1)
-        await rank.recv(src=0)
-        with pytest.raises(overlap.UsageError, match="pass like= to recv") as caught:
-            await rank.recv(src=0)
-        for _ in range(298):
-            await rank.recv(((1,), float), 0)
-        return str(caught.value)
-
-    assert "message 1 from rank 0 to rank 1 on group 'world'" in str(run_far(main, 2, 1, wires=by_sockets)[1])
-
-
-def test_a_receive_that_has_ended_is_not_failed_for_its_forgotten_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed: list[object] = []
-    monkeypatch.setattr(Communicator, "fail_one", lambda self, match, operation, failure: failed.append(operation))
-    ends = object.__new__(spanning_messages.SpanningMessages)
-    ends.key, ends.name = Key((0, 1), 0, "", src=0, dst=1, tag=0), "world"
-    matches: Any = {1: SimpleNamespace(first=None), 2: SimpleNamespace(first="the receive")}
-    ends._matches = matches
-    for seq in range(3):
-        ends._fail_unknown(seq)
-    assert failed == ["the receive"]
-
-
-def test_after_more_tags_than_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spanning_messages, "_COUNTED", 3)
-    monkeypatch.setattr(spanning_messages, "KEPT", 1)
-
-    async def main(rank: R) -> Any:
-        if rank.rank == 0:
-            for tag in range(20):
-                await rank.send(np.ones(1), 1, tag)
+            for number in range(300):
+                await rank.send(np.full(1 + number % 3, number), 1)
+            for tag in range(1, 21):
+                await rank.send(np.full(1, tag), 1, tag)
+            await rank.send(np.ones(1), 1, tag=99)
             await rank.recv(((1,), float), 1)
-            return ""
-        for tag in range(1, 20):
-            await rank.recv(((1,), float), 0, tag)
-        with pytest.raises(overlap.UsageError, match="pass like= to recv"):
-            await rank.recv(src=0, tag=0)
+            return []
+        await rank.recv(((1,), float), 0, tag=99)
+        got = [(await rank.recv(src=0)).tolist() for _ in range(300)]
+        got += [(await rank.recv(src=0, tag=tag)).tolist() for tag in range(20, 0, -1)]
         await rank.send(np.ones(1), 0)
-        return ""
+        return got
 
-    assert run_far(main, 2, 1, wires=by_sockets) == ["", ""]
+    expected = [[number] * (1 + number % 3) for number in range(300)] + [[tag] for tag in range(20, 0, -1)]
+    assert run_far(main, 2, 1, wires=by_sockets)[1] == expected
 
 
 @pytest.mark.parametrize(

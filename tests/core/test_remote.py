@@ -15,8 +15,7 @@ import overlap
 from overlap.processes import control_plane
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import Called, Finished, RankEvent
-from overlap.runtime import spanning_messages as communicators
-from overlap.runtime.spanning_messages import SpanningMessages
+from overlap.runtime.message import Message
 
 from . import companies
 from .cases import KINDS, Case, cases, differs
@@ -197,39 +196,16 @@ def one_differs(first: str, second: str, **kwargs: object) -> list[overlap.RankF
     return failures(run_far(main, 2, 2))
 
 
-def test_the_ends_of_messages_are_kept_for_the_next_ones_but_not_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, int]] = []
-
-    class Seen(SpanningMessages):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            made.append((self.key.tag, self.first_seq))
-
-    monkeypatch.setattr(communicators, "SpanningMessages", Seen)
-    monkeypatch.setattr(communicators, "KEPT", 2)
-
-    async def main(rank: overlap.Rank) -> list[float]:
-        got = []
-        for number, tag in enumerate([5, 5, 5, 6, 6, 7, 7, 7, 5]):  # two are kept, so 5 goes when 7 comes to rest
-            x = np.full(3, number, np.float32)
-            await (rank.send(x, 1, tag) if rank.rank == 0 else rank.recv(x, 0, tag))
-            got.append(float(x[0]))
-        return got
-
-    assert run_far(main, 2, 1)[1] == list(range(9))
-    assert made[::2] == made[1::2] == [(5, 0), (5, 1), (6, 0), (6, 1), (7, 0), (7, 1), (5, 3)]
-
-
 def test_the_end_of_messages_that_is_known_is_taken_for_no_other() -> None:
     async def main(rank: overlap.Rank) -> tuple[list[float], list[str]]:
         side, got, lanes = rank.stream("side"), [], []
         for number, stream in enumerate([None, None, None, "side", side, side, None, None]):
             x = np.full(3, number, np.float32)
             end = rank.send(x, 1, stream=stream) if rank.rank == 0 else rank.recv(x, 0, stream=stream)
-            assert isinstance(end, overlap.CollectiveFuture)
+            assert isinstance(end, Message)
             await end
             got.append(float(x[0]))
-            lanes.append(end.port.stream.name)
+            lanes.append(end.stream.name)
         other: Any = 1 - rank.rank
         for wrong in ({"dst": float(other)}, {"dst": other, "tag": 0.0}, {"dst": other, "stream": [side]}):
             with pytest.raises(overlap.UsageError, match=list(wrong)[-1]):

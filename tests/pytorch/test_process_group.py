@@ -425,7 +425,7 @@ REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
         lambda group: group.all_to_all_single(torch.ones(3), torch.ones(3), [], []),
         "output: axis 0 has 3 rows, which 2 ranks cannot share evenly; pass output_split_sizes",
     ),
-    "a tag that is none": (lambda group: group.send([torch.ones(1)], 0, -1), "tag: expected 0 to 16777214, got -1"),
+    "a tag that is none": (lambda group: group.send([torch.ones(1)], 0, -1), "tag: expected 0 to 2147483647, got -1"),
 }
 
 

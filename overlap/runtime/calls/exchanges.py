@@ -232,7 +232,7 @@ class Exchanges(Issues):
             UsageError: At the call (for a future, at the await): such an `x`, `dst` or `tag` cannot be sent.
             CollectiveMismatchError: At the await: the receiver's `like` has another shape, dtype or form.
         """
-        return self._issuer.send(x, dst, tag, stream, priority, name, timeout_s, call_site)
+        return self._messages.send(x, dst, tag, stream, priority, name, timeout_s, call_site)
 
     @overload
     def recv(
@@ -279,8 +279,8 @@ class Exchanges(Issues):
     ) -> CollectiveFuture[Any]:
         """Receive an array or a tree of arrays from one rank, or from any rank.
 
-        Without `like`, the receiver gets the sender's arrays in new memory. In one process that costs nothing; between
-        processes the receiver asks the sender for shape and dtype first, so `like` saves a message there and back.
+        Without `like`, the receiver gets the sender's arrays in new memory. Each message has its
+        shape and dtype with it, so that costs no message.
 
         With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` is its
         sender. It goes to the oldest such receive of its tag, and must fit its `like`. Receives that name a rank go
@@ -304,9 +304,8 @@ class Exchanges(Issues):
             A future of the array or tree.
 
         Raises:
-            UsageError: At the call: such a `like`, `src` or `tag` cannot be received. At the await: without `like`, the
-                sender has forgotten the message; it remembers the last 256 of a tag.
+            UsageError: At the call: such a `like`, `src` or `tag` cannot be received.
             CollectiveMismatchError: At the await: the sender's array or tree has another shape, dtype or form.
             PeerFailedError: At the await: the sender failed.
         """
-        return self._issuer.receive(like, src, tag, stream, priority, name, timeout_s, call_site)
+        return self._messages.receive(like, src, tag, stream, priority, name, timeout_s, call_site)

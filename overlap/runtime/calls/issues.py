@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..issue import Issuer
+from ..messages import Messages
 from ..port import Ports
 
 
 class Issues:
-    """Base class with the ports of a group, for collectives, and its issuer of messages."""
+    """Base class with the ports of a group, for collectives, and its messages."""
 
-    _issuer: Issuer
+    _messages: Messages
     _ports: Ports

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from threading import get_ident
-from typing import cast
 
 import trio
 from trio.lowlevel import TrioToken
@@ -13,8 +12,6 @@ from transports import Transport
 from transports.guarded import guard
 
 from ...collectives.call import Call
-from ...collectives.kinds import Collective
-from ...collectives.reduce import Array
 from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
@@ -22,12 +19,7 @@ from ..plan import CallPlan
 from ..signature import signature_of
 from .compiler import Compiled, Compiler
 from .execution import Execution, Station
-from .host_bytes import bytes_of
-from .message import MessageTransfer
 from .workers import Workers
-
-MESSAGE_ALGORITHM = "mesh"
-"""Name of a message between two ranks in timelines."""
 
 
 class Programs:
@@ -40,8 +32,7 @@ class Programs:
 
     def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
         """Return the plan of one rank's operations with a call."""
-        plan_class = MessagePlan if call.kind is Collective.P2P else ProgramPlan
-        return plan_class(self, communicator, call)
+        return ProgramPlan(self, communicator, call)
 
     def station(self, communicator: Communicator, operation: Operation) -> Station:
         """Return the wires of a rank's messages, and its workers."""
@@ -113,38 +104,3 @@ class ProgramPlan(CallPlan):
         finally:
             operation.stopped()
         self._communicator.settle(match, operation, None)
-
-
-class MessagePlan(ProgramPlan):
-    """Runs one rank's ends of messages with another rank, which need no program."""
-
-    def __str__(self) -> str:
-        return "message" if self._station is None else f"message over {self._station.wire_kind}"
-
-    def takes_threads(self) -> bool:
-        """Whether its wires let threads run them."""
-        if self._station is None:
-            return False
-        for peer, wire in self._station.wires.items():  # noqa: SIM110 - in every message, and twice as fast
-            if not wire.takes_threads(peer):
-                return False
-        return True
-
-    def start(self, match: Match, operation: Operation) -> None:
-        """Start to send or to receive; a small message leaves at once."""
-        communicator, position = self._communicator, operation.port.position
-        if self._station is None:
-            self._station = self._programs.station(communicator, operation)
-        operation.algorithm = MESSAGE_ALGORITHM
-        operation.fit(self.call)
-        peer = communicator.members[1 - position]
-        message = MessageTransfer(self._station, peer, operation.context.spawn)
-        operation.start_moving(message)
-        tag, ended = communicator.tag(self.call, operation.seq), partial(self._end_operation, match, operation)
-        if position == 1:
-            over = message.receive(tag, bytes_of(cast(Array, operation.target).reshape(-1)), ended)
-        else:
-            over = message.send(tag, bytes_of(cast(Array, operation.source).reshape(-1)), operation.urgency, ended)
-        operation.poll = None if over or communicator.here > 1 else message.look_before_sleeping
-        if over:
-            ended(None)

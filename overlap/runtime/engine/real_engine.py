@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, cast
 
 import trio
 from trio.lowlevel import TrioToken
 
-from transports import Transport
+from transports import Transport, TransportError
+from transports.guarded import guard
 
 from ...collectives.call import Call
+from ...defaults import INLINE_BYTES
 from ..communicator import BaseEngine, Communicator
+from ..match import Match
 from ..operation import Operation
 from ..plan import CallPlan
 from .in_process import InMemory, InProcessPlan
@@ -20,7 +24,12 @@ from .workers import Workers
 
 if TYPE_CHECKING:
     from topology import Cluster
+    from transports import Envelope, Wire
 
+    from ...collectives.reduce import Array
+    from ..context import RankContext
+    from ..inbox import Lane
+    from ..message import Message
     from .host_memory import HostMemory
     from .programs import Programs
 
@@ -36,6 +45,7 @@ class RealEngine(BaseEngine):
         self._transport, self._cluster = transport, cluster
         self._token = token
         self._workers = Workers()
+        self._wires: dict[tuple[int, int], Wire] = {}  # by world rank, and rank of the peer
         self._memory = InMemory(self._workers, token)
 
     def direct(self, members: tuple[int, ...]) -> bool:
@@ -51,17 +61,54 @@ class RealEngine(BaseEngine):
     def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
         """Make the plan of a rank's operations with a call: memory, if the ranks have any in common.
 
-        Inside a process all ranks do, unless the call requests an algorithm. Between processes messages and uneven
-        blocks travel as programs.
+        Inside a process all ranks do, unless the call requests an algorithm. Between processes uneven blocks travel as
+        programs.
         """
         plan: CallPlan | None = None
         uneven = call.counts and not call.shared
         if communicator.direct:
             if call.algorithm in _IN_MEMORY:
                 plan = InProcessPlan(self._memory, call, communicator.here)
-        elif (call.algorithm or self._algorithm) in _IN_MEMORY and not (communicator.key.messages or uneven):
+        elif (call.algorithm or self._algorithm) in _IN_MEMORY and not uneven:
             plan = self._host_memory.plan(communicator, call, operation)
         return plan or self._programs.plan(communicator, call, operation)
+
+    def wire(self, context: RankContext, peer: int) -> Wire | None:
+        """Return the wire of the messages with a world rank; None: they match inside this process."""
+        if peer == context.rank or self.direct((context.rank, peer)):
+            return None
+        wire = self._wires.get((context.rank, peer))
+        if wire is None:
+            wire = self._wires[context.rank, peer] = guard(self._transport.wire(context.rank), peer, context.spawn)
+        return wire
+
+    def oldest_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope | None:
+        """Return the oldest message of some senders and tags that other processes have announced; or None."""
+        try:
+            return self._transport.wire(rank).announced(choices)
+        except TransportError:  # `wait_announced` raises the error
+            return None
+
+    async def wait_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope:
+        """Wait until another process announces a message of some senders and tags; return that message."""
+        return await self._transport.wire(rank).wait_any(choices)
+
+    def carry(self, lane: Lane, send: Message[object], receive: Message[object], pattern: Call) -> None:
+        """Move the data of a message inside this process: small ones here, large ones in worker threads."""
+        met_ns = max(send.started_ns, receive.started_ns)
+        if not (2 * pattern.work_bytes <= INLINE_BYTES or receive.at_once):
+            match = Match([send, receive])
+            match.pattern = pattern
+            self._memory.begin(match, receive, pattern)
+            return
+        if receive.target is None:
+            receive.fit(pattern)
+        receive.pattern = pattern
+        source, target = cast("Array", send.source), cast("Array", receive.target)
+        target[...] = source if source.shape == target.shape else source.reshape(target.shape)
+        meeting, end_ns = send.describe(pattern, met_ns), perf_counter_ns()
+        send.finish(end_ns, meeting)
+        receive.finish(end_ns, meeting)
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that other processes of this host map, and the function to return it; None without it."""
@@ -85,7 +132,7 @@ class RealEngine(BaseEngine):
 
     def close(self, communicator: Communicator) -> None:
         """Free the shared memory of a communicator."""
-        if not (communicator.direct or communicator.key.messages):
+        if not communicator.direct:
             self._host_memory.close(communicator)
 
     async def aclose(self) -> None:

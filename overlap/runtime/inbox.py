@@ -1,0 +1,684 @@
+"""Inbox of a process: the messages that its ranks send and receive, until both ends of each have ended.
+
+A queue has the messages of one receiver and one tag on one group; in it each sender has a lane. A lane is strict FIFO
+at both of its ends: only the first send and the first receive of it are under way. Inside a process they match here,
+when both have arrived; between processes a wire matches them. Messages take no room in the window of a stream, because
+their order differs between ranks. Receives from any source wait in the queue, and choose among its lanes. Queues and
+lanes without messages are removed at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+import trio
+
+from ..collectives.call import Call
+from ..collectives.reduce import Array
+from ..errors import PeerFailedError, RankLeftError, RemoteError, in_one_line
+from .failure import Failure
+from .match import Key, RankCall, mismatch
+from .message import Message, Returned
+from .state import ADMITTED, ISSUED, MATCHING
+
+if TYPE_CHECKING:
+    from transports import Envelope
+
+    from .context import RankContext
+
+QueueName: TypeAlias = tuple[int, int, int]
+"""Id of the group, group rank of the receiver, and tag."""
+
+RETURNED_NS = -1
+"""Start time of a message that was received before, and returned."""
+
+_TAG_BITS = 24
+_COUNTED = 1 << 16  # lanes between processes with a count of messages; then all begin at 0, for a tag may be used once
+
+
+class Carrier(Protocol):
+    """The interface of an engine to messages."""
+
+    def carry(self, lane: Lane, send: Message[object], receive: Message[object], pattern: Call) -> None:
+        """Move the data of a match inside this process, and end both of its ends."""
+
+    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
+        """Call `look` when a receive from any source should choose among messages; any thread."""
+
+    def oldest_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope | None:
+        """Return the oldest message of some senders and tags that other processes have announced; or None."""
+
+    async def wait_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope:
+        """Wait until another process announces a message of some senders and tags; return that message."""
+
+
+class Notices(Protocol):
+    """The interface of the control plane to messages."""
+
+    def send_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
+        """Report that a rank here cannot take part in an operation."""
+
+    def hold_broken_end(self, fail: Callable[[], None]) -> None:
+        """Fail an end with a broken wire a moment later, unless a report of its cause arrives first."""
+
+    @property
+    def early_failures(self) -> Mapping[tuple[int, int], object]:
+        """Failed ends of operations that no rank here has arrived at."""
+
+    def note_early_failures(self, communicator_id: int, seq: int) -> None:
+        """Apply a report of a failed end that came before the operation here."""
+
+    def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
+        """Whether a finished rank of another process is known to have had at most `count` messages of a lane."""
+
+    def send_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
+        """Report that all present and later messages of a lane fail."""
+
+
+class Shared(Protocol):
+    """The state of a world that its messages need; see `Communicators`."""
+
+    left: set[int]
+    broken: dict[int, Callable[[], BaseException]]  # Errors of broken groups and lanes, by their ids
+
+    def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
+        """Fail all present and later operations of a group or a lane."""
+
+
+class Queue:
+    """Messages of one receiver and one tag on one group.
+
+    Attributes:
+        inbox: Inbox of its process.
+        name: Name among the queues of the process.
+        group: Key of the group.
+        tag: Tag of its messages on a wire.
+        lanes: Lanes with messages, by the group rank of their sender.
+        receives: Receives from any source that have chosen no sender, in the order of their calls.
+        searching: The first of them, once it has arrived.
+        scope: Scope of the task in which it waits for other processes.
+    """
+
+    __slots__ = ("group", "inbox", "lanes", "name", "receives", "scope", "searching", "tag")
+
+    identity: str = ""
+    inbox: Inbox
+    name: QueueName
+    group: Key
+    tag: int
+    lanes: dict[int, Lane]
+    receives: deque[Message[object]]
+    searching: Message[object] | None
+    scope: trio.CancelScope | None
+
+    def missing(self, message: Message[object]) -> list[int]:
+        """Return the world ranks that may send."""
+        return [rank for src, rank in enumerate(self.group.ranks) if src != self.name[1]]
+
+
+class Lane:
+    """Messages of one sender in a queue.
+
+    Attributes:
+        inbox: Inbox of its process.
+        queue: The queue.
+        src: Group rank of the sender.
+        members: World ranks of the sender and the receiver.
+        by_wire: Whether its messages go over a wire; else they match here.
+        lines: Sends, and receives that name the sender, in the order of their calls.
+        arrived: The first of each, from its arrival to its match here.
+        numbers: Number of the next send and of the next receive.
+        returned: Messages without a send, the oldest first.
+    """
+
+    __slots__ = ("arrived", "by_wire", "inbox", "lines", "members", "numbers", "queue", "returned", "src")
+
+    inbox: Inbox
+    queue: Queue
+    src: int
+    by_wire: bool
+    members: tuple[int, int]
+    lines: tuple[deque[Message[object]], deque[Message[object]]]
+    arrived: list[Message[object] | None]
+    numbers: list[int]
+    returned: list[Returned]
+
+    @property
+    def key(self) -> Key:
+        """Name with all that it follows from."""
+        group, (_, dst, tag) = self.queue.group, self.queue.name
+        return Key(group.ranks, group.occurrence, "", self.src, dst, tag)
+
+    @property
+    def id(self) -> int:
+        """Id of 40 bits, the same on every rank."""
+        return _hash(*self.queue.name, self.src)
+
+    @property
+    def identity(self) -> str:
+        """Name in few characters, the same on every rank."""
+        return f"{self.id:x}"
+
+    def missing(self, message: Message[object]) -> list[int]:
+        """Return the world ranks that have not arrived at a message."""
+        end = message.receives
+        return [self.members[not end]] if self.by_wire or self.arrived[end] is message else []
+
+    @property
+    def offered_ns(self) -> int | None:
+        """Start time of the oldest message here without a receive; None if there is none.
+
+        Returned messages are older than all others: see `RETURNED_NS`.
+        """
+        receives = self.lines[1]
+        met = bool(receives) and receives[0] is not self.arrived[1] and receives[0].state > ADMITTED
+        started, unmatched = [RETURNED_NS for _ in self.returned], len(receives) - met
+        if self.arrived[0] is not None:
+            started.append(self.arrived[0].started_ns)
+        return started[unmatched] if unmatched < len(started) else None
+
+
+def _hash(*values: int) -> int:
+    """Return 40 bits of a hash of numbers, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=5).digest(), "big")
+
+
+class Inbox:
+    """Messages of the ranks of one process.
+
+    Attributes:
+        queues: Queues with messages, by name.
+        counts: Numbers of messages at both ends of lanes between processes that have none under way.
+        lost_count: Whether numbers of some lane were dropped.
+
+        here: World ranks of this process; None: all.
+        check: Returns the failure of a message whose input must not be sent; None: inputs are not checked.
+
+    Args:
+        shared: State of the world.
+        engine: Moves data.
+        notices: Reports to and from other processes; None without any.
+    """
+
+    here: frozenset[int] | None
+    check: Callable[[Message[object]], Failure | None] | None = None
+
+    def __init__(
+        self, shared: Shared, engine: Carrier, notices: Notices | None = None, here: frozenset[int] | None = None
+    ) -> None:
+        self._shared, self._engine, self._notices, self.here = shared, engine, notices, here
+        self.queues: dict[QueueName, Queue] = {}
+        self.counts: dict[tuple[int, int, int, int], tuple[Key, list[int]]] = {}
+        self.lost_count: bool = False
+
+    # -- lanes ---------------------------------------------------------------------------------------------------------
+
+    def open_queue(self, name: QueueName, group: Key) -> Queue:
+        """Return a queue, made if there is none."""
+        queue = self.queues.get(name)
+        if queue is None:
+            queue = self.queues[name] = Queue()
+            queue.inbox, queue.name, queue.group = self, name, group
+            high = name[2] >> _TAG_BITS
+            queue.tag = (_hash(name[0], high) if high else name[0]) << _TAG_BITS | name[2] & ((1 << _TAG_BITS) - 1)
+            queue.lanes, queue.receives, queue.searching, queue.scope = {}, deque(), None, None
+        return queue
+
+    def lane(self, message: Message[object]) -> Lane:
+        """Return the lane of a message with a peer, made if there is none."""
+        messages, peer = message.messages, message.peer
+        assert messages is not None, "this is a bug in overlap: a message that was taken goes on"
+        assert peer is not None, "this is a bug in overlap: a message without a peer"
+        src, dst = (peer, message.member.rank) if message.receives else (message.member.rank, peer)
+        name = messages.group_id, dst, message.tag
+        queue = self.queues.get(name) or self.open_queue(name, messages.group.key)
+        lane = queue.lanes.get(src)
+        if lane is None:
+            lane = queue.lanes[src] = Lane()
+            ranks, wires = queue.group.ranks, messages.wires
+            lane.inbox, lane.queue, lane.src, lane.members = self, queue, src, (ranks[src], ranks[dst])
+            lane.by_wire = (wires[peer] if peer in wires else messages.wire(peer)) is not None
+            lane.lines, lane.arrived, lane.numbers, lane.returned = (deque(), deque()), [None, None], [0, 0], []
+            if lane.by_wire and self.counts:
+                _, lane.numbers = self.counts.pop((*name, src), (None, lane.numbers))
+        return lane
+
+    def admit(self, message: Message[object]) -> bool:
+        """Put a message into its lane, and number it; return whether it is the first there."""
+        if message.peer is None:
+            messages = message.messages
+            assert messages is not None, "this is a bug in overlap: a message that was taken goes on"
+            queue = self.open_queue(messages.queue_name(message), messages.group.key)
+            queue.receives.append(message)
+            message.lane = cast("Lane", queue)
+            return queue.receives[0] is message
+        lane, end = self.lane(message), message.receives
+        message.lane, message.seq = lane, lane.numbers[end]
+        lane.numbers[end] += 1
+        line = lane.lines[end]
+        line.append(message)
+        return line[0] is message
+
+    def leave(self, message: Message[object], failure: Failure | None, *, gives_back: bool = False) -> None:
+        """Remove a message that has ended, or that gives its place back, and let the next one of its lane arrive.
+
+        Args:
+            message: The message.
+            failure: Its error, if it has failed.
+            gives_back: Whether its number goes to the next receive.
+        """
+        lane, message.lane = message.lane, None
+        if lane is None:
+            return
+        outstanding = message.context.outstanding
+        outstanding.operations.pop(message, None)
+        if outstanding.draining or failure is not None:
+            outstanding.note_end(message, failure)
+        if isinstance(lane, Lane):
+            line, queue, end = lane.lines[message.receives], lane.queue, message.receives
+            if lane.arrived[end] is message:
+                lane.arrived[end] = None
+            if gives_back:
+                lane.numbers[1] -= 1
+                for later in line:
+                    if later.seq > message.seq:
+                        later.seq -= 1
+        else:
+            queue = cast("Queue", lane)
+            line = queue.receives
+            if queue.searching is message:
+                queue.searching = None
+                self._stop_waiting(queue)
+        if line[0] is message:
+            line.popleft()
+            if line:
+                line[0]._enter(ADMITTED)
+                message.context.soon(line[0].activate_late)
+        else:
+            line.remove(message)
+        # remove a lane and a queue without messages; of a lane between processes the numbers are kept
+        if isinstance(lane, Lane) and not (lane.lines[0] or lane.lines[1] or lane.returned):
+            queue.lanes.pop(lane.src, None)
+            if lane.by_wire and (lane.numbers[0] or lane.numbers[1]):
+                if len(self.counts) >= _COUNTED:
+                    self.counts.clear()
+                    self.lost_count = True
+                self.counts[*queue.name, lane.src] = queue.group, lane.numbers
+        if queue.receives:
+            if message.receives:
+                self._search_soon(queue)
+        elif not queue.lanes:
+            self.queues.pop(queue.name, None)
+
+    # -- matching ------------------------------------------------------------------------------------------------------
+
+    def arrive(self, message: Message[object]) -> None:
+        """Match a message that is the first of its lane, or let it wait."""
+        lane, shared, check = message.lane, self._shared, self.check
+        if check is not None and not message.receives and (failure := check(message)) is not None:
+            self.fail_one(message, failure)
+            return
+        if not isinstance(lane, Lane):  # a receive from any source
+            message.lock()
+            queue = cast("Queue", lane)
+            queue.searching = message
+            self._search_soon(queue)
+            return
+        end = message.receives
+        if end and lane.returned:
+            self._take_returned(lane, message)
+            return
+        if shared.broken and (broken := shared.broken.get(lane.queue.name[0]) or shared.broken.get(lane.id)):
+            message.fail(Failure(broken()))
+            return
+        if lane.by_wire:
+            if shared.left or (self._notices is not None and self._notices.early_failures):
+                self._check_peer(lane, message)
+            if message.state is MATCHING:
+                messages, peer = message.messages, message.peer
+                wires = messages.wires  # type: ignore[union-attr]
+                wire = wires[peer] if peer in wires else messages.wire(peer)  # type: ignore[union-attr, arg-type, index]
+                message.begin(wire, lane)  # type: ignore[arg-type]
+            return
+        other = lane.arrived[not end]
+        if other is not None:
+            lane.arrived[not end] = None
+            send, receive = (other, message) if end else (message, other)
+            if send.call is receive.call or receive.agrees(send.call, send.flat):
+                try:
+                    self._engine.carry(lane, send, receive, send.call)
+                except Exception as unfit:  # no memory, or ranks that no wire of the model joins
+                    self._fail_unfit(send, receive, unfit)
+            else:
+                self._fail_different(lane, send, receive)
+            return
+        lane.arrived[end] = message
+        if not end or message.buffers is not None or message.locked or message.out is None:
+            message.lock()
+        elif not message.context.arrays.shapes_only:  # inlined from `lock`, for a short latency
+            out = message.out
+            message.target, message.locked = out.view(), message.context.locks.lock((out,), out)
+        if shared.left and (rank := lane.members[not end]) in shared.left:
+            self._fail_left(message, rank)
+        elif not end and lane.queue.receives:
+            self._search_soon(lane.queue)
+
+    def _check_peer(self, lane: Lane, message: Message[object]) -> None:
+        """Fail a message if the other end, in another process, is known not to take part."""
+        notices, left = self._notices, self._shared.left
+        if left and (rank := lane.members[not message.receives]) in left and self._has_had(lane, message, rank):
+            self._fail_left(message, rank)
+        elif notices is not None:
+            notices.note_early_failures(lane.id, message.seq)
+
+    @staticmethod
+    def _fail_unfit(send: Message[object], receive: Message[object], error: BaseException) -> None:
+        """Fail both ends of a match that cannot be carried out."""
+        rank = receive.context.rank
+        text = f"rank {rank} failed before {receive.label} ({receive.call_site}): {in_one_line(error)}"
+        receive.fail(Failure(error))
+        send.fail(Failure(PeerFailedError.caused_by(error, text, culprit=rank)))
+
+    @staticmethod
+    def _fail_different(lane: Lane, send: Message[object], receive: Message[object]) -> None:
+        """Fail both ends of a match that differ."""
+        src, dst = lane.members
+        error = mismatch(
+            send.member.name,
+            receive.seq,
+            RankCall(dst, receive.call, receive.call_site),
+            RankCall(src, send.call, send.call_site),
+        )
+        send.fail(Failure(error()))
+        receive.fail(Failure(error()))
+
+    def fail_one(self, message: Message[object], failure: Failure) -> None:
+        """Fail a message that cannot take part, and with it the other end, now or when that arrives."""
+        lane, error, seq, rank = message.lane, failure.error, message.seq, message.context.rank
+        text = f"rank {rank} failed before {message.label} ({message.call_site}): {in_one_line(error)}"
+        message.fail(failure)
+        if not isinstance(lane, Lane):
+            return
+        if self.here is None or lane.members[not message.receives] in self.here:
+            if not message.receives:
+                self.put_back(lane, Returned.failed(lambda: PeerFailedError.caused_by(error, text, culprit=rank)))
+        elif self._notices is not None:
+            self._notices.send_failed_end(lane.id, seq, rank, PeerFailedError.caused_by(error, text, culprit=rank))
+
+    def fail_broken_wire(self, message: Message[object], error: BaseException) -> None:
+        """Fail a message whose wire broke; if a report of the cause may be on its way, a moment later."""
+        if self._notices is None or getattr(error, "evident", True):
+            self.fail_one(message, Failure(error))
+            return
+
+        def fail() -> None:
+            if not message.done:
+                error.evident = True  # type: ignore[attr-defined]
+                self.fail_one(message, Failure(error))
+
+        self._notices.hold_broken_end(fail)
+
+    def fail_remote_end(self, lane_id: int, seq: int, culprit: int, text: str, cause: RemoteError) -> bool:
+        """Fail a message here because of the other end, in another process; False if it has not arrived."""
+        for queue in self.queues.values():
+            for lane in queue.lanes.values():
+                if lane.by_wire and lane.id == lane_id:
+                    for line in lane.lines:
+                        for message in line:
+                            if message.seq == seq and lane.members[not message.receives] == culprit:
+                                message.fail(Failure(PeerFailedError.caused_by(cause, text, culprit=culprit)))
+                                return True
+        return False
+
+    # -- messages that are given back ------------------------------------------------------------------------------
+
+    def withdraw_receive(self, receive: Message[object], later: Callable[[], None]) -> bool | None:
+        """Take a receive out of matching, as if it had never been issued, unless a message has met it.
+
+        Args:
+            receive: The receive, which has arrived.
+            later: Function to call once the transport has given it back, if that takes a task.
+
+        Returns:
+            Whether it is withdrawn now; None if that is still open.
+        """
+        if receive.request is not None:
+            return receive.withdraw_request(later)
+        lane = receive.lane
+        return (lane.arrived[1] if isinstance(lane, Lane) else cast("Queue", lane).searching) is receive
+
+    def put_back(self, lane: Lane, message: Returned, giver: Message[object] | None = None) -> None:
+        """Give a message that no task has taken to the next receive of its lane."""
+        queue = self.queues.setdefault(lane.queue.name, lane.queue)
+        lane = queue.lanes.setdefault(lane.src, lane)
+        insort(lane.returned, message, key=lambda returned: returned.order)
+        waiting = lane.lines[1][0] if lane.lines[1] else None
+        if waiting is None or waiting is giver or waiting.state <= ADMITTED:
+            self._search_soon(queue)
+        elif lane.arrived[1] is waiting:
+            lane.arrived[1] = None
+            self._take_returned(lane, waiting)
+        elif waiting.request is not None and waiting.withdraw_request(partial(self._restart, waiting)):
+            self.arrive(waiting)
+
+    def _restart(self, receive: Message[object]) -> None:
+        """Let a receive arrive again that the transport has given back, so that it gets a returned message."""
+        if not receive.done:
+            self.arrive(receive)
+
+    def _take_returned(self, lane: Lane, receive: Message[object]) -> None:
+        """Give a receive the oldest returned message; fail the receive if its call differs."""
+        message = lane.returned.pop(0)
+        receive.order = message.order
+        try:
+            if message.error is not None:
+                raise message.error()
+            pattern = message.call
+            assert pattern is not None, "this is a bug in overlap: a returned message has no call"
+            lane.numbers[1] -= 1  # the number belongs to a later message
+            if not receive.agrees(pattern, message.flat):
+                src, dst = lane.members
+                raise mismatch(
+                    receive.member.name,
+                    receive.seq,
+                    RankCall(src, pattern, "received before"),
+                    RankCall(dst, receive.call, receive.call_site),
+                )()
+            receive.fit(pattern)
+            if message.data is not None:
+                cast(Array, receive.target).reshape(-1)[...] = message.data
+        except Exception as error:  # no memory, or another call
+            receive.fail(Failure(error))
+            return
+        receive.finish(receive.context.now_ns(), receive.describe(pattern, receive.started_ns))
+
+    # -- receives from any source ------------------------------------------------------------------------------------
+
+    def has_message(self, receive: Message[object]) -> bool:
+        """Whether a parked receive would meet a message at once."""
+        messages = receive.messages
+        assert messages is not None
+        name = messages.queue_name(receive)
+        queue = self.queues.get(name)
+        if queue is None:
+            queue = self.open_queue(name, messages.group.key)
+            del self.queues[name]
+        elif receive.asked is None and queue.receives:
+            return False
+        lanes = queue.lanes.values() if receive.asked is None else filter(None, [queue.lanes.get(receive.asked)])
+        if any(lane.offered_ns is not None for lane in lanes):
+            return True
+        choices = [choice for src, choice in self._choices(queue, receive) if receive.asked in (None, src)]
+        return bool(choices) and self._engine.oldest_announced(receive.context.rank, choices) is not None
+
+    def _search_soon(self, queue: Queue) -> None:
+        """Let the first receive from any source choose at a time when it may choose a message."""
+        if queue.searching is not None:
+            self._engine.choose_soon(queue.searching.context, partial(self._search, queue))
+
+    def _search(self, queue: Queue, arrived: Envelope | None = None) -> None:
+        """Take the oldest message; of messages of one time, the one of the lowest rank. Fail if none can come.
+
+        Args:
+            queue: The queue of the first receive.
+            arrived: Message that another process has announced just now.
+        """
+        receive = queue.searching
+        if receive is None:
+            return
+        self._stop_waiting(queue)
+        if (broken := self._shared.broken.get(queue.name[0])) is not None:
+            receive.fail(Failure(broken(), seen=True))
+            return
+        offered = [(lane.offered_ns, lane.src) for lane in queue.lanes.values()]
+        oldest = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
+        choices = self._choices(queue, receive)
+        if choices:
+            rank, ranks = receive.context.rank, queue.group.ranks
+            found = arrived or self._engine.oldest_announced(rank, [choice for _, choice in choices])
+            sources = [src for src, _ in choices if found is not None and ranks[src] == found.src]
+            if sources and found is not None and (oldest is None or found.since_ns < oldest[0]):
+                oldest = found.since_ns, sources[0]
+        if oldest is not None:
+            messages = receive.messages
+            assert messages is not None
+            receive.context.flight.ended(receive.record, receive.context.now_ns())
+            self.leave(receive, None)
+            receive.priority -= receive.stream.priority
+            receive._enter(ISSUED)
+            receive.peer = oldest[1]
+            messages.begin(receive)
+        elif self._all_left(queue):
+            rank = receive.context.rank
+            cause = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
+            receive.fail(Failure(RankLeftError(f"{cause} ({receive.call_site})", culprit=rank)))
+        elif choices:
+            queue.scope = trio.CancelScope()
+            receive.context.spawn(self._wait_announced, queue, receive, [choice for _, choice in choices], queue.scope)
+
+    def _choices(self, queue: Queue, receive: Message[object]) -> list[tuple[int, tuple[int, int]]]:
+        """Return the senders in other processes without a receive that names them, with their world rank and tag."""
+        messages = receive.messages
+        assert messages is not None
+        if not messages.has_wires:
+            return []
+        tag, lanes = queue.tag, queue.lanes
+        return [
+            (src, (rank, tag))
+            for src, rank in enumerate(queue.group.ranks)
+            if not (src in lanes and lanes[src].lines[1]) and messages.wire(src) is not None
+        ]
+
+    @staticmethod
+    def _stop_waiting(queue: Queue) -> None:
+        """Cancel the task that waits for announcements of other processes, if there is one."""
+        if queue.scope is not None:
+            queue.scope.cancel()
+            queue.scope = None
+
+    async def _wait_announced(
+        self, queue: Queue, receive: Message[object], choices: list[tuple[int, int]], scope: trio.CancelScope
+    ) -> None:
+        """Wait for an announcement of another process, then search again; a lost wire fails the receive."""
+        with scope:
+            try:
+                arrived = await self._engine.wait_announced(receive.context.rank, choices)
+            except Exception as error:  # the wire to a sender is lost
+                if receive is queue.searching:
+                    receive.fail(Failure(error))
+                return
+            # like `_search`, so that the next receive chooses only after this one has begun to take the message
+            self._engine.choose_soon(receive.context, partial(self._search, queue, arrived))
+
+    # -- ends of ranks and groups ------------------------------------------------------------------------------------
+
+    def give_up(self, message: Message[object], failure: Failure) -> None:
+        """Fail a message, and all present and later ones of its lane: the state of the other end is unknown."""
+        lane, rank = message.lane, message.context.rank
+        message.fail(failure)
+        if isinstance(lane, Lane):
+            text = f"rank {rank} gave up: {failure.error}"
+
+            def gave_up() -> PeerFailedError:
+                return PeerFailedError.caused_by(failure.error, text, culprit=rank)
+
+            self._shared.break_off(lane.id, gave_up)
+            if lane.by_wire and self._notices is not None:
+                self._notices.send_broken(lane.id, rank, gave_up())
+
+    def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
+        """Fail the messages of a group or a lane that have not met their other end here."""
+        for queue in list(self.queues.values()):
+            for lane in list(queue.lanes.values()):
+                if key_id in (queue.name[0], lane.id):
+                    for message in self._under_way(lane):
+                        message.fail(Failure(error(), seen=True))
+            self._search_soon(queue)
+
+    def rank_left(self, rank: int) -> None:
+        """Fail the messages that wait for a rank that has finished its program."""
+        for queue in list(self.queues.values()):
+            for lane in list(queue.lanes.values()):
+                for message in self._under_way(lane):
+                    if lane.members[not message.receives] == rank and self._has_had(lane, message, rank):
+                        self._fail_left(message, rank)
+            self._search_soon(queue)
+
+    @staticmethod
+    def _under_way(lane: Lane) -> list[Message[object]]:
+        """Return the messages of a lane that wait for their other end, or move over a wire."""
+        if not lane.by_wire:
+            return [message for message in lane.arrived if message is not None]
+        return [line[0] for line in lane.lines if line and line[0].request is not None]
+
+    def _has_had(self, lane: Lane, message: Message[object], rank: int) -> bool:
+        """Whether a rank that has finished its program never issued its end of a message."""
+        if not lane.by_wire or self._notices is None:
+            return True
+        return self._notices.sent_no_more(rank, lane.id, message.seq)
+
+    def _all_left(self, queue: Queue) -> bool:
+        """Whether all other ranks have finished their programs, and no message of them is in flight."""
+        others = [(src, rank) for src, rank in enumerate(queue.group.ranks) if src != queue.name[1]]
+        if not others or not self._shared.left.issuperset(rank for _, rank in others):
+            return False
+        for src, rank in others if self._notices is not None else ():
+            name, lane = (*queue.name, src), queue.lanes.get(src)
+            numbers = lane.numbers if lane is not None else self.counts.get(name, (None, [0, 0]))[1]
+            assert self._notices is not None
+            if (lane is None or lane.by_wire) and not self._notices.sent_no_more(rank, _hash(*name), numbers[1]):
+                return False
+        return True
+
+    def issued_counts(self, rank: int) -> dict[int, int]:
+        """Return the number of messages of a rank here at its end of each lane between processes."""
+        lanes = [(lane.queue.name, lane.src, lane.queue.group, lane.numbers) for lane in self._wire_lanes()]
+        lanes += [(name[:3], name[3], group, numbers) for name, (group, numbers) in self.counts.items()]
+        found = {}
+        for name, src, group, numbers in lanes:
+            for end, position in enumerate((src, name[1])):
+                if group.ranks[position] == rank:
+                    found[_hash(*name, src)] = numbers[end]
+        return found
+
+    def _wire_lanes(self) -> list[Lane]:
+        lanes = [lane for queue in self.queues.values() for lane in queue.lanes.values()]
+        return [lane for lane in lanes if lane.by_wire]
+
+    @staticmethod
+    def _fail_left(message: Message[object], rank: int) -> None:
+        """Fail a message because the other end has finished its program."""
+        needs = f"rank {message.context.rank} needs it in {message.label} ({message.call_site})"
+        message.fail(Failure(RankLeftError(f"rank {rank} finished its program while {needs}", culprit=rank)))
+
+    def close_group(self, group: Key) -> None:
+        """Drop the messages of a group that no rank uses any more: nobody can receive them."""
+        for name in [name for name, queue in self.queues.items() if queue.group == group]:
+            del self.queues[name]
+        for counted in [name for name, (key, _) in self.counts.items() if key == group]:
+            del self.counts[counted]
