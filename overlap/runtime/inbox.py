@@ -193,7 +193,7 @@ class Inbox:
 
     Attributes:
         queues: Queues with messages, by name.
-        counts: Numbers of messages at both ends of lanes between processes that have none under way.
+        counts: Numbers of messages at both ends of lanes without any under way, if they differ or go over a wire.
         lost_count: Whether numbers of some lane were dropped.
 
         here: World ranks of this process; None: all.
@@ -244,7 +244,7 @@ class Inbox:
             lane.inbox, lane.queue, lane.src, lane.members = self, queue, src, (ranks[src], ranks[dst])
             lane.by_wire = (wires[peer] if peer in wires else messages.wire(peer)) is not None
             lane.lines, lane.arrived, lane.numbers, lane.returned = (deque(), deque()), [None, None], [0, 0], []
-            if lane.by_wire and self.counts:
+            if self.counts:
                 _, lane.numbers = self.counts.pop((*name, src), (None, lane.numbers))
         return lane
 
@@ -301,10 +301,11 @@ class Inbox:
                 message.context.soon(line[0].activate_late)
         else:
             line.remove(message)
-        # remove a lane and a queue without messages; of a lane between processes the numbers are kept
+        # remove a lane and a queue without messages; numbers are kept that differ, or of which only one end is here
         if isinstance(lane, Lane) and not (lane.lines[0] or lane.lines[1] or lane.returned):
             queue.lanes.pop(lane.src, None)
-            if lane.by_wire and (lane.numbers[0] or lane.numbers[1]):
+            sent, received = lane.numbers
+            if sent != received or (lane.by_wire and sent):
                 if len(self.counts) >= _COUNTED:
                     self.counts.clear()
                     self.lost_count = True
@@ -327,7 +328,10 @@ class Inbox:
             message.lock()
             queue = cast("Queue", lane)
             queue.searching = message
-            self._search_soon(queue)
+            if message.at_once:
+                self._search(queue)
+            else:
+                self._search_soon(queue)
             return
         end = message.receives
         if end and lane.returned:

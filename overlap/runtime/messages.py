@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # Most peers and tags with calls that the flight record knows: a program may use a new tag for each message.
 _KNOWN = 256
 _FORMS = (list, tuple, dict)
+# Time limits up to this one need no further check.
+_LONGEST_S = 1e9
 
 MOST_TAGS: int = (1 << 31) + 1
 """Number of tags of flat messages: those of PyTorch, and one for messages of its collectives."""
@@ -170,7 +172,8 @@ class Messages:
             if type(message.priority) is not int and not isinstance(message.priority, int):
                 raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(message.priority)}")
             if timeout_s is not None:
-                check_timeout(timeout_s)
+                if not (type(timeout_s) is float and 0 < timeout_s < _LONGEST_S):
+                    check_timeout(timeout_s)
                 message.deadline_s = timeout_s
             rank, step = STEP_OF_TASK.get()
             message.step = step if rank is context else context.step
@@ -233,10 +236,11 @@ class Messages:
         context, peer = self.context, message.peer
         if context.closed or peer is None or context.deadlines.wakes(message.deadline_s):
             return False
-        wire = self.wire(peer)
+        wire = self.wires[peer] if peer in self.wires else self.wire(peer)
         if wire is None or not wire.takes_threads(self.group.label[1][peer]):
             return False
-        if context.outstanding.draining or self.queue_name(message) in self.inbox.queues:
+        name = self.group_id, self.group.rank if message.receives else peer, message.tag
+        if context.outstanding.draining or name in self.inbox.queues:
             return False
         self.begin(message)
         return True
