@@ -202,7 +202,7 @@ class Messages:
         known = self._known.get((message.receives, message.peer, message.tag)) or self.known(message)
         message.record = context.flight.issued(message, known, call_, message.seq, now_ns)
         if message.deadline_s is not None:
-            context.expire(message, message.deadline_s)
+            context.deadlines.add(message, message.deadline_s, context.spawn, context.now_ns)
         context.outstanding.operations[message] = None
         if not first:
             message._enter(QUEUED)

@@ -309,9 +309,10 @@ class Transfers(Issuing):
     def send(self, tensors: Any, dst: int, tag: int) -> Work:
         """Send a tensor to a rank of the group."""
         tensor = one_tensor(tensors, "tensors")
-        _check_tag(tag)
-        handle = self._issue(None, "send_flat", flat_input(tensor), dst, tag, limit=self._limit(None, None))
-        return Work(handle, [tensor])
+        if not 0 <= tag < _TAGS:
+            raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")
+        limit_s = self._timeout.total_seconds()
+        return Work(self._issue_here("send_flat", (flat_input(tensor), dst, tag), {}, limit_s, users_frame()), [tensor])
 
     @operation("recv_", "recv")
     def recv(self, tensors: Any, src: int, tag: int) -> Work:
@@ -328,10 +329,11 @@ class Transfers(Issuing):
     def _recv(self, tensors: Any, src: int | None, tag: int) -> Work:
         """Receive a tensor; its source is known once it has arrived."""
         tensor = one_tensor(tensors, "tensors")
-        _check_tag(tag)
-        limit = self._limit(None, None)
+        if not 0 <= tag < _TAGS:
+            raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")
         out, copy_back = flat_output(tensor)
-        future = self._issue_here("receive_flat", (out, src, tag), {}, limit, users_frame())
+        limit_s = self._timeout.total_seconds()
+        future = self._issue_here("receive_flat", (out, src, tag), {}, limit_s, users_frame())
         handle = future if copy_back is None else JoinedOperations([future], copy_back)
         return Work(handle, [tensor], lambda: src if src is not None else int(future.src))
 
@@ -351,9 +353,3 @@ def _split_rows(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument
             f"{argument}: expected {ranks} sizes that are {tensor.size(0)} rows together, got {list(sizes)}"
         )
     return list(tensor.split(list(sizes)))
-
-
-def _check_tag(tag: int) -> None:
-    """Check a tag of a message: the largest ones are our own."""
-    if not 0 <= tag < _TAGS:
-        raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")
