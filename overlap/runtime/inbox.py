@@ -188,6 +188,13 @@ def _hash(*values: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=5).digest(), "big")
 
 
+def wire_tag(name: QueueName) -> int:
+    """Return the tag on a wire of the messages of a queue."""
+    group, _, tag = name
+    high = tag >> _TAG_BITS
+    return (_hash(group, high) if high else group) << _TAG_BITS | tag & ((1 << _TAG_BITS) - 1)
+
+
 class Inbox:
     """Messages of the ranks of one process.
 
@@ -224,8 +231,7 @@ class Inbox:
         if queue is None:
             queue = self.queues[name] = Queue()
             queue.inbox, queue.name, queue.group = self, name, group
-            high = name[2] >> _TAG_BITS
-            queue.tag = (_hash(name[0], high) if high else name[0]) << _TAG_BITS | name[2] & ((1 << _TAG_BITS) - 1)
+            queue.tag = wire_tag(name)
             queue.lanes, queue.receives, queue.searching, queue.scope = {}, deque(), None, None
         return queue
 
@@ -236,7 +242,14 @@ class Inbox:
         assert peer is not None, "this is a bug in overlap: a message without a peer"
         src, dst = (peer, message.member.rank) if message.receives else (message.member.rank, peer)
         name = messages.group_id, dst, message.tag
-        queue = self.queues.get(name) or self.open_queue(name, messages.group.key)
+        queue = self.queues.get(name)
+        if queue is None:  # inlined from `open_queue`, for a short latency
+            queue = self.queues[name] = Queue()
+            queue.inbox, queue.name, queue.group = self, name, messages.group.key
+            queue.tag = messages.group_id << _TAG_BITS | message.tag
+            if message.tag >> _TAG_BITS:
+                queue.tag = wire_tag(name)
+            queue.lanes, queue.receives, queue.searching, queue.scope = {}, deque(), None, None
         lane = queue.lanes.get(src)
         if lane is None:
             lane = queue.lanes[src] = Lane()

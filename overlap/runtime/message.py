@@ -651,7 +651,10 @@ class Message(CollectiveFuture[T_co]):
         if lane is not None:
             lane.inbox.leave(self, None)
         if self._waiters is not None or self._callbacks is not None:
-            self._deliver()
+            if get_ident() == context.thread:
+                self._notify()
+            else:  # added after its end was found to wake nobody
+                context.from_thread(self._notify)
 
     def fail(self, failure: Failure) -> None:
         """End with an error; a receive that no task waits for gives its place back instead.
@@ -775,10 +778,16 @@ class Message(CollectiveFuture[T_co]):
                 self.context.from_thread(self._resume)
 
     def _ends_at_once(self) -> bool:
-        """Whether the result is available without waiting, after taking part again."""
-        if self.state >= UNWANTED and get_ident() == self.context.thread:
+        """Whether the result is available without waiting, after taking part again; note the start of a wait."""
+        if get_ident() != self.context.thread:
+            return super()._ends_at_once()
+        if self.state >= UNWANTED:
             self._claim()
-        return super()._ends_at_once()
+        if self.poll is not None:
+            self.poll()
+        if self.state < DONE and self.awaited_ns is None:
+            self.awaited_ns = self.context.now_ns()
+        return self.state >= DONE
 
     def _resume(self) -> None:
         """Take part again: in its place, or, if it had left its lane, behind the receives issued since."""

@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from ..collectives.call import call
 from ..collectives.kinds import P2P
+from ..collectives.reduce import check_dtype
 from ..errors import PeerFailedError, UsageError, shown
 from ..flight.recorder import Known
 from .arguments import TAGS, check_peer, prepare, receive_like, take_output
@@ -140,9 +141,13 @@ class Messages:
     ) -> Message[Any]:
         """Check and start the receiver's end of a message. Without a source, a sender is chosen first."""
         caller, tags = _getframe(2) if call_site is None else call_site, MOST_TAGS if flat else TAGS
-        out, buffers = receive_like(like, self.context.arrays), None
-        if type(out) is ReceiveBuffers:
-            buffers, out = out, out.packed
+        out, buffers = like, None
+        if type(like) is ndarray:
+            check_dtype(like.dtype, "like")
+        else:
+            out = receive_like(like, self.context.arrays)
+            if type(out) is ReceiveBuffers:
+                buffers, out = out, out.packed
         peer = 0 if src is None else src
         if not (
             type(peer) is type(tag) is int and 0 <= peer < self.group.size and 0 <= tag < (MOST_TAGS if flat else TAGS)

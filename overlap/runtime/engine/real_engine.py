@@ -14,6 +14,7 @@ from transports import Transport, TransportError
 from transports.guarded import guard
 
 from ...collectives.call import Call
+from ...collectives.kinds import P2P
 from ...defaults import INLINE_BYTES
 from ..communicator import BaseEngine, Communicator
 from ..match import Match
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transports import Envelope, Wire
 
     from ...collectives.reduce import Array
+    from ...timeline.recording import RawMatch
     from ..context import RankContext
     from ..inbox import Lane
     from ..message import Message
@@ -106,7 +108,9 @@ class RealEngine(BaseEngine):
         receive.pattern = pattern
         source, target = cast("Array", send.source), cast("Array", receive.target)
         target[...] = source if source.shape == target.shape else source.reshape(target.shape)
-        meeting, end_ns = send.describe(pattern, met_ns), perf_counter_ns()
+        group = send.member.name, lane.members, send.tag
+        meeting: RawMatch = P2P.text, send.algorithm, group, send.seq, pattern.nbytes, pattern.dtype, met_ns
+        end_ns = perf_counter_ns()
         send.finish(end_ns, meeting)
         receive.finish(end_ns, meeting)
 
