@@ -43,12 +43,12 @@ class Count(NamedTuple):
 LIMITS = {
     "all_reduce, first rank": Count(8, 11),
     "all_reduce, last rank": Count(13, 28),
-    "send and recv, one process": Count(18, 76),
+    "send and recv, one process": Count(10, 32),
     "compute": Count(12, 48),
-    "send, between processes": Count(26, 58),
-    "recv, between processes": Count(31, 80),
-    "send, torch": Count(9, 28),
-    "recv, torch": Count(9, 29),
+    "send, between processes": Count(12, 21),
+    "recv, between processes": Count(17, 40),
+    "send, torch": Count(19, 39),
+    "recv, torch": Count(20, 46),
     "all_reduce, torch": Count(20, 49),
 }
 
