@@ -79,14 +79,14 @@ async def ends(a: Wire, b: Wire, scale: Scale) -> None:
         ):
             begun.append(begin())
         with trio.move_on_after(scale.patience_s):
-            while not all(request is None or request.ended for request in begun[:2]):
+            while not all(request is None or request.ended for request in begun[:2]):  # noqa: ASYNC110 - wires have no event
                 await trio.sleep(0.001)  # a virtual clock moves while all sleep
         withdrawn = begun[2]
         require(withdrawn is not None, "begin_recv returned None, not a Request")
         if withdrawn is not None:
             withdrawn.withdraw()
         with trio.move_on_after(scale.patience_s):
-            while len(calls) < sum(request is not None for request in begun):
+            while len(calls) < sum(request is not None for request in begun):  # noqa: ASYNC110 - wires have no event
                 await trio.sleep(0.001)  # a virtual clock moves while all sleep
         await wait_until_blocked()
         for request in begun:
