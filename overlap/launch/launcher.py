@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,10 +205,14 @@ class Child:
             descriptors = {"secret": secret, "lifeline": lifeline, "status": status}
             if node == 0 and spec.listener is not None:
                 descriptors["listener"] = spec.listener
+            variables = member_variables(
+                node=node, nodes=spec.nodes, ranks_per_node=spec.ranks_per_node or 1, endpoint=spec.endpoint,
+                job=spec.job, descriptors=descriptors,
+            )  # fmt: skip
             with _blocking_signal(ASKING):
                 self._process = subprocess.Popen(
                     spec.command,
-                    env=_member_environment(spec, node, descriptors),
+                    env={**spec.environ, **variables, "PYTHONUNBUFFERED": "1"},
                     pass_fds=[*descriptors.values()],
                     # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
                     # of its own for the scheduler, so that processes which share cores could not let each other run.
@@ -288,19 +292,6 @@ def look(pid: int) -> Look:
     function = waits_in_kernel(pid) if letter == "D" else ""
     reason = "waits for memory" if any(part in function for part in _FOR_MEMORY) else _STANDSTILL[letter]
     return Look(letter=letter, reason=f"{reason} (in {function})" if function else reason, queued_s=queued_s)
-
-
-def _member_environment(spec: LaunchSpec, node: int, descriptors: Mapping[str, int]) -> dict[str, str]:
-    """Return the environment of the process of a node: that of the launch, and its place in the world."""
-    variables = member_variables(
-        node=node,
-        nodes=spec.nodes,
-        ranks_per_node=spec.ranks_per_node or 1,
-        endpoint=spec.endpoint,
-        job=spec.job,
-        descriptors=descriptors,
-    )
-    return {**spec.environ, **variables, "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager
