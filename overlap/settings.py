@@ -245,7 +245,7 @@ class RunSettings:
         help="spread the ranks over N processes of this host, which share memory; default: 1",
     )  # fmt: skip
     ranks_per_process: int | None = option(
-        read=count, metavar="N", nodes=True, variable=False,
+        rare=True, read=count, metavar="N", nodes=True, variable=False,
         help="ranks of each process; default: those of --ranks or --cluster divided, or 1",
     )  # fmt: skip
     nnodes: int | None = option(
@@ -270,7 +270,7 @@ class RunSettings:
         variable=False,
     )
     transport: str | None = option(
-        default="auto",
+        rare=True, default="auto",
         read=parse_transport, metavar="NAME",
         help="what joins the processes; shared memory inside a host and sockets beyond (auto), or one of sockets (or "
         "efa), shared_memory, one installed",
@@ -325,7 +325,7 @@ class RunSettings:
         nodes=True,
     )
     engine: str | None = option(
-        default="this machine",
+        rare=True, default="this machine",
         read=parse_engine, metavar="NAME", nodes=True, variable=False,
         help="place the processes on a cluster of ray, the one to which this machine is connected",
     )  # fmt: skip
@@ -390,7 +390,7 @@ class RunSettings:
         variable=False,
     )  # fmt: skip
     check: str | None = option(
-        default="nothing", read=str, metavar="nan", check=check_data_check,
+        rare=True, default="nothing", read=str, metavar="nan", check=check_data_check,
         help="fail the first rank that sends a NaN or an infinity; nan",
     )  # fmt: skip
     flight_dir: str | None = option(

@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from ..errors import UsageError
 from ..notice import NO_MEMORY, notify
 from .output import open_missing
-from .parser import HelpFormatter, Parser
+from .parser import Parser
 
 __all__ = ["COMMANDS", "main"]
 
@@ -107,7 +107,7 @@ def _report(error: BaseException) -> int:
 def _run_command(argv: list[str]) -> int:
     """Run the command that `argv` names with its other words, and return its exit code."""
     name, *words = argv or ["--help"]
-    if name in ("-h", "--help", "--version"):
+    if name in ("-h", "--help", "--help-all", "--version"):
         _overview_parser().parse_args([name])  # shows it and exits
     if name in GONE:
         raise UsageError(f"`overlap {name}` is gone: {GONE[name]}")
@@ -116,20 +116,16 @@ def _run_command(argv: list[str]) -> int:
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise UsageError(f"{name!r} is not a command{meant}; known are {', '.join(COMMANDS)}")
     command = import_module(f".{name}", __name__)
-    parser = Parser(prog=f"overlap {name}", formatter_class=HelpFormatter)
+    parser = Parser(f"overlap {name}")
     command.fill(parser)
     return int(command.main(parser.parse_args(words)))
 
 
 def _overview_parser() -> argparse.ArgumentParser:
     """Return the parser of `overlap --help`: it lists all commands in their groups, and has no other use."""
-    parser = Parser(
-        prog="overlap",
-        usage="overlap [-h] [--version] COMMAND ...",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=HelpFormatter,
-    )
+    parser = Parser("overlap")
+    parser.usage = "overlap [-h] [--version] COMMAND ..."
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     for title, commands in GROUPS.items():
         group = parser.add_argument_group(title)

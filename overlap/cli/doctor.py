@@ -24,9 +24,8 @@ from ..flight.folder import ENDING, default_folder, runs
 from ..flight.reading import read_flight
 from ..units import format_bytes, wrapped
 from ..version import install_command, version
-from .console import Console
 from .options import add_options, shared_option
-from .output import print_result
+from .output import page_width, show
 
 _DESCRIPTION = """\
 Look at versions, cores, shared memory, limits, sockets, settings, and what failed runs have left. Nothing is changed.
@@ -75,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     results = list(findings())
     found = {"findings": [asdict(result) for result in results]}
-    print_result(args, lambda: found, lambda: page(results, min(Console().width, 100)), version=2)
+    show(args, lambda: found, lambda: page(results, page_width()), version=2)
     return int(any(result.state == "wrong" for result in results))
 
 

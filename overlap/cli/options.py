@@ -11,7 +11,7 @@ from .. import units
 from ..config import RunConfig, variable_name
 from ..errors import UsageError
 from ..settings import Option
-from .parser import HelpAll, mark_rare
+from .parser import Parser
 
 T = TypeVar("T")
 
@@ -44,7 +44,6 @@ SHARED: Mapping[str, Option] = {
     "fail_if": Option(read=str, metavar="TEST", repeated=True, help="exit with 1 if so"),
     "group": Option(read=str, metavar="LIST", help="ranks of a group, such as 0-7 or 0-3,8-11"),
     "json": Option(read=units.switch, help="print the result as JSON; not the page"),
-    "json_file": Option(read=str, metavar="FILE", help="write the result as JSON there, too"),
     "lnc": Option(read=units.count, metavar="N", help="physical cores per logical core; 1 or 2"),
     "nodes": Option(read=units.count, metavar="N", help="hosts of the cluster"),
     "output": Option(read=str, metavar="FILE", short="-o", help="write the result there"),
@@ -122,20 +121,20 @@ def _add_option(add: Callable[..., argparse.Action], name: str, option: Option) 
     if option.off is not None:
         off = f"--no-{flag[2:]}"
         negative = add(off, dest=name, action="store_false", default=None, help=option.off)
-        mark_rare(negative, rare=option.rare)
-    mark_rare(written, rare=option.rare)
+        negative.rare = option.rare  # type: ignore[attr-defined]
+    written.rare = option.rare  # type: ignore[attr-defined]
 
 
 # -- settings of a run -----------------------------------------------------------------------------------------------
 
 
-def add_settings(parser: argparse.ArgumentParser, config: type[RunConfig] = RunConfig) -> None:
+def add_settings(parser: Parser, config: type[RunConfig] = RunConfig) -> None:
     """Add an option for each setting that text can set; settings of several processes get their own group."""
     options = config.options()
     variables = ", ".join(
         variable_name(name) for name, option in options.items() if option.variable and option.read is not None
     )
-    parser.add_argument("--help-all", action=HelpAll, more=f"Variables: {variables}.\n")
+    parser.more += f"\nVariables: {variables}.\n"
     add_options(parser, {name: option for name, option in options.items() if not option.nodes})
     group = parser.add_argument_group("several processes")
     add_options(group, {name: option for name, option in options.items() if option.nodes})

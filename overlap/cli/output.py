@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from ..errors import UsageError
 from ..notice import notify
@@ -77,40 +79,42 @@ def _error_text(error: OSError | UsageError) -> str:
     return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
 
 
-# -- pages -----------------------------------------------------------------------------------------------------------
-
-
-def field(name: str, text: str, *, label: int = 16, width: int = 80) -> list[str]:
-    """Return the lines of a figure with its name before it, in a column of `label` characters."""
-    return wrapped(text, width, first=f"  {name:<{label}}", rest=" " * (label + 2))
-
-
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
-def print_result(
+Result: TypeAlias = tuple[Callable[[], Mapping[str, object]], Callable[[], Iterable[str]]]
+"""Functions that return a result for JSON, and the lines of its page."""
+
+
+def page_width() -> int:
+    """Return the columns of pages: those of COLUMNS, else of the terminal, else 80."""
+    return shutil.get_terminal_size().columns
+
+
+def field(name: str, text: str, *, label: int = 16, width: int | None = None) -> list[str]:
+    """Return the lines of a figure with its name before it, in a column of `label` characters."""
+    return wrapped(text, width or page_width(), first=f"  {name:<{label}}", rest=" " * (label + 2))
+
+
+def show(
     args: argparse.Namespace,
     document: Callable[[], Mapping[str, object]],
     page: Callable[[], Iterable[str]],
     *,
     version: int = 1,
-) -> bool:
-    """Print a result as its page or, with `--json`, as JSON; write it to `--json-file`. Return whether that is written.
+) -> int:
+    """Print a result as its page or, with `--json`, as JSON; return the exit code 0.
 
     Args:
-        args: Options of a command that has `--json`, and perhaps `--json-file`.
+        args: Options of a command that has `--json`.
         document: Returns the result for JSON.
-        page: Returns the lines of the page; it may print them itself.
+        page: Returns the lines of the page, with tables of `units.columns`; it may print them itself.
         version: Version of the document.
     """
-    path: str | None = getattr(args, "json_file", None)
-    text = as_json(document(), version=version) if args.json or path is not None else ""
-    if args.json:
-        sys.stdout.write(text)
-    else:
-        sys.stdout.writelines(f"{line}\n" for line in page())
-        sys.stdout.flush()
-    return path is None or write_file(text, path, option="--json-file")
+    text = as_json(document(), version=version) if args.json else ""
+    sys.stdout.writelines([text] if args.json else (f"{line}\n" for line in page()))
+    sys.stdout.flush()
+    return 0
 
 
 def as_json(document: Mapping[str, object], *, version: int = 1) -> str:

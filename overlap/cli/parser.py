@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from copy import copy
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, NoReturn
@@ -20,6 +19,9 @@ _BESIDE = re.compile(r"(?<=\S) {2,}(?=\S)")
 _DEEPEST = 6
 """Largest indentation of a wrapped line: an explanation on a line of its own may have stood further right."""
 
+
+_SIMILAR = 0.75
+"""Least share of equal letters in an option that is meant by another word, as `SequenceMatcher.ratio` counts."""
 
 _OF_OTHERS = dict.fromkeys(
     ("-n", "-np", "--n", "--np", "--num-processes", "--num-proc", "--world-size", "--num-ranks"),
@@ -42,6 +44,13 @@ class Parser(argparse.ArgumentParser):
     doubles_separator = False
     """Whether `--` ends the options of a command behind its program: argparse drops the first after a positional."""
 
+    more = ""
+    """A paragraph at the end of `--help-all`."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, formatter_class=HelpFormatter)
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options, and exit")
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, with each `--` twice where the command needs one of them."""
         if self.doubles_separator and "--" in args:
@@ -59,22 +68,19 @@ class Parser(argparse.ArgumentParser):
 
     def flags(self) -> set[str]:
         """Return the long options, also the rare ones."""
-        whole = copy(self)
-        whole.formatter_class = FullHelpFormatter
-        whole.description = whole.epilog = None  # they may name options of others
-        return set(re.findall(r"(?<!\S)--[a-z-]+", whole.format_help()))
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        return {flag for action in shown for flag in action.option_strings if flag.startswith("--")}
 
     def _suggest_option(self, words: str) -> str:
-        """Return "; did you mean --ranks?" for the first of some words, or nothing."""
-        option = words.partition(" ")[0].partition("=")[0]
-        option = option.replace("_", "-")
-        known = self.flags() - {option}  # its help may name one of another command
+        """Return "; did you mean --ranks?" for the first of some words, or nothing if no option is similar."""
+        option = words.partition(" ")[0].partition("=")[0].replace("_", "-")
         if option in _INSTEAD:
             return f"; {_INSTEAD[option]}"
-        if meant := " or ".join(sorted(known.intersection(_OF_OTHERS.get(option, ())))):
-            return f"; did you mean {meant}?"
-        close = get_close_matches(option, sorted(known), n=1)
-        return f"; did you mean {close[0]}?" if option.startswith("--") and close else ""
+        meant = sorted(self.flags().intersection(_OF_OTHERS.get(option, ())))
+        if not meant and option.startswith("--"):
+            close = get_close_matches(option[2:], sorted(flag[2:] for flag in self.flags()), n=1, cutoff=_SIMILAR)
+            meant = [f"--{name}" for name in close]
+        return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -85,19 +91,16 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def add_argument(self, action: argparse.Action) -> None:
         """Show an option, unless it is a rare one."""
-        if self.everything or not is_rare(action):
+        if self._shows(action):
             super().add_argument(action)
 
-    def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
-    ) -> None:
+    def add_usage(self, usage: Any, actions: Iterable[argparse.Action], *rest: Any) -> None:
         """Show the line of usage without rare options."""
-        shown = [action for action in actions if self.everything or not is_rare(action)]
-        super().add_usage(usage, shown, groups, prefix)
+        super().add_usage(usage, list(filter(self._shows, actions)), *rest)
+
+    def _shows(self, action: argparse.Action) -> bool:
+        """Whether an option is shown: rare ones only by `--help-all`, which itself needs no place in the usage."""
+        return self.everything or not getattr(action, "rare", False)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Lay out paragraphs: lines without indent are prose, all others are examples (called by argparse)."""
@@ -111,30 +114,15 @@ class FullHelpFormatter(HelpFormatter):
     everything = True
 
 
-class HelpAll(argparse.Action):
-    """The option `--help-all`: shows the help with all options, and exits."""
+class _HelpAll(argparse.Action):
+    """The option `--help-all`: shows the help with all options, and exits, before other arguments are missed."""
 
-    def __init__(self, option_strings: list[str], dest: str, *, more: str = "", **_: object) -> None:
-        self._more = more  # A paragraph at the end
-        text = "show all options, and exit"
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=text)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+    def __call__(self, parser: Any, *_: object) -> None:
         """Print the help and exit."""
         parser.formatter_class = FullHelpFormatter
-        parser.epilog = f"{parser.epilog}\n{self._more}"
+        parser.epilog = f"{parser.epilog}\n{parser.more}"
         parser.print_help()
         parser.exit()
-
-
-def mark_rare(action: argparse.Action, *, rare: bool = True) -> None:
-    """Let only `--help-all` show an option."""
-    action.rare = rare  # type: ignore[attr-defined]
-
-
-def is_rare(action: argparse.Action) -> bool:
-    """Return whether only `--help-all` shows an option."""
-    return getattr(action, "rare", False)
 
 
 def _fit_paragraph(lines: list[str], width: int, prose: bool) -> Iterator[str]:

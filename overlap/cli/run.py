@@ -31,17 +31,18 @@ overlap.run(...), so the same file runs with other ranks, on another machine or 
 
 _EPILOG = """\
 examples:
-  overlap run --ranks 4 train.py --epochs 3                 what follows the script is the script's
+  overlap run --ranks 4 train.py --epochs 3   what follows the script is the script's
   overlap run --trace run.json --timeout 60 -m mypackage.train
-  overlap timeline run.json                                 look at the trace
-  overlap run --processes 2 --ranks 8 train.py              two processes with four ranks each, on this host
-  overlap run --processes 8 train.py                        a process for each rank, or those that the program says
-  overlap run --survive --processes 8 train.py              the others go on when a process is lost
-  overlap run --max-restarts 3 --state-dir state train.py   started again if it fails, from its last rank.state.save
-  overlap run --nnodes 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 --processes 4 train.py
-                                                            the first of two hosts; the other has --node-rank 1
+  overlap run --processes 2 --ranks 8 train.py
+  overlap run --survive --processes 8 train.py
+  overlap run --max-restarts 3 --state-dir state train.py
+"""
 
-Settings can also be environment variables, such as OVERLAP_TRACE, which --help-all lists; the option wins.
+_MORE = """
+The first of two hosts, the other of which has --node-rank 1:
+  overlap run --nnodes 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 --processes 4 train.py
+
+Settings can also be environment variables, such as OVERLAP_TRACE; the option wins.
 
 Several hosts need the same OVERLAP_SECRET, or OVERLAP_SECRET_FILE.
 
@@ -53,7 +54,7 @@ Ctrl-C lets the processes end in peace, a second one ends them at once.
 
 def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.description, parser.epilog, parser.more = _DESCRIPTION, _EPILOG, _MORE
     add_settings(parser)
     parser.add_argument(
         "--show-config", action="store_true", help="print every setting with its source, and run nothing"

@@ -76,7 +76,7 @@ def _fill_options(parser: argparse.ArgumentParser) -> None:
 def _options_after_the_program(args: argparse.Namespace) -> list[str]:
     """Read the options that stand behind the program's name, and return the program's own arguments."""
     words = args.rest
-    later = Parser(prog="overlap test")
+    later = Parser("overlap test")
     _fill_options(later)
     end = words.index("--") if "--" in words else len(words)
     theirs = [word for number, word in enumerate(words[end:]) if number > 1 or word != "--"]

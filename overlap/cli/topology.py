@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 
 from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
 from topology.picture import draw, paragraph
 
-from ..settings import Option
-from ..units import count
 from .options import add_options, shared_option
-from .output import as_json
+from .output import page_width, show
 
 ILLEGAL_EXIT = 2
 """Exit code for an illegal group, whether it is reported as JSON or as an error."""
@@ -41,7 +40,6 @@ OPTIONS = {
     "json": shared_option("json"),
     "nodes": shared_option("nodes"),
     "lnc": shared_option("lnc"),
-    "edition": Option(read=count, metavar="YEAR", help="judge by the rules of that year; default: the newest"),
     "ascii": shared_option("ascii"),
 }
 
@@ -59,36 +57,40 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         TopologyError: If the machine is unknown, numbers do not fit it, or (without `--json`) a group is illegal.
     """
-    size = {name: getattr(args, name) for name in ("nodes", "lnc", "edition", "ranks")}
+    size = {name: getattr(args, name) for name in ("nodes", "lnc", "ranks")}
     machine = cluster(args.machine, **size)
     if args.group is not None:
-        return _check_group(machine, parse_ranks(args.group), json=bool(args.json))
-    if args.json:
-        print(as_json(describe(machine)), end="")
-        return 0
+        ranks = parse_ranks(args.group)
+        verdict = judgement(machine, ranks)
+        return (
+            show(args, lambda: verdict, partial(_group_lines, machine, ranks)) or (not verdict["legal"]) * ILLEGAL_EXIT
+        )
+    return show(args, partial(describe, machine), partial(_page, machine, ascii=bool(args.ascii)))
+
+
+def _page(machine: Cluster, *, ascii: bool) -> list[str]:
+    """Return the lines of the page of a machine."""
     # A text file in memory has no encoding, and takes every character.
     blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
-    width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
-    drawing = draw(machine, ascii=args.ascii or not blocks, width=width)
-    print("\n\n".join([drawing, _groups_text(machine, width), _rings_text(machine, width)]))
-    return 0
+    width = max(page_width(), _LEAST_WIDTH)
+    drawing = draw(machine, ascii=ascii or not blocks, width=width)
+    return [drawing, "", _groups_text(machine, width), "", _rings_text(machine, width)]
 
 
-def _check_group(machine: Cluster, ranks: tuple[int, ...], *, json: bool) -> int:
-    """Print whether the group is legal on the machine, with warnings, and return the exit code."""
-    if json:
-        verdict = judgement(machine, ranks)
-        print(as_json(verdict), end="")
-        return 0 if verdict["legal"] else ILLEGAL_EXIT
+def _group_lines(machine: Cluster, ranks: tuple[int, ...]) -> Iterator[str]:
+    """Yield whether the group is legal on the machine, and warnings.
+
+    Raises:
+        TopologyError: If it is not.
+    """
     findings = machine.judge(ranks)
     if machine.strict and any(finding.severity == "error" for finding in findings):
         machine.check_group(ranks)
     rings = len(machine.rings(ranks))
     size = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}, {rings} disjoint ring{'s' * (rings != 1)}"
-    print(f"legal: {format_ranks(ranks)} on {machine.name}: {size}")
+    yield f"legal: {format_ranks(ranks)} on {machine.name}: {size}"
     for finding in findings:
-        print(f"warning: rule {finding.rule.id}: {finding.rule.text} [{finding.rule.source}]")
-    return 0
+        yield f"warning: rule {finding.rule.id}: {finding.rule.text} [{finding.rule.source}]"
 
 
 def judgement(machine: Cluster, ranks: tuple[int, ...]) -> dict[str, object]:

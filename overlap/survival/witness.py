@@ -259,7 +259,7 @@ class Witness:
     def reports(self, epoch: int, members: Iterable[int]) -> dict[int, Report]:
         """Return the reports of an epoch, by member."""
         paths = {member: self._folder / f"report-{epoch}-{member}" for member in members}
-        names = set(os.listdir(self._folder))
+        names = {path.name for path in self._folder.glob("report-*")}
         return {member: _read_report(path) for member, path in paths.items() if path.name in names}
 
     def propose(self, proposal: EpochWorld) -> bool:
@@ -346,7 +346,7 @@ def _attempt_folder(folder: Path, attempt: int) -> Path:
 
 def _read_newest_world(folder: Path) -> EpochWorld | None:
     """Return the world of the last epoch in the folder of a run; None: no epoch has followed the first."""
-    epochs = [int(name.removeprefix("epoch-")) for name in os.listdir(folder) if name.startswith("epoch-")]
+    epochs = [int(path.name.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
     if not epochs:
         return None
     content = json.loads((folder / f"epoch-{max(epochs)}").read_text())

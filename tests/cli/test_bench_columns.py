@@ -151,19 +151,3 @@ def test_json_on_stdout_is_all_there_is(overlap):
         "in_place": False,
         "wrong": 0,
     }
-
-
-def test_json_in_a_file_comes_with_the_table(overlap, tmp_path):
-    code, out, _ = overlap("bench", "allr", "-b", "8", "-n", "1", "--json-file", "b.json")
-    assert code == 0
-    assert out.splitlines()[-1] == "# every result checked: none wrong"
-    assert json.loads((tmp_path / "b.json").read_text())["rows"][0]["op"] == "sum"
-
-
-def test_json_that_could_not_be_written_is_refused_before_measuring(overlap, monkeypatch, tmp_path):
-    monkeypatch.setattr(measuring, "measure_cases", None)
-    assert overlap("bench", "allr", "--json-file", "no/b.json") == (
-        2,
-        "",
-        f"overlap: --json-file: cannot write into {tmp_path / 'no'}; name a folder of yours\n",
-    )

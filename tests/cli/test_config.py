@@ -1,4 +1,3 @@
-import argparse
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import pytest
 import overlap
 from overlap import UsageError, trace_files
 from overlap.cli.options import add_settings, given_settings, option_flag
+from overlap.cli.parser import Parser
 from overlap.config import RunConfig, resolve_config, setting_environment, unknown_variables
 from overlap.processes.place import member_variables
 from overlap.settings import option
@@ -279,7 +279,7 @@ def no():
 
 
 def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
-    parser = argparse.ArgumentParser()
+    parser = Parser("overlap run")
     add_settings(parser, More)
     assert "--colour-depth N" in parser.format_help()
     told = given_settings(parser.parse_args(["--colour-depth", "8"]), More)

@@ -56,6 +56,19 @@ def test_every_command_has_help(overlap, name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_one_screen(overlap, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(overlap(name, "--help")[1].splitlines()) <= 60
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_all_comes_before_what_the_command_requires(overlap, name):
+    code, out, err = overlap(name, "--help-all")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: overlap {name} ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_two_examples(overlap, name):
     examples = overlap(name, "--help")[1].partition("\nexamples:\n")[2]
     assert len(re.findall(rf"^  overlap {name}\b", examples, re.MULTILINE)) >= 2
@@ -75,8 +88,8 @@ def test_help_fits_a_narrow_terminal_but_for_commands_to_be_copied(overlap, monk
 
 def test_what_is_said_of_an_example_stands_below_it_where_there_is_no_room_beside(overlap, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    told = "  overlap run --processes 2 --ranks 8 train.py\n      two processes with four ranks each, on this host\n"
-    assert told in overlap("run", "--help")[1]
+    told = '--cluster "trn2.48xlarge x4" train.py --epochs 3\n      what follows the script is the script'
+    assert told in overlap("simulate", "--help")[1]
 
 
 @pytest.mark.parametrize("former", GONE)

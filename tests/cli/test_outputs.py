@@ -10,22 +10,6 @@ FULL = "cannot write /dev/full: No space left on device; name another file\n"
 PROGRAM = "import overlap\nasync def main(rank): await rank.barrier()\noverlap.run(main)"
 
 
-@pytest.mark.parametrize(
-    ("argv", "shown"),
-    [
-        (("simulate", "--cluster", "trn1.2xlarge", "--json-file", "/dev/full", "train.py"), "trn1.2xlarge"),
-        (("bench", "all_reduce", "--ranks", "2", "-b", "8", "-e", "8", "--json-file", "/dev/full"), "all_reduce"),
-    ],
-)
-def test_what_was_found_is_shown(overlap, script, argv, shown):
-    script(PROGRAM)
-    assert overlap("run", "--trace", "run.json", "train.py")[0] == 0
-    code, out, err = overlap(*argv)
-    option = next(word for word in argv if word == "--json-file")
-    assert (code, err) == (1, f"overlap: {option}: {FULL}")
-    assert shown in out
-
-
 def test_a_run_whose_trace_cannot_be_written_is_not_said_to_be_none(process, script):
     child = process("run", "--trace", "/dev/full", script(PROGRAM + "\nprint('done')"))
     out, err = child.communicate()

@@ -135,8 +135,10 @@ $ overlap simulate --algorithm magic train.py
 ...magic
 $ overlap simulate --seed x train.py
 ...expected an integer, got 'x'
-$ overlap simulate --json-file nowhere/found.json train.py
-...--json-file: cannot write into
+$ overlap simulate --json-file found.json train.py
+...unrecognized arguments: --json-file (
+$ overlap simulate --sweep train.py
+...unrecognized arguments: --sweep (
 $ overlap simulate --trace . train.py
 ...--trace: . is a directory; name a file in it
 $ overlap simulate --width 39 train.py
@@ -146,7 +148,7 @@ simulate: run.json: a recorded run is no program; name the program itself$
 $ overlap bench allr -b 8 --tcp
 bench: unrecognized arguments: --tcp
 $ overlap bench allr -b 8 --processes 2 --rails 2
-bench: unrecognized arguments: --rails 2; did you mean --ranks?
+bench: unrecognized arguments: --rails 2 (`
 $ overlap bench allr -b 8 --no-peer-direct
 bench: unrecognized arguments: --no-peer-direct
 $ overlap bench allr -b 8 --checksums
@@ -206,7 +208,7 @@ none.json: cannot be read
 $ overlap test none.py --ranks 0
 test: argument --ranks: expected a positive integer, got '0'
 $ overlap test none.py --color red
-...; if they are the program's, end the line with -- --color red; did you mean --cluster? (`overlap test --help`
+...; if they are the program's, end the line with -- --color red (`overlap test --help`
 $ overlap test none.py skip --ranks 2 -- now
 test: unrecognized arguments: skip; if they are the program's, end the line with -- skip now (`
 $ overlap test none.py --faults flood

@@ -7,11 +7,11 @@ from importlib import import_module
 import pytest
 
 from overlap.cli import COMMANDS
-from overlap.cli.parser import HelpFormatter, Parser
+from overlap.cli.parser import Parser
 
 
 def parser_of(command):
-    parser = Parser(prog=f"overlap {command}", formatter_class=HelpFormatter)
+    parser = Parser(f"overlap {command}")
     import_module(f"overlap.cli.{command}").fill(parser)
     return parser
 
@@ -56,11 +56,6 @@ def test_a_second_spelling_is_refused(overlap, argv):
     code, out, err = overlap(*argv)
     assert (code, out) == (2, "")
     assert "unrecognized arguments: --" in err or "ignored explicit argument" in err
-
-
-def test_a_file_between_json_and_the_script_is_refused(overlap):
-    told = "overlap: --json: prints the result on stdout; --json-file a.json writes it to a file\n"
-    assert overlap("simulate", "--json", "a.json", "train.py") == (2, "", told)
 
 
 def test_ranks_of_a_group_are_refused_with_the_option_that_names_them(overlap):

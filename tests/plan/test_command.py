@@ -1,11 +1,11 @@
 """`overlap plan`: what it prints and returns."""
 
-import argparse
 import json
 
 import pytest
 
 from overlap.cli import plan as command
+from overlap.cli.parser import Parser
 from overlap.collectives.schedule import IN_RANK_ORDER
 from overlap.errors import UsageError
 from topology import TopologyError
@@ -13,7 +13,7 @@ from topology import TopologyError
 
 @pytest.fixture
 def run(capsys):
-    parser = argparse.ArgumentParser()
+    parser = Parser("overlap plan")
     command.fill(parser)
 
     def run(*words):
@@ -98,7 +98,6 @@ def test_options_reach_the_plan(run):
 
     base = ("reduce_scatter", "--bytes", "32000000", "--cluster", "dl1.24xlarge x4")
     assert predicted(*base, "--exact")["algorithm"] in IN_RANK_ORDER
-    assert predicted(*base)["predicted_s"] < 2e-3 < predicted(*base, "--no-peer-direct")["predicted_s"]
     group = ("all_reduce", "--bytes", "1G", "--cluster", "trn1.32xlarge", "--group", "0-7")
     assert predicted(*group)["ranks"] == list(range(8))
     assert [predicted(*group, "--dtype", name)["dtype"] for name in ("float32", "uint8")] == ["float32", "uint8"]

@@ -219,7 +219,7 @@ async def test_a_slow_folder_is_reported_and_is_not_a_lost_one(tmp_path, monkeyp
 
     for name in ("touch", "write_text", "stat"):
         monkeypatch.setattr(Path, name, slow(getattr(Path, name)))
-    for name in ("link", "listdir"):
+    for name in ("link", "scandir"):
         monkeypatch.setattr(os, name, slow(getattr(os, name)))
     report = Report(step=3, endpoint=("here", 1))
     await witness.access(lambda: witness.report(0, report))

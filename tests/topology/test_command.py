@@ -30,11 +30,6 @@ def test_a_text_in_memory_is_drawn_into(run, monkeypatch):
     assert "\u2502" in text.getvalue()
 
 
-def test_a_year_without_rules_is_refused(run):
-    with pytest.raises(TopologyError, match=r"^trn2.48xlarge: edition: expected 2024, 2025 or later, found 1900$"):
-        run("trn2.48xlarge", "--edition", "1900")
-
-
 def test_the_whole_page(run):
     code, out = run("trn1.32xlarge")
     assert code == 0
@@ -95,7 +90,6 @@ def test_checking_a_group(run):
             ["trn1.32xlarge", "--group", "0-6"],
             "group 0-6 of 7 ranks is not legal on trn1.32xlarge; rule trn1-sizes-2024",
         ),
-        (["trn1.32xlarge", "--group", "0-3", "--edition", "2022"], "rule trn1-sizes-2022"),
         (["trn1.32xlarge", "--group", "0..3"], "'0..3' is not a list of ranks"),
         (["trn1.32xlarge", "--lnc", "2"], "lnc: expected 1, found 2"),
         (["trn3", "--nodes", "2"], "unknown cluster 'trn3'"),

@@ -30,7 +30,6 @@ OPTIONS = {
     "algorithm": shared_option("algorithm"),
     "processes": shared_option("processes", "default: 1", read=count),
     "json": shared_option("json"),
-    "json_file": shared_option("json_file"),
 }
 """Options that other commands have, too, and those of the ranks."""
 

@@ -20,7 +20,7 @@ from ... import Rank, run
 from ...config import RunConfig, setting_environment
 from ...units import format_bytes
 from ..children import read_json_lines, start
-from ..output import output_path, print_result
+from ..output import show
 from .cases import Case, cases, wrong_elements
 from .sampling import BATCH, BATCHED_BYTES, Sampling, Times, slowest
 
@@ -52,7 +52,6 @@ class Result:
 
 def measure_and_print(args: argparse.Namespace) -> int:
     """Measure an operation over its sizes, print each row when it is known, and return the exit code."""
-    args.json_file = output_path(args.json_file, option="--json-file")
     sampling, rows = Sampling(iters=args.iters, warmup=args.warmup_iters), list[Result]()
     for result in measure_cases(args, sampling):
         text = row(result) if rows else f"{heading(result.case, sampling, args.processes or 1)}\n{row(result)}"
@@ -62,8 +61,7 @@ def measure_and_print(args: argparse.Namespace) -> int:
     wrong = sum(result.wrong for result in rows)
     verdict = f"# {wrong} wrong elements: FAILED" if wrong else "# every result checked: none wrong"
     document = {"sampling": asdict(sampling), "processes": args.processes or 1, "rows": describe_rows(rows)}
-    is_written = print_result(args, lambda: document, lambda: [verdict], version=2)
-    return 1 if wrong or not is_written else 0
+    return show(args, lambda: document, lambda: [verdict], version=2) or int(wrong > 0)
 
 
 def measure_cases(args: argparse.Namespace, sampling: Sampling) -> Iterator[Result]:

@@ -14,11 +14,10 @@ from dataclasses import replace
 from ...data import digits
 from ...errors import UsageError
 from ...settings import Option
-from ...timeline import Timeline
 from ...timeline.files.trace import write_trace
-from ...units import integer, parse_bytes
+from ...units import integer
 from ..console import Console
-from ..options import add_options, check_width, shared_option
+from ..options import add_options, shared_option
 from ..output import output_path
 from .report import drawings, gain, gain_verdict, introduction, progress, summary
 from .training import Task, compare, fitting_bandwidth
@@ -37,7 +36,7 @@ possible.
 _EPILOG = """\
 examples:
   overlap demo                                     8 ranks, links about half as busy as compute
-  overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
+  overlap demo --ranks 4 --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
 
 examples/21_with_and_without.py of a checkout shows every training strategy like this, in virtual time.
@@ -49,9 +48,6 @@ The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, 
 OPTIONS = {
     "ranks": shared_option("ranks", "default: 8"),
     "steps": Option(read=integer, metavar="N", help="training steps of each model; default: 20"),
-    "bandwidth": Option(read=str, metavar="SIZE", help="bytes per second of a link; default: fits this machine"),
-    "width": shared_option("width"),
-    "ascii": shared_option("ascii"),
     "trace": shared_option("trace"),
 }
 
@@ -69,44 +65,23 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If an option has an impossible value; before anything starts.
     """
-    check_width(args.width)
-    console = Console(width=args.width, highlight=False, markup=False, emoji=False)
-    ascii, color = bool(args.ascii) or console.plain, console.coloured
-    task = _task(args)
-    if args.bandwidth is None:
-        task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
-    images = len(digits().split()[0])
-    console.print(introduction(task, images=images, chosen=args.bandwidth is None), soft_wrap=True)
-    with progress(console, steps=2 * task.steps, ascii=ascii) as advance:
-        comparison = compare(task, advance)
-    gained = gain(comparison)
-    _write_trace(comparison.timeline, args.trace, console)
-    console.print()
-    for line in drawings(comparison, gained, width=console.width, ascii=ascii, color=color):
-        console.print(line)
-    console.print(summary(comparison, gained), soft_wrap=True)
-    console.print(gain_verdict(comparison, gained, width=console.width), soft_wrap=True)
-    return 0 if comparison.identical else 1
-
-
-def _write_trace(timeline: Timeline, path: str | None, console: Console) -> None:
-    """Write the trace if a path is given, and print how to draw it."""
-    if path:
-        write_trace(timeline, path)
-        console.print(f"\nwrote {path}; `overlap timeline {path}` draws it", soft_wrap=True)
-
-
-def _task(args: argparse.Namespace) -> Task:
-    """Return the task that the options ask for, without pacing unless `--bandwidth` is given."""
     if not 2 <= args.ranks <= MAX_RANKS:
         raise UsageError(f"--ranks: expected 2 to {MAX_RANKS}, got {args.ranks}")
     if args.steps < 1:
         raise UsageError(f"--steps: expected 1 or more, got {args.steps}")
     output_path(args.trace)
+    console = Console(highlight=False, markup=False, emoji=False)
     task = Task(ranks=args.ranks, steps=args.steps)
-    if args.bandwidth is None:
-        return task
-    bandwidth_bytes_per_s = parse_bytes(args.bandwidth, argument="--bandwidth")
-    if not bandwidth_bytes_per_s:
-        raise UsageError("--bandwidth: 0 bytes per second carry nothing; expected a speed such as 100MB")
-    return replace(task, bandwidth_bytes_per_s=float(bandwidth_bytes_per_s))
+    task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
+    console.print(introduction(task, images=len(digits().split()[0]), width=console.width), soft_wrap=True)
+    comparison = compare(task, progress(console, steps=2 * task.steps))
+    gained = gain(comparison)
+    if args.trace:
+        write_trace(comparison.timeline, args.trace)
+        console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
+    console.print()
+    for line in drawings(comparison, gained, width=console.width, ascii=console.plain, color=console.coloured):
+        console.print(line)
+    console.print(summary(comparison, gained), soft_wrap=True)
+    console.print(gain_verdict(comparison, gained, width=console.width), soft_wrap=True)
+    return 0 if comparison.identical else 1

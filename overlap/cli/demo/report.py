@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import count
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from ...timeline import Timeline, TimelineView, breakdowns
-from ...timeline.draw.theme import ASCII_BAR, BLOCK_BAR
 from ...units import format_ns, wrapped
 from .training import ALGORITHM, COMM_PER_COMPUTE, DemoComparison, Task
 
@@ -24,8 +22,7 @@ ROWS = 2
 
 _FOLDERS = re.compile(r"[^\s(]*/(?=[^/\s]+\.py:\d)")  # of places in the demo's own files, wherever these are
 
-CELLS = 24  # of the progress bar
-LOGGED = 4  # lines of progress in a log
+LOGGED = 4  # lines of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +115,17 @@ def spread_ns(steps: list[StepTimes]) -> int:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def introduction(task: Task, *, images: int, chosen: bool) -> str:
-    """Return the task in words, in lines of at most 79 characters."""
-    why = f" (chosen to make communication take {COMM_PER_COMPUTE:g} of compute here)" if chosen else ""
+def introduction(task: Task, *, images: int, width: int) -> str:
+    """Return the task in words, in lines of that width."""
     text = (
         f"{task.ranks} ranks learn {images} images of handwritten digits with {task.weights:,} weights. "
-        f"Links: {task.bandwidth_bytes_per_s / 1e6:.4g} MB/s each way between any two ranks{why}. "
+        f"Links: {task.bandwidth_bytes_per_s / 1e6:.4g} MB/s each way between any two ranks (chosen to make "
+        f"communication take {COMM_PER_COMPUTE:g} of compute here). "
         f"All-reduce: {ALGORITHM}, mean, float32. "
         f"Two equal models take turns for {task.steps} steps each: the first communicates after its backward pass, "
         "the second under it."
     )
-    return "\n".join(wrapped(text, 79))
+    return "\n".join(wrapped(text, width))
 
 
 def summary(comparison: DemoComparison, gain: Gain) -> str:
@@ -203,27 +200,17 @@ def verdict(view: TimelineView, *, width: int) -> str:
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def progress(console: Console, *, steps: int, ascii: bool) -> Iterator[Callable[[float], None]]:
-    """Yield a function that counts a step and shows its loss: a bar on a terminal, else plain lines.
+def progress(console: Console, *, steps: int) -> Callable[[float], None]:
+    """Return a function that counts a step, and prints a line with its loss for `LOGGED` of all steps.
 
-    Only that function draws, between steps, so that drawing takes no time from the measured steps.
+    Only that function prints, between steps, so that it takes no time from the measured steps.
     """
-    full, empty = tuple(ASCII_BAR if ascii else BLOCK_BAR)
-    terminal = console.is_terminal and not console.is_dumb_terminal
-    done = 0
+    counted = count(1)
 
     def show_step(loss: float) -> None:
-        """Count one more step and show its loss; on plain consoles only `LOGGED` of all steps get a line."""
-        nonlocal done
-        done += 1
-        text = f"step {done} of {steps}, loss {loss:.3f}"
-        if live is not None:
-            filled = CELLS * done // steps
-            bar = f"{full * filled}{empty * (CELLS - filled)} {text}"
-            live.update(Text(bar, no_wrap=True, overflow="crop"), refresh=True)
-        elif done * LOGGED // steps > (done - 1) * LOGGED // steps:
-            console.print(text, soft_wrap=True)
+        """Count one more step."""
+        done = next(counted)
+        if done * LOGGED // steps > (done - 1) * LOGGED // steps:
+            console.print(f"step {done} of {steps}, loss {loss:.3f}", soft_wrap=True)
 
-    with Live(console=console, auto_refresh=False, transient=True) if terminal else nullcontext() as live:
-        yield show_step
+    return show_step

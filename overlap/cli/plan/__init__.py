@@ -14,28 +14,30 @@ from ...collectives.generators import GENERATORS
 from ...errors import UsageError
 from ...parallel.schedules import FAMILIES
 from ..options import add_options, option_flag, shared_option, values
+from ..output import Result, show
+from ..parser import Parser
 from . import collective, schedule
 
 _DESCRIPTION = """\
 Show what a collective becomes on a machine, or a pipeline schedule.
 
-OP, such as all_reduce: the algorithm that is predicted to be fastest, every other one with its time, and why.
-Predictions come from the figures of the machine's wires and memories, and a few overheads fitted to published
-measurements. Shapes that nobody published measurements of are marked as extrapolated.
+OP, such as all_reduce: the algorithm that is predicted to be fastest, every other one with its time, and why. Shapes
+that nobody published measurements of are marked as extrapolated.
 
 SCHEDULE, such as 1f1b: the computes of each rank over time, its idle time, and its activations at once. A file has a
-line for each rank: its actions with commas between, such as 0F0,0F1,0B0,0B1 (stage, F forward, B backward or I and W
-for its halves, microbatch), as PyTorch writes them. It is proved: a file that misses an action, or with which ranks
-wait for each other for ever, is refused.
+line for each rank: its actions, such as 0F0,0F1,0B0,0B1 (stage, F forward, B backward or I and W for its halves,
+microbatch), as PyTorch writes them. One that misses an action, or never ends, is refused.
 """
 
-_EPILOG = f"""\
+_EPILOG = """\
 examples:
   overlap plan all_reduce --bytes 32MiB --cluster "trn2.48xlarge x4"
   overlap plan all_gather --bytes 256K --cluster trn1.32xlarge --group 0-7
   overlap plan 1f1b --ranks 4 --microbatches 8
   overlap plan mine.csv
+"""
 
+_MORE = f"""\
 collectives: {", ".join(GENERATORS)}
 
 schedules: {", ".join(FAMILIES)}
@@ -50,9 +52,9 @@ _SHARED = {
 _SUBJECTS = {"collective": collective, "schedule": schedule}
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
+def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.description, parser.epilog, parser.more = _DESCRIPTION, _EPILOG, _MORE
     parser.add_argument("subject", metavar="SUBJECT", help="OP or SCHEDULE")
     add_options(parser, _SHARED)
     for name, subject in _SUBJECTS.items():
@@ -76,17 +78,15 @@ def main(args: argparse.Namespace) -> int:
             raise UsageError(f"{flag}: only of a {other}; {args.subject} is a {kind}")
     if kind == "schedule" and args.group is not None:
         raise UsageError(f"--group: only of a collective; {args.subject} is a schedule")
-    show: Callable[[str, Mapping[str, Any]], int] = _SUBJECTS[kind].show
-    return show(args.subject, {**options_of_kinds[kind], **values(args, _SHARED)})
+    plan: Callable[[str, Mapping[str, Any]], Result] = _SUBJECTS[kind].result
+    return show(args, *plan(args.subject, {**options_of_kinds[kind], **values(args, _SHARED)}))
 
 
 def _kind(subject: str, options_of_kinds: Mapping[str, Mapping[str, object]]) -> str:
     """Return the kind of a subject; options decide for unknown names, so that the message fits."""
     if subject in GENERATORS:
         return "collective"
-    if subject.lower() in FAMILIES:
-        return "schedule"
-    if Path(subject).exists():
+    if subject.lower() in FAMILIES or Path(subject).exists():
         return "schedule"
     kinds = [name for name, options in options_of_kinds.items() if options]
     if len(kinds) == 1:

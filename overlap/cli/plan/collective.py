@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from topology import Cluster, cluster, format_ranks, parse_ranks
@@ -15,7 +16,7 @@ from ...errors import UsageError
 from ...settings import Option
 from ...units import format_bytes, format_s, index, parse_bytes, switch, wrapped
 from ..options import shared_option
-from ..output import as_json, field
+from ..output import Result, field, page_width
 
 OPTIONS = {
     "bytes": Option(
@@ -24,14 +25,13 @@ OPTIONS = {
     "cluster": shared_option("cluster", "or a .toml file; always needed"),
     "dtype": shared_option("dtype", "default: float32"),
     "root": shared_option("root"),
-    "peer_direct": shared_option("peer_direct", "by network adapters; matters on dl1"),
     "exact": Option(read=switch, help="only algorithms that reduce every element in the order of ranks: exact=True"),
     "top": Option(read=index, metavar="N", help="alternatives to print; default: 8"),
 }  # fmt: skip
 
 
-def show(op: str, options: Mapping[str, Any]) -> int:
-    """Print the plan of a collective, and return the exit code 0.
+def result(op: str, options: Mapping[str, Any]) -> Result:
+    """Return the plan of a collective: functions of its document and of its page.
 
     Raises:
         UsageError: If the size, the dtype or the root is impossible.
@@ -52,15 +52,15 @@ def show(op: str, options: Mapping[str, Any]) -> int:
             f"--bytes: {nbytes} bytes are not whole elements of {dtype}, of {element_bytes} bytes; "
             "choose a multiple of that"
         )
-    asked = {name: options[name] for name in ("root", "peer_direct", "exact") if name in options}
+    asked = {name: options[name] for name in ("root", "exact") if name in options}
     chosen = plan(op, nbytes, machine, ranks, dtype=dtype, **asked)
-    if options.get("json"):
-        print(as_json(describe(chosen)), end="")
-        return 0
-    alternatives = _alternative_lines(chosen, options.get("top", 8))
-    lines = [*_summary_lines(machine, chosen), *_advice_lines(machine, chosen), "", *alternatives]
-    print("\n".join(lines))
-    return 0
+    return partial(describe, chosen), partial(_page, machine, chosen, options.get("top", 8))
+
+
+def _page(machine: Cluster, chosen: Plan, limit: int) -> list[str]:
+    """Return the lines of the page."""
+    advice = _advice_lines(machine, chosen)
+    return [*_summary_lines(machine, chosen), *advice, "", *_alternative_lines(chosen, limit)]
 
 
 def _machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
@@ -124,6 +124,7 @@ def _summary_lines(machine: Cluster, chosen: Plan) -> list[str]:
         *wrapped(
             f"{chosen.op} of {format_bytes(chosen.nbytes)} {chosen.dtype} on {len(chosen.ranks)} "
             f"rank{'s' * (len(chosen.ranks) != 1)} ({format_ranks(chosen.ranks)}) of {chosen.cluster}",
+            page_width(),
             rest="  ",
         ),
         "",
@@ -174,7 +175,9 @@ def _alternative_lines(chosen: Plan, limit: int) -> Iterator[str]:
     yield from _list_options(chosen, priced, limit, "slower ones")
     for option in chosen.alternatives:
         if option.why_not:
-            yield from wrapped(f"{option.algorithm} does not apply: {option.why_not}", first="  ", rest="    ")
+            yield from wrapped(
+                f"{option.algorithm} does not apply: {option.why_not}", page_width(), first="  ", rest="    "
+            )
     if chosen.proposals:  # this package could run them; they are no promise to users of the library
         yield ""
         yield f"proposals, which {chosen.library} lacks:"
@@ -187,7 +190,7 @@ def _list_options(chosen: Plan, options: Sequence[Alternative], limit: int, rest
         assert option.predicted_s is not None
         more = f"{option.predicted_s / chosen.predicted_s - 1:+.0%}" if chosen.predicted_s else ""
         head = f"  {format_s(option.predicted_s):>8}  {more:>7}  "
-        yield from wrapped(_algorithm_text(option.algorithm, option.detail), first=head, rest=" " * 21)
+        yield from wrapped(_algorithm_text(option.algorithm, option.detail), page_width(), first=head, rest=" " * 21)
     if len(options) > limit:
         yield f"  and {len(options) - limit} {rest} (--top {len(options)})"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,7 @@ from ...parallel.schedules import FAMILIES, Durations, PipelineSchedule, make
 from ...settings import Option
 from ...units import index
 from ..options import shared_option
-from ..output import as_json
-
-_WIDTH = 80
+from ..output import Result, page_width
 
 OPTIONS = {
     "microbatches": Option(read=index, metavar="N", help="of a batch; default: 8"),
@@ -21,20 +20,21 @@ OPTIONS = {
 }
 
 
-def show(name: str, options: Mapping[str, Any]) -> int:
-    """Print a schedule, and return the exit code 0.
+def result(name: str, options: Mapping[str, Any]) -> Result:
+    """Return a schedule: functions of its document and of its page.
 
     Raises:
         UsageError: If there is no such schedule or file, or a number is impossible.
         ScheduleError: If the file holds no schedule.
     """
     schedule = _find_schedule(name, options)
-    if options.get("json"):
-        print(as_json(describe(schedule)), end="")
-    else:
-        print("\n".join([*_summary_lines(schedule), "", *schedule.grid(width=_WIDTH)]))
-        print("\n".join(["", *_comparison_table(schedule, options.get("chunks"))]))
-    return 0
+    return partial(describe, schedule), lambda: [
+        *_summary_lines(schedule),
+        "",
+        *schedule.grid(width=page_width()),
+        "",
+        *_comparison_table(schedule, options.get("chunks")),
+    ]
 
 
 def describe(schedule: PipelineSchedule) -> dict[str, object]:

@@ -12,11 +12,10 @@ from contextlib import nullcontext, redirect_stdout
 from functools import partial
 
 from ...errors import UsageError
-from ...launch.report import EXIT_FAILED
 from ..options import add_options, check_width, shared_option, values
-from ..output import output_path, print_result
+from ..output import output_path, show
 from ..pace import pace
-from ..parser import HelpAll, Parser
+from ..parser import Parser
 from ..program import add_program, named_program, report_late_options, report_traces
 from .page import describe, drawing, page
 from .setting import PARAMETERS, check_setting
@@ -42,7 +41,7 @@ _MORE = f"""\
 A program that has a global name {SAMPLES} gets a throughput too.
 """
 
-OPTIONS = {name: shared_option(name) for name in ("trace", "json", "json_file", "width", "ascii")}
+OPTIONS = {name: shared_option(name) for name in ("trace", "json", "width", "ascii")}
 OPTIONS["state_dir"] = shared_option("state_dir", "in virtual time nothing is kept")
 """Options that are no settings of a simulation."""
 
@@ -51,8 +50,7 @@ _USUAL = {"cluster", "nodes", "ranks", "algorithm", "efficiency", "profile", "ji
 
 def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("--help-all", action=HelpAll, more=_MORE)
+    parser.description, parser.epilog, parser.more = _DESCRIPTION, _EPILOG, _MORE
     add_options(parser, OPTIONS)
     group = parser.add_argument_group("the cluster and what is assumed of it")
     add_options(group, PARAMETERS, usual=_USUAL)
@@ -67,11 +65,8 @@ def main(args: argparse.Namespace) -> int:
         TopologyError: If there is no such cluster, or it is too small.
     """
     check_width(args.width)
-    args.json_file = output_path(args.json_file, option="--json-file")
     setting = check_setting(values(args, PARAMETERS))
     if args.script is not None and args.script.endswith((".json", ".json.gz")):
-        if args.json:
-            raise UsageError(f"--json: prints the result on stdout; --json-file {args.script} writes it to a file")
         raise UsageError(f"simulate: {args.script}: a recorded run is no program; name the program itself")
     program, trace = named_program(args, command="simulate"), output_path(args.trace)
     report_late_options(args, command="simulate")
@@ -79,8 +74,7 @@ def main(args: argparse.Namespace) -> int:
     folder = args.state_dir and os.path.abspath(args.state_dir)
     with aside, report_traces(args.trace, trace, verdict=False), pace() as print_pace:
         simulation = simulate(program, setting, trace=trace, state_dir=folder, pulse=progress_pulse(print_pace))
-    is_written = print_result(args, partial(_describe_runs, simulation), partial(_page_lines, args, simulation))
-    return 0 if is_written else EXIT_FAILED
+    return show(args, partial(_describe_runs, simulation), partial(_page_lines, args, simulation))
 
 
 def _describe_runs(simulation: Simulation) -> dict[str, object]:
@@ -101,7 +95,7 @@ def _page_lines(args: argparse.Namespace, simulation: Simulation) -> Iterator[st
     for number, run in enumerate(simulation.runs, 1):
         if len(simulation.runs) > 1:
             yield f"run {number} of {len(simulation.runs)}"
-        yield from page(run.outcome, run.request, simulation.wall_s)
+        yield from page(run.outcome, run.request, simulation.wall_s, console.width)
         yield ""
         for line in drawing(run.timeline, run.outcome, width=console.width, **look):
             console.print(line)

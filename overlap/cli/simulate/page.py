@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from topology import Cluster
@@ -14,7 +15,7 @@ from ...simulation.compute_cost import short_dtype
 from ...timeline.draw.view import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, format_ns, wrapped
-from ..output import field
+from ..output import field as figure_lines
 from .simulation import Busiest, Shape, StepSummary
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 _LISTED = 4  # shapes that are named
 
 
-def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
+def page(outcome: StepSummary, request: RunConfig, wall_s: float, width: int) -> list[str]:
     """Return the page of a simulated run: its assumptions, the times of its median step, and its communication."""
-    row = outcome.longest
+    row, field = outcome.longest, partial(figure_lines, width=width)
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
-        *wrapped(f"{_machine_text(request)}, {_ranks_text(outcome.world_size)}, virtual time", rest="  "),
+        *wrapped(f"{_machine_text(request)}, {_ranks_text(outcome.world_size)}, virtual time", width, rest="  "),
         *field("assumed", "; ".join([*assumptions(request), *_dtype_warnings(outcome, request)])),
         *field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
         *field("  compute", f"{exact(row.compute_ns)}"),
@@ -38,7 +39,11 @@ def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
         *field("    exposed", f"{exact(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
         *(field("  queued", f"{exact(row.queued_ns)}") if row.queued_ns else []),
         *field("  idle", f"{exact(row.idle_ns)}"),
-        *_throughput_lines(outcome),
+        *(
+            field("throughput", f"{rate:.2f} samples/s, {outcome.samples:g} a step")
+            if (rate := outcome.samples_per_s)
+            else []
+        ),
         *(field("busiest", _busiest_text(outcome.busiest)) if outcome.busiest else []),
         *field("extrapolated", extrapolation_text(outcome)),
         *field("simulated in", f"{wall_s:.2f} s"),
@@ -51,12 +56,6 @@ def _machine_text(request: RunConfig) -> str:
     assert isinstance(cluster, Cluster)
     lnc = f" lnc={cluster.lnc}" if len(cluster.machine.chip.lnc) > 1 else ""
     return f"{cluster.name}{lnc}"
-
-
-def _throughput_lines(outcome: StepSummary) -> list[str]:
-    if outcome.samples_per_s is None:
-        return []
-    return field("throughput", f"{outcome.samples_per_s:.2f} samples/s, {outcome.samples:g} a step")
 
 
 def assumptions(request: RunConfig) -> list[str]:

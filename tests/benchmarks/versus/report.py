@@ -14,7 +14,7 @@ import trio
 from overlap.cli.bench.cases import SEED, Case
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import BATCH, BATCHED_BYTES, Sampling
-from overlap.cli.output import print_result
+from overlap.cli.output import as_json, write_file
 from overlap.units import format_bytes, wrapped
 
 
@@ -52,7 +52,10 @@ def summary(measured: Sequence[Result]) -> str:
 
 def finish(args: argparse.Namespace, how: Sampling, parts: Mapping[str, object], rows: Sequence[Result]) -> int:
     """Print or write the JSON, if it is asked for, and return the exit code."""
-    is_written = print_result(args, lambda: document(how, parts), list)
+    text = as_json(document(how, parts))
+    if args.json:
+        print(text, end="")
+    is_written = args.json_file is None or write_file(text, args.json_file, option="--json-file")
     return 1 if not is_written or any(row.wrong for row in rows) else 0
 
 
