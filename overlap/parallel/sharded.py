@@ -19,7 +19,6 @@ from .buckets.bucketed import Bucketed
 from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .buckets.scattered import ScatteredBucket
-from .checkpoints.names import Own
 from .checkpoints.pieces import Shard, Tensors
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Stage, expected_memory, measure_memory
@@ -276,10 +275,10 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         for bucket in self._buckets:
             await bucket.updated
 
-    def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
+    def resume(self, steps: int, notes: Mapping[str, object], own: Mapping[str, object] | None) -> str:
         """Go on from that step; see `Bucketed`."""
         self._gathering.end_step()  # gathered parameters are of other weights
-        return super().resume(steps, notes, arrays)
+        return super().resume(steps, notes, own)
 
     # -- memory ------------------------------------------------------------------------------------------------
 

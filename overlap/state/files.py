@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +33,9 @@ CODES = {
     "uint8": "U8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
 _NAMES = {code: name for name, code in CODES.items()}
+OWN = "own:"
+"""Begins the names of arrays that are no pieces of a model: one rank alone has them."""
+
 _NO_DIGEST = "0" * 32
 _DIGEST_AT = 8 + len('{"__metadata__": {"xxh3_128": "')
 _HEADER_LIMIT_BYTES = 100 << 20  # as the safetensors library has it
@@ -62,7 +65,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     nonce: int
     rank: int  # Rank that wrote it
     ranks: int  # Number of ranks that made the save
-    form: Any = None  # Tree of a state, and names of the dtypes of its arrays
+    form: Any = None  # Form of the tree of a state; of the trees of a checkpoint, by the number of their ranks
     pieces: dict[str, Piece] = {}  # Arrays of a model, by their names in the file
     notes: dict[str, Any] = {}  # Other values of a model, by the name of its part
     extra: dict[str, Any] = {}  # The user's values
@@ -193,6 +196,11 @@ class SavedFile:
                 digest.update(block)
         if digest.hexdigest().encode() != written:
             raise DamagedError(f"{self.path} is not what was written")
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of the arrays."""
+        return self._entries
 
     def dtype(self, name: str) -> str:
         """Return the name of the dtype of an array."""

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..collectives.reduce import Array
 from ..diagnostics import calling, is_of_tasks
 from ..errors import UsageError
-from ..runtime.forms import dtype_of
 from ..runtime.group import Group
 from ..runtime.stream import Stream
 from .files import CODES, DamagedError, SavedFile
 from .saves import STATES, Saves, file_names
 from .store import Site, Store, in_thread
-from .trees import Tree, from_json_form, to_json_form
+from .trees import Tree, pack_tree, unpack_tree
 
 
 class SavedState:
@@ -96,9 +94,9 @@ class RankState:
         note: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.note_kept, self.folder, self.real = note, folder, real
-        self._world, self._stream = world, stream
+        self._world = world
         self.drawn: set[int] = set()
-        self._store = Store(Saves(folder, STATES), world, stream, keep=2, note=note, drawn=self.drawn)
+        self._store = Store(Saves(folder, STATES), world, stream, real=real, keep=2, note=note, drawn=self.drawn)
         self._last_step = -1
 
     async def save(self, step: int, tree: Tree) -> None:
@@ -122,17 +120,13 @@ class RankState:
             raise UsageError(f"step: expected 0 or more, got {step!r}")
         if step <= self._last_step:
             raise UsageError(f"step: expected more than the last saved step ({self._last_step}), got {step}")
-        site = _users_site()
-        if not self.real:
-            return await self._world.barrier(stream=self._stream, name="state.save", call_site=site)
-        if self.folder is None:
+        if self.real and self.folder is None:
             raise UsageError(
                 "state: there is no folder for it; give --state-dir DIR, or overlap.run(..., state_dir=DIR)"
             )
-        arrays, form = pack_tree(tree)
-        await self._store.save(int(step), arrays, name="state.save", site=site, form=form)
+        arrays, form = pack_tree(tree, CODES) if self.real else ({}, None)
+        await self._store.save(int(step), arrays, name="state.save", site=_users_site(), form=form)
         self._last_step = int(step)
-        return None
 
     async def latest(self) -> SavedState | None:
         """Return the newest state that is complete, the same on all ranks; None if there is none.
@@ -143,11 +137,7 @@ class RankState:
         Raises:
             UsageError: If the folder holds states of an earlier version of this package alone.
         """
-        site = _users_site()
-        if not self.real:
-            await self._world.barrier(stream=self._stream, name="state.latest", call_site=site)
-            return None
-        newest = await self._store.newest(name="state.latest", site=site, own=True)
+        newest = await self._store.newest(name="state.latest", site=_users_site(), own=True)
         if newest is None:
             return None
         save, ranks, _ = newest
@@ -155,18 +145,6 @@ class RankState:
         folder, own_rank = self._store.saves.path(save), self._world.rank if ranks == self._world.size else None
         own = None if own_rank is None else await in_thread(partial(read_tree, folder / file_names(ranks)[own_rank]))
         return SavedState(folder, save.step, ranks, own, own_rank)
-
-
-def pack_tree(tree: Tree) -> tuple[dict[str, Array], object]:
-    """Return the arrays of a tree by name, and the form of the tree; arrays of types that files lack are bytes.
-
-    Raises:
-        UsageError: A value cannot be kept; names its place.
-    """
-    arrays: list[Array] = []
-    form = to_json_form(tree, arrays)
-    named = {str(index): _storable(array) for index, array in enumerate(arrays)}
-    return named, {"tree": form, "dtypes": [_dtype_name(array.dtype) for array in arrays]}
 
 
 def read_tree(path: Path) -> Tree:
@@ -178,24 +156,7 @@ def read_tree(path: Path) -> Tree:
     """
     file = SavedFile(path)
     file.check_digest()
-    form, arrays = file.about.form, []
-    for index, name in enumerate(form["dtypes"]):
-        stored, dtype = file.array(str(index)), dtype_of(name)
-        shape = stored.shape if stored.dtype == dtype else stored.shape[:-1]
-        arrays.append(stored.view(dtype).reshape(shape))
-    return from_json_form(form["tree"], arrays)
-
-
-def _storable(array: Array) -> Array:
-    """Return an array as files can have it: its elements are bytes, on a further axis, if they lack its dtype."""
-    if array.dtype.isnative and array.dtype.name in CODES:
-        return array
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(*array.shape, array.dtype.itemsize)
-
-
-def _dtype_name(dtype: np.dtype[np.generic]) -> str:
-    """Return the name of a dtype in a header: numpy's short one, or that of a type of ml_dtypes."""
-    return dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name
+    return unpack_tree(file.about.form, file.array)
 
 
 def _users_site() -> Site | None:

@@ -41,16 +41,25 @@ class Store:
         saves: The folders.
         group: The ranks that save together.
         stream: Carries the collectives by which they agree.
+        real: Whether anything is kept; in virtual time ranks wait for each other, and that is all.
         keep: Number of complete saves to keep.
         note: Takes each step whose save is complete.
         drawn: Random numbers of the saves of this attempt, which stores of one rank share.
     """
 
     def __init__(
-        self, saves: Saves, group: Group, stream: Stream, *, keep: int, note: Callable[[int], None], drawn: set[int]
+        self,
+        saves: Saves,
+        group: Group,
+        stream: Stream,
+        *,
+        real: bool,
+        keep: int,
+        note: Callable[[int], None],
+        drawn: set[int],
     ) -> None:
         self.saves: Saves = saves
-        self._title = saves.kind.title
+        self._title, self._real = saves.kind.title, real
         self._group, self._stream, self._keep, self._note, self._drawn = group, stream, keep, note, drawn
         self._last: Save | None = None  # that this store has begun
         self._kept: list[Save] = []  # complete ones, the newest last
@@ -83,6 +92,8 @@ class Store:
             OSError: It cannot be written.
         """
         group = self._group
+        if not self._real:
+            return await self._wait_for_ranks(name, site)
         await in_thread(self._check_folder)
         if self._last is None or step <= self._last.step:
             self._last = Save(step, await self._draw_nonce(f"{name} begins", site))
@@ -103,7 +114,7 @@ class Store:
             await self._wait_for_ranks(name, site)
         self._kept = [*(kept for kept in self._kept if kept.step < step), save][-self._keep :]
         self._note(step)
-        await in_thread(partial(self.saves.remove, self._is_superseded))
+        return await in_thread(partial(self.saves.remove, self._is_superseded))
 
     async def newest(
         self, *, name: str, site: Site | None, own: bool = False
@@ -123,6 +134,9 @@ class Store:
         Raises:
             UsageError: All saves are damaged, or of an earlier version of this package.
         """
+        if not self._real:
+            await self._wait_for_ranks(name, site)
+            return None
         gather = partial(self._group.all_gather_object, stream=self._stream, name=name, call_site=site)
         offers: list[Any] = await gather(await in_thread(self._find_offer))
         seen: dict[tuple[Save, int], list[set[int]]] = {}
@@ -193,7 +207,7 @@ class Store:
             about = file.about
             if (about.step, about.nonce, about.rank) != (*save, number) or (ranks != about.ranks and ranks != WHOLE):
                 return {"trouble": f"{file.path} is a file of another save", "headers": []}
-            if about.form is None:
+            if about.notes:
                 headers.append((name, file.header))
         return {"trouble": "", "headers": headers}
 

@@ -15,7 +15,6 @@ from safetensors import safe_open
 
 import overlap
 from overlap import parallel
-from overlap.parallel.checkpoints.names import pack_state, unpack_state
 from overlap.parallel.checkpoints.pieces import Shard, share_pieces
 from overlap.state.files import SavedFile
 from overlap.state.saves import CHECKPOINTS, Saves
@@ -209,16 +208,6 @@ def test_a_part_that_is_not_there_is_told_on_every_rank(tmp_path):
     assert overlap.run(main, ranks=2) == [told] * 2
 
 
-def test_a_state_is_told_in_arrays_and_back():
-    array = np.arange(3.0)
-    state = {"calls": 3, "scale": 0.5, "on": True, "q": [array, np.ones((2, 2), np.float32)], "p": (), "none": None}
-    found = unpack_state("x", pack_state("x", state))
-    assert str(found) == str(state)
-    assert unpack_state("y", pack_state("x", state)) is None
-    with pytest.raises(overlap.UsageError, match=r"tree\['a'\]\[0\]\['b'\]: cannot keep object"):
-        pack_state("x", {"a": [{"b": object()}]})
-
-
 def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkeypatch):
     """The copy is taken before the program goes on; here nothing is written before training has gone on and ended."""
     from overlap.state import store
@@ -267,14 +256,6 @@ def test_state_of_a_hook_that_no_file_can_have_is_told(tmp_path):
         False,
         "the state of a hook is not in it: tree['state']['seen']: cannot keep set",
     )
-
-
-def test_state_of_a_hook_of_an_earlier_version_starts_from_the_beginning():
-    async def main(rank):
-        model = MAKES["top k"](rank, weights())
-        return model.resume(1, {"hooks": True}, {"hook:0:form": np.zeros(1, np.uint8)})
-
-    assert overlap.run(main, ranks=1) == ["the state of hooks is of other buckets, or of an earlier version"]
 
 
 def test_the_newest_two_stay(tmp_path):

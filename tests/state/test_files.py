@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from overlap import UsageError
-from overlap.state.files import About, DamagedError, SavedFile, write_file
-from overlap.state.rank_state import pack_tree, read_tree
+from overlap.state.files import CODES, About, DamagedError, SavedFile, write_file
+from overlap.state.rank_state import read_tree
+from overlap.state.trees import pack_tree
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 arrays = st.builds(
@@ -33,7 +34,7 @@ trees = st.recursive(
 
 
 def write(path: Path, tree: object) -> None:
-    arrays, form = pack_tree(tree)
+    arrays, form = pack_tree(tree, CODES)
     write_file(path, arrays, About(step=1, nonce=2, rank=0, ranks=1, form=form))
 
 

@@ -17,7 +17,6 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
 from ...timeline.span import RoleName
-from ..checkpoints.names import Own
 from ..settings import Settings, check_count
 from ..strategy import Ahead, Strategy
 from ..tree import Params, Site
@@ -273,18 +272,18 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         lost = next(filter(None, (hook.unsavable for hook in hooked)), "")
         return order | {"hooks": bool(hooked), "lost": lost}
 
-    def own(self) -> dict[str, Array]:
-        """Return the state of this rank's hooks."""
+    def own(self) -> dict[str, object]:
+        """Return the state of this rank's hooks, by their names."""
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
-        return {name: array for hook in hooked for name, array in hook.state_arrays().items()}
+        return {name: state for hook in hooked for name, state in hook.saved_state().items()}
 
-    def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
+    def resume(self, steps: int, notes: Mapping[str, object], own: Mapping[str, object] | None) -> str:
         """Go on from that step: weights and the optimizer's state have been written into place.
 
         Args:
             steps: Number of steps before the checkpoint.
             notes: The result of `notes` when it was saved.
-            arrays: The result of `own` on this rank; None if other ranks saved it.
+            own: The result of `own` on this rank; None if other ranks saved it.
 
         Returns:
             The difference to the saved model, for people to read; empty if there is none.
@@ -295,14 +294,10 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             self._observed, self._seen = None, order
             self._reorder(order)
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
-        if arrays is None:
+        if own is None:
             return "the state of hooks starts from the beginning" if notes.get("hooks") else ""
-        fit = [hook.resume(arrays) for hook in hooked]
-        return (
-            str(notes.get("lost", ""))
-            if all(fit)
-            else "the state of hooks is of other buckets, or of an earlier version"
-        )
+        fit = [hook.resume(own) for hook in hooked]
+        return str(notes.get("lost", "")) if all(fit) else "the state of hooks is of other buckets"
 
     # -- the order -----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
-from ..checkpoints.names import Own, pack_state, unpack_state
+from ...state.trees import to_json_form
 from .plan import BucketPlan, GradientBucket, Hook
 
 if TYPE_CHECKING:
@@ -57,26 +57,21 @@ class BucketHook:
     def unsavable(self) -> str:
         """The part of the state that checkpoints cannot hold, for people to read; empty if there is none."""
         try:
-            self._pack_state()
+            to_json_form({"state": self.state}, [])
         except UsageError as error:
             return f"the state of a hook is not in it: {error}"
         return ""
 
-    def state_arrays(self) -> dict[str, Array]:
-        """Return the hook's state as arrays for a checkpoint; empty if there is none, or none that can be saved."""
-        return {} if not self.state or self.unsavable else self._pack_state()
+    def saved_state(self) -> dict[str, object]:
+        """Return the hook's state for a checkpoint, by its name; empty if there is none, or none that can be saved."""
+        saved = {"names": self._plan.names, "state": self.state}
+        return {} if not self.state or self.unsavable else {self._name: saved}
 
-    def _pack_state(self) -> dict[str, Array]:
-        """Return the state of the hook and the names of its gradients, as arrays by name."""
-        return pack_state(self._name, {"names": self._plan.names, "state": self.state})
-
-    def resume(self, own: Own) -> bool:
-        """Adopt the state of a checkpoint; return False if that is of another bucket or an earlier version."""
-        saved = unpack_state(self._name, own)
-        if saved is None:
-            return not any(name.startswith(f"{self._name}:") for name in own)
-        if saved["names"] != self._plan.names:
-            return False
+    def resume(self, own: Mapping[str, Any]) -> bool:
+        """Adopt the state of a checkpoint, if there is one; return False if that is of another bucket."""
+        saved = own.get(self._name)
+        if saved is None or saved["names"] != self._plan.names:
+            return saved is None
         self.state = saved["state"]
         return True
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,22 +19,22 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
-from ...state.files import CODES, About
+from ...state.files import CODES, OWN, About, SavedFile
 from ...state.saves import CHECKPOINTS, Saves
 from ...state.store import Store, in_thread
+from ...state.trees import pack_tree, unpack_tree
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
 from ..settings import check_count, check_is_rank, resolve_group
 from ..work import users_site
-from .names import Naming, Own, describe_difference
-from .pieces import Cut, Shard, Tensors, copy_pieces
+from .names import Naming, describe_difference
+from .pieces import Cut, Shard, Tensors
 from .reader import Reader, merge
 
 if TYPE_CHECKING:
-    from ..tree import Site
+    from ..tree import Array, Site
 
 _STREAM = "overlap.checkpoints"
-_OWN = "own:"  # begins the names of the arrays that one rank alone has, with its number
 
 T = TypeVar("T")
 
@@ -59,13 +59,13 @@ class Checkpointed(Protocol):
     def notes(self) -> Mapping[str, object]:
         """Return other values that all ranks of the model have alike, as JSON can tell them."""
 
-    def own(self) -> Own:
-        """Return the arrays that this rank alone has."""
+    def own(self) -> Mapping[str, object]:
+        """Return what this rank alone has: a tree, as `rank.state` keeps it."""
 
     async def settle(self) -> None:
         """Wait until all updates that have been issued are done."""
 
-    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+    def resume(self, steps: int, notes: Mapping[str, object], own: Mapping[str, object] | None) -> str:
         """Go on from that step, once the pieces of `wanted` have been written.
 
         Args:
@@ -148,7 +148,10 @@ class Checkpoints:
         self._part = part if cuts is None else f"rank {self._group.rank} {self._naming.digest}"
         self._stream = rank.stream(_STREAM)
         saves, state = Saves(path, CHECKPOINTS), rank.state
-        self._store = Store(saves, self._group, self._stream, keep=keep, note=state.note_kept, drawn=state.drawn)
+        self._store = Store(
+            saves, self._group, self._stream, real=state.real, keep=keep, note=state.note_kept, drawn=state.drawn
+        )
+        self._own_prefix = f"{OWN}{self._group.rank}:"
         self._under_way = _WRITING.setdefault(rank, {})
 
     async def save(self, model: Checkpointed, extra: Mapping[str, object] | None = None) -> None:
@@ -173,34 +176,31 @@ class Checkpoints:
         self._naming.check_cuts(model.tensors())
         await self.finish()
         await model.settle()
-        pieces = [self._naming.rename_piece(piece) for piece in model.kept()] + self._own_pieces(model)
-        moved = 2 * sum(piece.data.nbytes for piece in pieces)
+        pieces = {piece.name: piece for piece in map(self._naming.rename_piece, model.kept())}
+        own, form = pack_tree(model.own(), CODES, self._own_prefix)
+        arrays = {name: piece.data for name, piece in pieces.items()} | own
         copies = await self._rank.compute(
-            partial(copy_pieces, pieces), name=RoleName("copy for a checkpoint", "library"), bytes_moved=moved
+            partial(_copy_arrays, arrays),
+            name=RoleName("copy for a checkpoint", "library"),
+            bytes_moved=2 * sum(array.nbytes for array in arrays.values()),
         )
         name = f"checkpoint of step {model.steps}"
-        notes = {self._part: dict(model.notes())}
+        about = {
+            "pieces": {name: piece.stored for name, piece in pieces.items()},
+            "form": {str(self._group.rank): form},
+            "notes": {self._part: dict(model.notes())},
+            "extra": dict(extra or {}),
+        }
         self._under_way[self._group.ranks] = self._rank.spawn(
             self._write,
             site,
             model.steps,
             copies,
-            notes,
-            dict(extra or {}),
+            about,
             name=name,
             errors="await",
             call_site=site,
         )
-
-    @property
-    def _own_prefix(self) -> str:
-        return f"{self._naming.prefix}{_OWN}{self._group.rank}:"
-
-    def _own_pieces(self, model: Checkpointed) -> list[Shard]:
-        """Return the arrays that this rank alone has, as pieces with names that contain its number."""
-        own = model.own()
-        _check_types({name: (array.dtype.name, array.shape) for name, array in own.items()})
-        return [Shard.whole(f"{self._own_prefix}{name}", array.shape, array.reshape(-1)) for name, array in own.items()]
 
     async def finish(self) -> None:
         """Wait until the checkpoint under way is complete, on the disk.
@@ -234,7 +234,7 @@ class Checkpoints:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
         await self.finish()
         await model.settle()
-        newest = await self._store.newest(name="restore", site=site) if self._rank.state.real else None
+        newest = await self._store.newest(name="restore", site=site)
         if newest is None:
             return None
         save, _, files = newest
@@ -244,30 +244,23 @@ class Checkpoints:
         same_rank = metadata([about.ranks == self._group.size and self._part in notes], np.int8)
         agreed = await self._group.all_reduce(same_rank, op="min", stream=self._stream, name="restore", call_site=site)
         same = bool(agreed[0])
-        own = await in_thread(partial(self._read_pieces, reader, model.wanted()))
+        own = await in_thread(partial(self._read, reader, model.wanted(), files if same else []))
         part_notes = notes[self._part] if self._part in notes else next(iter(notes.values()))
-        difference = model.resume(save.step, part_notes, own if same else None)
+        difference = model.resume(save.step, part_notes, own)
         return self._report_restored(about, difference, same=same)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    async def _write(
-        self, site: Site, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
-    ) -> None:
-        """Write this rank's pieces of a checkpoint in the background; errors name the line that called `save`."""
-        if not self._rank.state.real:
-            return await self._group.barrier(stream=self._stream, name="checkpoint", call_site=site)
-        named = {f"{piece.key}[{piece.start}:{piece.stop}]": piece for piece in pieces}
-        return await self._store.save(
+    async def _write(self, site: Site, step: int, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:
+        """Write this rank's part of a checkpoint in the background; errors name the line that called `save`."""
+        await self._store.save(
             step,
-            {name: piece.data for name, piece in named.items()},
+            arrays,
             name="checkpoint",
             site=site,
             saved_at=f" (saved at {call_site(*site)})",
             merge=merge if self._whole else None,
-            pieces={name: piece.stored for name, piece in named.items()},
-            notes=notes,
-            extra=extra,
+            **about,
         )
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -277,9 +270,7 @@ class Checkpoints:
         self._naming.check_cuts(tensors)
         prefix = self._naming.prefix
         saved = {
-            name: (dtype, tuple(shape))
-            for name, (dtype, shape) in saved_tensors.items()
-            if name.startswith(prefix) and not name.removeprefix(prefix).startswith(_OWN)
+            name: (dtype, tuple(shape)) for name, (dtype, shape) in saved_tensors.items() if name.startswith(prefix)
         }
         expected = {name: form for name, form in self._naming.tensors(tensors).items() if prod(form[1])}
         if prefix and not saved:
@@ -295,12 +286,13 @@ class Checkpoints:
                 "restore the model that was saved, or name another folder"
             )
 
-    def _read_pieces(self, reader: Reader, wanted: Sequence[Shard]) -> Own:
-        """Read the wanted pieces into the model's memory; return the arrays that this rank alone had."""
+    def _read(self, reader: Reader, wanted: Sequence[Shard], files: Sequence[SavedFile]) -> Any:
+        """Read the wanted pieces into the model's memory; return what this rank alone had, None if it is in no file."""
         for piece in wanted:
             reader.fill(self._naming.rename_piece(piece))
-        own = self._own_prefix
-        return {name.removeprefix(own): reader.whole(name) for name in reader.tensors if name.startswith(own)}
+        own = str(self._group.rank)
+        mine = (file for file in files if own in file.about.form)
+        return next((unpack_tree(file.about.form[own], file.array, self._own_prefix) for file in mine), None)
 
     def _report_restored(self, about: About, difference: str, *, same: bool) -> Restored:
         """Return the `Restored` of a checkpoint; if later bits will differ, the first rank prints the reasons."""
@@ -333,3 +325,8 @@ def _check_types(tensors: Tensors) -> None:
     unknown = sorted({dtype for dtype, _ in tensors.values()} - CODES.keys())
     if unknown:
         raise UsageError(f"model: safetensors has no type for {', '.join(unknown)}; convert them first")
+
+
+def _copy_arrays(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return copies of arrays, by their names."""
+    return {name: array.copy() for name, array in arrays.items()}

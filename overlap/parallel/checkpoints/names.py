@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
-import numpy as np
 import xxhash
 
 from ...errors import UsageError
-from ...state.trees import from_json_form, to_json_form
 from .pieces import Cut, Shard, Tensors, rename_tensor, weight_name
 
 if TYPE_CHECKING:
-    from ..tree import Array
+    pass
 
 
 class Naming:
@@ -99,34 +97,3 @@ def describe_difference(saved: Tensors, expected: Tensors, prefix: str = "") -> 
             return f"it has {short_name!r}, which this one has not"
         return f"{short_name!r} is {' '.join(map(str, saved_form))} there and {' '.join(map(str, model_form))} here"
     return ""
-
-
-Own: TypeAlias = "Mapping[str, Array]"
-"""Arrays of one rank, by name."""
-
-_FORM = "tree"
-
-
-def pack_state(name: str, state: object) -> dict[str, Array]:
-    """Return the arrays in a state, named after `name`, and one of bytes that tells where they are in it.
-
-    Args:
-        name: Name of the whole tensor.
-        state: Arrays, numbers, texts, None, and dicts, lists and tuples of such.
-
-    Raises:
-        UsageError: It has something else.
-    """
-    arrays: list[Array] = []
-    form = json.dumps(to_json_form(state, arrays)).encode()
-    named = {f"{name}:{index}": array for index, array in enumerate(arrays)}
-    return named | {f"{name}:{_FORM}": np.frombuffer(form, np.uint8)}
-
-
-def unpack_state(name: str, own: Own) -> Any:
-    """Return the state that `pack_state` was given, with the arrays themselves; None if there is none."""
-    form = own.get(f"{name}:{_FORM}")
-    arrays: list[Array] = []
-    while (key := f"{name}:{len(arrays)}") in own:
-        arrays.append(own[key])
-    return None if form is None else from_json_form(json.loads(form.tobytes()), arrays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from math import prod
@@ -37,6 +37,11 @@ class Shard:
         """Name of the tensor, with the axis and number of the block if this is a block of it."""
         cut = self.cut
         return self.tensor if cut is None else f"{self.tensor}|{cut.axis}:{cut.index}/{cut.of}"
+
+    @property
+    def name(self) -> str:
+        """Name of these elements in a file."""
+        return f"{self.key}[{self.start}:{self.stop}]"
 
     @property
     def stored(self) -> Piece:
@@ -87,11 +92,6 @@ def share_pieces(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
         if part.stop > part.start:
             share.append(part)
     return share
-
-
-def copy_pieces(pieces: Iterable[Shard]) -> list[Shard]:
-    """Return the pieces with copies of their data."""
-    return [replace(piece, data=piece.data.copy()) for piece in pieces]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...runtime.forms import dtype_of
-from ...state.files import Piece, SavedFile, write_file
+from ...state.files import OWN, Piece, SavedFile, write_file
 from .pieces import Cut, Shard
 
 if TYPE_CHECKING:
@@ -117,5 +117,8 @@ def merge(files: Sequence[SavedFile], path: Path) -> None:
     reader = Reader(files)
     tensors = {name: reader.whole(name) for name in reader.tensors}
     pieces = {name: Piece(name, array.shape, 0, array.size) for name, array in tensors.items()}
+    own = {name: file.array(name) for file in files for name in file.names if name.startswith(OWN)}
     notes = {part: note for file in files for part, note in file.about.notes.items()}
-    write_file(path, tensors, msgspec.structs.replace(files[0].about, pieces=pieces, notes=notes))
+    form = {rank: tree for file in files for rank, tree in file.about.form.items()}
+    about = msgspec.structs.replace(files[0].about, pieces=pieces, notes=notes, form=form)
+    write_file(path, tensors | own, about)
