@@ -94,7 +94,7 @@ class RankState:
         note: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.note_kept, self.folder, self.real = note, folder, real
-        self._world = world
+        self._world, self._stream = world, stream
         self.drawn: set[int] = set()
         self._store = Store(Saves(folder, STATES), world, stream, real=real, keep=2, note=note, drawn=self.drawn)
         self._last_step = -1
@@ -137,7 +137,10 @@ class RankState:
         Raises:
             UsageError: If the folder holds states of an earlier version of this package alone.
         """
-        newest = await self._store.newest(name="state.latest", site=_users_site(), own=True)
+        site = _users_site()
+        if not self.real:
+            await self._world.barrier(stream=self._stream, name="state.latest", call_site=site)
+        newest = await self._store.newest(name="state.latest", site=site, own=True)
         if newest is None:
             return None
         save, ranks, _ = newest

@@ -135,7 +135,6 @@ class Store:
             UsageError: All saves are damaged, or of an earlier version of this package.
         """
         if not self._real:
-            await self._wait_for_ranks(name, site)
             return None
         gather = partial(self._group.all_gather_object, stream=self._stream, name=name, call_site=site)
         offers: list[Any] = await gather(await in_thread(self._find_offer))

@@ -82,8 +82,8 @@ trn1.32xlarge, 8 ranks, virtual time
       exposed     {exact(comm_ns)}, {comm_ns / step_ns:.1%} of the step
     idle          0.000000 ms
   busiest         all_reduce of 4 MiB float32 on 8 ranks,
-                  kangaring (2 rings), 2 times,
-                  {exact(2 * comm_ns)} in all
+                  kangaring (2 rings), 2 times, {exact(2 * comm_ns)}
+                  in all
   extrapolated    1 of 1 kinds of communication: all_reduce
                   of 4 MiB float32 on 8 ranks
   simulated in    0.00 s"""

@@ -56,6 +56,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, None
     parser.add_argument("--vs", metavar="PEERS", help="libraries to measure too: gloo, mpi")
     settings = [one.option for one in comparison.COMPARISONS]
+    parser.add_argument("--json-file", metavar="FILE", help="write the result as JSON there, too")
     parser.add_argument("--compare", choices=settings, help="setting to compare, off and on")
 
 
