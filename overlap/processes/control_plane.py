@@ -100,8 +100,8 @@ class ControlPlane:
         self._broken_ends: deque[tuple[float, Callable[[], None]]] = deque()  # failures that are due at a later instant
         # reports of other processes
         self._asked: set[int] = set()  # communicators whose calls another process asks for
-        self._early_calls: OrderedDict[tuple[int, int], list[RankCall]] = OrderedDict()
-        self.early_failures: OrderedDict[tuple[int, int], EndFailed] = OrderedDict()
+        # reports of operations at which no rank here has arrived, by id of the communicator and number
+        self.early: OrderedDict[tuple[int, int], list[RankCall | EndFailed]] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks without a count of the messages that they had sent
         self._standings = RemoteStandings(membership.member, placement)
@@ -217,9 +217,8 @@ class ControlPlane:
         """Drop the stored reports of a group that no rank uses any more, and of its communicators."""
         self._asked.difference_update(ids)
         self._reported.difference_update(ids)
-        for early in (self._early_calls, self.early_failures):
-            for key in [key for key in early if key[0] in ids]:
-                del early[key]
+        for key in [key for key in self.early if key[0] in ids]:
+            del self.early[key]
 
     def send_quiet(self, standings: Sequence[Standing]) -> None:
         """Report the ranks here that make no progress."""
@@ -252,21 +251,24 @@ class ControlPlane:
 
     # -- reports of other ranks ----------------------------------------------------------------------------------------
 
-    @property
-    def silent(self) -> bool:
-        """Whether no report waits for an operation at which no rank here has arrived."""
-        return not (self._early_calls or self.early_failures)
+    def take_early(self, communicator_id: int, seq: int) -> list[RankCall]:
+        """Return and remove the calls of an operation that were reported before a rank here arrived at it.
 
-    def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
-        """Return and remove the calls of an operation that were reported before a rank here arrived at it."""
-        if self.early_failures and (failed := self.early_failures.pop((communicator_id, seq), None)) is not None:
-            self._apply_failed_end(failed)
-        return self._early_calls.pop((communicator_id, seq), []) if self._early_calls else []
+        It fails now if another rank has failed before it arrived.
+        """
+        calls = []
+        for report in self.early.pop((communicator_id, seq), ()):
+            if isinstance(report, EndFailed):
+                self._apply_failed_end(report)
+            else:
+                calls.append(report)
+        return calls
 
-    def note_early_failures(self, communicator_id: int, seq: int) -> None:
-        """Apply a report of a failed end that came before the operation here."""
-        if self.early_failures and (failed := self.early_failures.pop((communicator_id, seq), None)) is not None:
-            self._apply_failed_end(failed)
+    def _keep_early(self, communicator_id: int, seq: int, report: RankCall | EndFailed) -> None:
+        """Keep a report until a rank here arrives at the operation; of too many, the oldest are dropped."""
+        self.early.setdefault((communicator_id, seq), []).append(report)
+        if len(self.early) > _MOST_EARLY:
+            self.early.popitem(last=False)
 
     def issued_by(self, rank: int, communicator_id: int) -> int:
         """Return the number of operations that a finished rank of another process issued on a communicator."""
@@ -384,9 +386,7 @@ class ControlPlane:
         report = RankCall(rank=event.rank, call=codec.unpack_call(event.call), call_site=event.site)
         for seq in event.seqs:
             if not self._communicators.compare_call(event.channel, seq, report):
-                self._early_calls.setdefault((event.channel, seq), []).append(report)
-                if len(self._early_calls) > _MOST_EARLY:
-                    self._early_calls.popitem(last=False)
+                self._keep_early(event.channel, seq, report)
         if report.call.kind in ANNOUNCED and report.call.dtype is None:
             self._asked.add(event.channel)  # calls of this communicator are reported at once from now on
             self._send_announced()
@@ -401,6 +401,4 @@ class ControlPlane:
                 event.channel, event.seq, event.rank, event.message, cause
             )
         if not failed:
-            self.early_failures[event.channel, event.seq] = event
-            if len(self.early_failures) > _MOST_EARLY:
-                self.early_failures.popitem(last=False)
+            self._keep_early(event.channel, event.seq, event)

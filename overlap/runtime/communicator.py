@@ -1,7 +1,7 @@
 """Communicators: bring the ends of an operation together, and notice that ranks disagree.
 
 A `Communicator` is shared by the ranks of this process that are in one group, for one stream. The ends of one operation
-meet in a `Match`, by sequence number; matched operations go to the engine. An `OperationPort` is one rank's end of it.
+meet in a `Match`, by sequence number; matched operations go to the engine. A `Port` is one rank's end of it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from transports import TransportError
 
@@ -25,6 +25,7 @@ from .plan import CallPlan
 if TYPE_CHECKING:
     from transports import Envelope, Wire
 
+    from .communicators import Communicators
     from .inbox import Lane
     from .message import Message
 
@@ -82,20 +83,6 @@ class BaseEngine(ABC):
         """Wait for the work at hand and end all threads."""
 
 
-class Shared(Protocol):
-    """The state that the communicators of a world share: see `Communicators`."""
-
-    engine: BaseEngine  # Runs matched operations
-    left: set[int]  # World ranks that have finished their program
-    unraised: dict[int, Callable[[], BaseException]]  # Errors that no operation is left to fail with
-
-    def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
-        """Fail all present and later operations in the communicators of a key's id."""
-
-    def find_abort(self, key: Key) -> Callable[[], BaseException] | None:
-        """Return the maker of errors of an aborted group; None if it was not aborted."""
-
-
 class Communicator(Disputes):
     """The operations that the members of one group issue on one stream, in their common order.
 
@@ -106,7 +93,6 @@ class Communicator(Disputes):
         size: Number of ranks of the group: all of these, unless some represent others.
         here: Number of members in this process; all of them, unless it spans processes.
         direct: Whether no bytes move before all ranks have arrived, which are all in this process.
-        closed: Whether it is forgotten: the next operation opens another one.
     """
 
     key: Key
@@ -116,9 +102,8 @@ class Communicator(Disputes):
     here: int
 
     spans = False  # Whether only some members are in this process
-    closed: bool = False
 
-    def __init__(self, shared: Shared, key: Key, name: str, members: tuple[int, ...]) -> None:
+    def __init__(self, shared: Communicators, key: Key, name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
         self.size = self.here = len(members)
         self.direct: bool = shared.engine.direct(members) or len(set(members)) == 1  # a rank with itself needs no wire
@@ -131,10 +116,6 @@ class Communicator(Disputes):
     def place(self, position: int, rank: int) -> int:
         """Return the index in `members` of a world rank at a position of the group."""
         return position
-
-    def close(self) -> None:
-        """Note that it is forgotten."""
-        self.closed = True
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
@@ -182,15 +163,6 @@ class Communicator(Disputes):
         except Exception as error:  # no memory, no wire between the ranks, no schedule that fits
             operation.stopped()
             self.settle(match, operation, error)
-
-    @property
-    def calm(self) -> bool:
-        """Whether a thread may issue an operation whose plan takes threads."""
-        return False
-
-    def needs_no_task(self, operation: Operation) -> bool:
-        """Whether an arrival neither wakes nor starts a task; False where that is not known."""
-        return False
 
     @property
     def identity(self) -> str:

@@ -146,7 +146,6 @@ class Communicators:
             if communicator is not None:
                 self.engine.close(communicator)
                 del self._open[key]
-                communicator.close()
             if self._off:
                 self._off.pop(key.id, None)
         self._keys_by_group.pop(group[:2], None)

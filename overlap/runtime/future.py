@@ -135,7 +135,6 @@ class Future(Settling, NotAValue, Generic[T_co]):
             TimeoutError: If it has not ended in time.
         """
         if timeout is None and self.state >= DONE:  # the usual case of a thread that has waited already
-            self._claim()
             failure = self._failure
         else:
             _, failure = self._settled(timeout)

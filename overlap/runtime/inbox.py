@@ -67,11 +67,11 @@ class Notices(Protocol):
         """Fail an end with a broken wire a moment later, unless a report of its cause arrives first."""
 
     @property
-    def early_failures(self) -> Mapping[tuple[int, int], object]:
-        """Failed ends of operations that no rank here has arrived at."""
+    def early(self) -> Mapping[tuple[int, int], object]:
+        """Reports of operations that no rank here has arrived at."""
 
-    def note_early_failures(self, communicator_id: int, seq: int) -> None:
-        """Apply a report of a failed end that came before the operation here."""
+    def take_early(self, communicator_id: int, seq: int) -> object:
+        """Apply the report of a failed end that came before the message was issued here."""
 
     def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
         """Whether a finished rank of another process is known to have had at most `count` messages of a lane."""
@@ -354,7 +354,7 @@ class Inbox:
             message.fail(Failure(broken()))
             return
         if lane.by_wire:
-            if shared.left or (self._notices is not None and self._notices.early_failures):
+            if shared.left or (self._notices is not None and self._notices.early):
                 self._check_peer(lane, message)
             if message.state is MATCHING:
                 messages, peer = message.messages, message.peer
@@ -391,7 +391,7 @@ class Inbox:
         if left and (rank := lane.members[not message.receives]) in left and self._has_had(lane, message, rank):
             self._fail_left(message, rank)
         elif notices is not None:
-            notices.note_early_failures(lane.id, message.seq)
+            notices.take_early(lane.id, message.seq)
 
     @staticmethod
     def _fail_unfit(send: Message[object], receive: Message[object], error: BaseException) -> None:

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter
 from types import CodeType, FrameType
@@ -28,9 +28,8 @@ from ..collectives.call import Call, Pairs
 from ..collectives.kinds import BARRIER, GATHER, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
 from ..errors import UsageError
-from ..flight.recorder import Known
 from ..timeline.ranklist import listed
-from ..timeline.recording import RawGroup, RawMatch, RawSpan
+from ..timeline.recording import RawMatch, RawSpan
 from .context import RankContext
 from .derived import sources
 from .event_loop import Cancels
@@ -45,11 +44,9 @@ from .state import DONE, FOLLOWS, ISSUED, MATCHING, RUNNING, STOPPING
 if TYPE_CHECKING:
     from .match import Key
     from .plan import CallPlan
+    from .port import Port
 
 T_co = TypeVar("T_co", covariant=True)
-
-# Plans kept at a port: training repeats a few calls, but blocks of different shapes make a new one each time.
-_PLANS = 256
 
 
 class GroupLike(Protocol):
@@ -73,136 +70,21 @@ class Member(GroupLike, Protocol):
         """The group while the program holds it; then this object."""
 
 
-class Matching(Protocol):
-    """The interface of a communicator to its operations."""
-
-    members: tuple[int, ...]  # World ranks that meet
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is forgotten: the next operation opens another communicator."""
-
-    @property
-    def identity(self) -> str:
-        """Name in few characters, the same on every rank."""
-
-    def arrive(self, operation: Operation) -> None:
-        """Take in the end of one rank."""
-
-    def needs_no_task(self, operation: Operation) -> bool:
-        """Whether an arrival neither wakes nor starts a task, now or later; see `Communicator.needs_no_task`."""
-
-    def withdraw(self, operation: Operation, failure: Failure) -> None:
-        """Fail all ends because one rank has no input."""
-
-    def give_up(self, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end, and all present and later ones here: the state of the other ranks is unknown."""
-
-    def forget(self, seq: int) -> None:
-        """Drop a match that will not take place."""
-
-    def missing(self, seq: int) -> list[int]:
-        """World ranks that have not arrived, if some rank has."""
-
-
-class StreamLike(Protocol):
-    """The interface of a stream to its operations."""
-
-    name: str  # Name in messages and in the timeline
-    started: int  # Number of operations started
-    priority: int  # Added to the priority of each operation
-    window: int  # Number of operations in flight at once
-
-    @property
-    def in_flight(self) -> dict[Operation, int] | None:
-        """Operations in flight, with the number of operations started before each; None: it has no window."""
-
-    @property
-    def queue(self) -> Collection[Operation]:
-        """Operations that wait for room."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether all of its operations have ended."""
-
-    @property
-    def first(self) -> Operation | None:
-        """The first of its operations that have not ended."""
-
-    @property
-    def last(self) -> Operation | None:
-        """The last of its operations that have not ended."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether an operation would start at once, and its end start no other."""
-
-    @property
-    def end_wakes(self) -> bool:
-        """Whether the end of an operation wakes another one that waits for room, or the end of the rank."""
-
-    def admit(self, operation: Operation) -> bool:
-        """Take an operation in; return whether there is room for it now. Otherwise it starts when its turn comes."""
-
-    def finished(self, operation: Operation, failure: Failure | None) -> None:
-        """Remove an operation that has ended, and start the next."""
-
-
-class OperationPort:
-    """One rank's end of a communicator.
-
-    Attributes:
-        communicator: Communicator that matches its operations.
-        position: Group rank.
-        place: Index of the rank among the members of the communicator; mostly the same.
-        stream: Stream or lane of its operations.
-        known: Calls that the flight record has fields for.
-        plans: Plans by call, and by the arguments of earlier calls; the only cache of a call.
-        group: Name and ranks of the group, for the timeline.
-    """
-
-    __slots__ = (
-        "communicator", "group", "known", "next_seq", "place", "plans", "position", "stream",
-    )  # fmt: skip
-
-    group: RawGroup
-    communicator: Matching
-    next_seq: int
-    place: int
-    position: int
-    stream: StreamLike
-
-    def __init__(self, communicator: Matching, stream: StreamLike, *, position: int, place: int) -> None:
-        self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
-        self.next_seq = 0
-        self.known: Known = Known()
-        self.plans: dict[object, CallPlan] = {}
-
-    def keep_plan(self, key: object, plan: CallPlan) -> None:
-        """Keep a plan, by its call or by the arguments of a call."""
-        if len(self.plans) >= _PLANS:
-            self.plans.clear()
-        self.plans[key] = plan
-
-    def arrive(self, operation: Operation) -> None:
-        """Match an operation whose input exists now."""
-        self.communicator.arrive(operation)
-
-
 class _Nowhere:
-    """Communicator and lane of operations that a thread has just issued."""
+    """Port of messages, and of operations that a thread has just issued; also its communicator and stream."""
 
     members: tuple[int, ...] = ()
-    closed = False
     identity = ""
+    position = place = 0
+
+    def __init__(self) -> None:
+        self.communicator = self.stream = self
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Do nothing: the operation has not begun."""
 
 
-NOWHERE: OperationPort = OperationPort(
-    cast("Matching", _Nowhere()), cast("StreamLike", _Nowhere()), position=0, place=0
-)
+NOWHERE: Port = cast("Port", _Nowhere())
 """Port of operations that the event loop has not enqueued yet."""
 
 
@@ -273,7 +155,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
     locked: tuple[Array, ...]  # Arrays to unlock at the end
     _input_locked: bool
     # -- its life
-    port: OperationPort
+    port: Port
     seq: int  # Position among the group's operations on its stream
     issued_ns: int
     started_ns: int

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from ..collectives.call import Call
 from .match import Match
 from .operation import Operation
+from .signature import CodePlace, Signature, signature_of
 
 
 class CallPlan(ABC):
@@ -19,13 +20,25 @@ class CallPlan(ABC):
         call: The call that all ranks agree on; it has all its values.
         lasts: Whether the plan also serves later operations with this call, so that it is kept.
         together: Whether one start runs the ends of all ranks, which are in this process and have arrived.
+        signature: Signature of the last operation.
+        place: Line of the last operation; None before.
+        reports: Whether the rank reports the call to ranks of other processes, because it only gives.
         takes_memory: Whether an operation may have addresses in place of arrays; see `CollectiveFuture.memory`.
     """
 
     call: Call
     lasts: bool = True
     together = False
+    reports: bool = False
+    signature: Signature
+    place: CodePlace | None = None
     takes_memory: bool = False
+
+    def sign(self, operation: Operation) -> Signature:
+        """Return the signature of an operation; most are issued at the line of the one before."""
+        if self.place != operation.place:
+            self.signature, self.place = signature_of(self.call, operation.place), operation.place
+        return self.signature
 
     @abstractmethod
     def start(self, match: Match, operation: Operation) -> None:

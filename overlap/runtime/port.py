@@ -7,13 +7,15 @@ from copy import copy
 from functools import partial
 from sys import _getframe
 from threading import get_ident
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from numpy import ndarray
 
 from ..collectives.call import Call
 from ..collectives.kinds import ALL_REDUCE, BROADCAST, PERMUTE, Collective, check_counts
 from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
+from ..flight.recorder import Known
+from ..timeline.recording import RawGroup
 from .arguments import check_options, check_pairs, check_root, prepare, take_output
 from .communicator import Communicator
 from .communicators import Communicators
@@ -23,51 +25,73 @@ from .failure import Failure
 from .future import Future
 from .interceptor import Interceptor
 from .match import Key, Match, Unfit
-from .operation import NOWHERE, CollectiveFuture, Member, OperationPort, StreamLike
+from .operation import NOWHERE, CollectiveFuture, Member
 from .outstanding import CallSite, check_timeout
+from .plan import CallPlan
 from .settling import conclude
 from .state import MATCHING
 from .stream import Stream, Streams, activate
 from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
 from .trees import is_tree
 
+if TYPE_CHECKING:
+    from .spanning import SpanningCommunicator
+
+# Plans kept at a port: training repeats a few calls, but blocks of different shapes make a new one each time.
+_PLANS = 256
+
 _FORMS = (list, tuple, dict)
 _IN_PLACE = (ALL_REDUCE, BROADCAST)  # may have their result in the place of the input, on any rank
 
 
-class Port(OperationPort):
+class Port:
     """One rank's end of the collectives of a group on a stream, in the order that all its ranks have.
 
     Attributes:
         context: Context of the rank.
+        communicator: Communicator that matches its operations.
+        stream: Stream of its operations, or lane of parts of trees.
+        position: Group rank.
+        place: Index of the rank among the members of the communicator; mostly the same.
+        next_seq: Number of the next operation.
+        group: Name and ranks of the group, for the timeline.
+        known: Calls that the flight record has fields for.
+        plans: Plans by call, and by the arguments of earlier calls; the only cache of a call.
         intercept: Decides when operations arrive, in simulations and checks; None: at once.
     """
 
-    __slots__ = ("context", "intercept")
-
-    communicator: Communicator
-    context: RankContext
-    intercept: Interceptor | None
+    __slots__ = (
+        "communicator", "context", "group", "intercept", "known", "next_seq", "place", "plans", "position", "stream",
+    )  # fmt: skip
 
     def __init__(
         self,
         context: RankContext,
         communicator: Communicator,
-        stream: StreamLike,
+        stream: Stream | PartLane,
         member: Member,
         intercept: Interceptor | None,
     ) -> None:
-        super().__init__(
-            communicator, stream, position=member.rank, place=communicator.place(member.rank, context.rank)
-        )
-        self.context, self.group, self.intercept = context, member.label, intercept
+        self.context, self.communicator, self.stream, self.intercept = context, communicator, stream, intercept
+        self.position: int = member.rank
+        self.place: int = communicator.place(member.rank, context.rank)
+        self.next_seq: int = 0
+        self.group: RawGroup = member.label
+        self.known: Known = Known()
+        self.plans: dict[object, CallPlan] = {}
+
+    def keep_plan(self, key: object, plan: CallPlan) -> None:
+        """Keep a plan, by its call or by the arguments of a call."""
+        if len(self.plans) >= _PLANS:
+            self.plans.clear()
+        self.plans[key] = plan
 
     def enqueue(self, operation: CollectiveFuture[Any]) -> None:
         """Number an operation, and match it with the other ranks' operations as soon as its stream has room."""
         context, lane, seq = self.context, self.stream, self.next_seq
         if self.intercept is not None:
             self.intercept.issued(self, operation)
-        operation.port, operation.seq, self.next_seq = self, seq, seq + 1
+        operation.seq, operation.port, self.next_seq = seq, self, seq + 1  # the port last: other threads look at it
         operation.priority += lane.priority
         operation.issued_ns = operation.started_ns = now_ns = context.now_ns()
         try:
@@ -105,7 +129,7 @@ class Port(OperationPort):
         """Match the arrived end of one rank; operations start with the last end, or at once if bytes must travel."""
         communicator, seq = self.communicator, operation.seq
         if communicator.spans:
-            communicator.arrive(operation)
+            self._match_far(operation)
             return
         # find its match, by number
         matches, here = communicator._matches, communicator.here
@@ -148,6 +172,43 @@ class Port(OperationPort):
         elif not context.arrays.shapes_only:  # inlined from `lock`, for a short latency
             operation._input_locked, operation.locked = True, context.locks.lock((operation.input,), None)
 
+    def _match_far(self, operation: CollectiveFuture[Any]) -> None:
+        """Match an end with others in other processes: by its plan at once, while all is well."""
+        communicator, plan, seq = cast("SpanningCommunicator", self.communicator), operation.plan, operation.seq
+        if plan is None:
+            plan = self.plans.get(operation.call)
+        if plan is None or not self.is_calm():
+            communicator.arrive(operation)
+            return
+        # note its call, inlined from `record` for a short latency
+        if plan.place != operation.place:
+            plan.sign(operation)
+        history, signature, rank = communicator.history, plan.signature, self.context.rank
+        communicator.issued[rank] = seq + 1
+        if history and history[-1][1] == seq and history[-1][2] is signature:
+            history[-1][1] = seq + 1
+        else:
+            history.append([seq, seq + 1, signature, rank])
+        if plan.reports:
+            communicator.report_early(operation)
+        # start it, alone
+        if not plan.finish_now(operation):
+            communicator.start_arrived(communicator.make_lone_match(operation), operation, plan)
+
+    def is_calm(self) -> bool:
+        """Whether all other ends are in other processes, no operation fails, and no report waits for its arrival.
+
+        An operation with a plan neither wakes nor starts a task then, if the plan takes threads.
+        """
+        communicator = self.communicator
+        return (
+            communicator.spans
+            and communicator.here == 1
+            and not communicator._left
+            and communicator._broken is None
+            and not cast("SpanningCommunicator", communicator).early
+        )
+
 
 class Ports:
     """The ports of one rank on one group, by stream, and the calls that it issues there.
@@ -179,7 +240,7 @@ class Ports:
         self._ranks, self._occurrence = ranks, occurrence
         self._named: dict[Stream | str | None, Port] = {}  # ports in use, by the `stream` argument of a call
         self._opened: dict[Stream, Port] = {}
-        self._parts: dict[tuple[OperationPort, int], Port] = {}  # of parts of trees, by port of the whole and place
+        self._parts: dict[tuple[Port, int], Port] = {}  # of parts of trees, by port of the whole and place
 
     def preferring(self, stream: Stream, group: Member) -> Self:
         """Return the ports of the same group for another place object, with another default stream."""
@@ -293,14 +354,14 @@ class Ports:
         self._named[stream] = port
         return port
 
-    def _make(self, stream: StreamLike, part: int) -> Port:
+    def _make(self, stream: Stream | PartLane, part: int) -> Port:
         """Make the port of a stream, or that of a part of trees on it."""
         communicators = self._communicators
         key = Key(self._ranks, self._occurrence, stream.name, tag=part)
         communicator = communicators.get_or_make(key, self.group.name, self._ranks)
         return Port(self.context, communicator, stream, self.group, communicators.intercept)
 
-    def _issue_part(self, part: CollectiveFuture[Any], place: int, port_of_whole: OperationPort, seq: int) -> None:
+    def _issue_part(self, part: CollectiveFuture[Any], place: int, port_of_whole: Port, seq: int) -> None:
         """Issue a part of a tree, with the number of its operation."""
         port = self._parts.get((port_of_whole, place))
         if port is None:
@@ -343,9 +404,10 @@ class Ports:
 
     def keep(self, key: object, operation: CollectiveFuture[Any]) -> None:
         """Keep a call on the default stream for `reissue`, if its memory may be given by addresses."""
-        plan = self._named[None].plans.get(operation.call) if None in self._named else None
-        if plan is not None and plan.takes_memory and type(operation) is CollectiveFuture:
-            operation.port.keep_plan(key, plan)
+        port = self._named.get(None)
+        plan = None if port is None else port.plans.get(operation.call)
+        if port is not None and plan is not None and plan.takes_memory and type(operation) is CollectiveFuture:
+            port.keep_plan(key, plan)
 
     def _enqueue_elsewhere(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> None:
         """Issue from another thread: in the place of the sleeping loop if no task starts, else soon on the loop.
@@ -378,11 +440,10 @@ class Ports:
             and not lane.queue
             and not context.outstanding.draining
             and (operation.deadline_s is None or not context.deadlines.wakes(operation.deadline_s))
-            and (
-                port.communicator.needs_no_task(operation)
-                if plan is None
-                else port.communicator.calm and plan.takes_threads()
-            )
+            and port.is_calm()
+            # the event loop makes the first plan, because it opens the resources that ranks share
+            and (plan is not None or (bool(port.plans) and operation.call.has_all_values))
+            and (plan or port.communicator.plan(operation.call, operation)).takes_threads()
         )
         if in_place:
             port.enqueue(operation)

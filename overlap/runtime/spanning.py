@@ -1,17 +1,18 @@
 """Communicators with members in several processes.
 
-Only the ranks of this process meet here; their programs start as soon as dtype and shape are known. The other processes
-are checked without an extra message: the tags of an operation are made from its call, so ranks that disagree exchange
-no byte. Both wait then, and the control plane reports operations that wait for long; a process that gets a report that
-differs from its own call fails the operation everywhere, with both calls.
+Only the ranks of this process meet here; their programs start as soon as dtype and shape are known. The messages of an
+operation carry its signature, so most ranks that disagree notice it where a message meets a receive. Others wait, or
+wait for nobody. The control plane reports operations that wait for long, and those in which a rank only gives; where a
+report differs from the call here, the operation fails everywhere, with both calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import CodeType, MappingProxyType
-from typing import Protocol, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from transports import LinkLostError, SignatureMismatchError
 from transports.matching.protocol import ProtocolError
@@ -19,81 +20,37 @@ from transports.matching.protocol import ProtocolError
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError, RemoteError
-from ..timeline.recording import call_site
 from .arguments import call_by_out
 from .communicator import Communicator
 from .communicators import Communicators
 from .failure import Failure
 from .match import Key, Match, RankCall, mismatch
 from .operation import Operation
-from .signature import parse
+from .plan import CallPlan
+from .signature import parse, signature_of
 
-CodePlace: TypeAlias = tuple[CodeType, int]
-Called: TypeAlias = tuple[int, Call, CodePlace]
+if TYPE_CHECKING:
+    from ..processes.control_plane import ControlPlane
 
-# Finished operations that a communicator remembers, for a process that arrives late and with another call. A sender of
-# small messages may be ahead by as many as its transport takes without a receiver.
-REMEMBERED = 256
+# Runs of equal calls that a communicator remembers, for a process that arrives late and with another call: another one
+# may report its own some 25 ms later, and a rank that waits for nobody has issued thousands of operations by then.
+REMEMBERED = 4096
 
-# The same, of calls in which a rank receives nothing: another process may report its own some 25 ms later, and a rank
-# that waits for nobody has issued thousands of operations by then.
-_REMEMBERED_SENDS = 4096
-
-# Calls with cached tags, and places with cached calls: training repeats a few, but blocks of different sizes make a new
-# one each time.
-_CACHED_CALLS = 256
+# Last operations of a communicator without an input on a rank here.
+_WITHDRAWN = 256
 
 ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
 """Operations in which ranks that only receive need no dtype and shape: the root's process reports them soon, or at
 once if another process has asked."""
 
 
-class ControlNotices(Protocol):
-    """The interface of the control plane to communicators: reports to and from other processes."""
+def _is_reported(call: Call, position: int) -> bool:
+    """Whether the rank at a position reports a call to the other processes before it has waited.
 
-    def send_call(self, communicator_id: int, seqs: Sequence[int], report: RankCall) -> None:
-        """Report the call of a rank here for some operations; a call without a dtype asks for the others'."""
-
-    def announce_call(self, communicator_id: int, seq: int, report: RankCall) -> None:
-        """Report the call of a rank here to ranks without one, as soon as one of them asks."""
-
-    def send_mismatch(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
-        """Report that two ranks issued different operations."""
-
-    def send_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
-        """Report that a rank here cannot take part in an operation."""
-
-    def hold_broken_end(self, fail: Callable[[], None]) -> None:
-        """Fail an end with a broken wire a moment later, unless a report of its cause arrives first."""
-
-    @property
-    def silent(self) -> bool:
-        """Whether no report is kept for an operation that no rank here has arrived at."""
-
-    def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
-        """Return, once, the reported calls of an operation, from before any rank here arrived at it."""
-
-    @property
-    def early_failures(self) -> Mapping[tuple[int, int], object]:
-        """Failed ends of operations that no rank here has arrived at, by id and number."""
-
-    def note_early_failures(self, communicator_id: int, seq: int) -> None:
-        """Apply a report of a failed end that came before the operation here."""
-
-    def issued_by(self, rank: int, communicator_id: int) -> int:
-        """Return the number of operations that a finished rank of another process issued on a communicator."""
-
-    def send_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
-        """Report that all present and later operations of a communicator or a group fail."""
-
-    def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
-        """Whether a finished rank of another process is known to have sent at most `count` messages."""
-
-    def send_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
-        """Report that all ranks here, `ranks` of the group, no longer use the group; the last report about it."""
-
-    def forget(self, ids: Collection[int]) -> None:
-        """Forget the reports of a group that no rank uses any more, and of its communicators."""
+    A rank that receives nothing waits for nobody. Were all ranks such ranks, each by its own call, no wait would show
+    that the calls differ: if all agreed with the call of the first rank, one would receive.
+    """
+    return (position == 0 or call.kind in ANNOUNCED) and not call.receives_at(position)
 
 
 class SpanningMatch(Match):
@@ -132,7 +89,7 @@ class SpanningCommunicator(Communicator):
         name: str,
         members: tuple[int, ...],
         local: frozenset[int],
-        notices: ControlNotices,
+        notices: ControlPlane,
     ) -> None:
         super().__init__(shared, key, name, members)
         self.direct = False
@@ -141,22 +98,17 @@ class SpanningCommunicator(Communicator):
         self.issued: dict[int, int] = {}
         self._local, self._notices = local, notices
         self._reported = False  # whether an operation here has failed with `_broken`
-        self._cached_calls: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
         self._withdrawn: dict[int, None] = {}  # numbers of the last operations without an input on a rank here
-        self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and the call
-        self._past_sends: dict[int, tuple[int, Called]] = {}  # the same, modulo `_REMEMBERED_SENDS`
+        self.early: Mapping[tuple[int, int], object] = notices.early
+        # Operations of ranks here: runs with one signature, as [number of the first, number after the last, signature,
+        # world rank]. A list, because one may be made for every operation.
+        self.history: deque[list[Any]] = deque(maxlen=REMEMBERED)
 
     # -- our own ranks -------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
         """Match the arrived end of one rank; it starts as soon as dtype and shape are known."""
-        self.record_call(operation)
-        # a call with a plan, while all is well
-        plan = operation.port.plans.get(operation.call)
-        if plan is not None and self.calm:
-            if not plan.finish_now(operation):
-                self.start_arrived(self.make_lone_match(operation), operation, plan)
-            return
+        self.record(operation)
         # find its match, by number
         seq = operation.seq
         match = self._matches.get(seq)
@@ -170,7 +122,7 @@ class SpanningCommunicator(Communicator):
         # compare the known calls of the other processes
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        for report in self._notices.early_calls(self.id, seq):
+        for report in self._notices.take_early(self.id, seq) if self.early else ():
             self.compare_call(seq, report)
         if operation.call.dtype is None and match.pattern is not None and not match.pattern.has_all_values:
             self._assume_or_ask(match, operation)
@@ -181,19 +133,22 @@ class SpanningCommunicator(Communicator):
             operation.fail(Failure(match.error()))
             self.ended(match, operation)
 
-    def record_call(self, operation: Operation) -> None:
+    def record(self, operation: Operation) -> None:
         """Record the call of a rank, and report it to ranks that may need it."""
-        position, seq, call = operation.port.position, operation.seq, operation.call
-        rank = self.members[position]
+        position, seq, history = operation.port.position, operation.seq, self.history
+        rank, signature = self.members[position], signature_of(operation.call, operation.place)
         if seq >= self.issued.get(rank, 0):
             self.issued[rank] = seq + 1
-        self._past[seq % REMEMBERED] = past = seq, (rank, call, operation.place)
-        if not call.receives_at(position):
-            # A rank that receives nothing waits for nobody. Were all ranks such ranks, each by its own call, no wait
-            # would show that the calls differ: if all agreed with the call of the first rank, one would receive.
-            self._past_sends[seq % _REMEMBERED_SENDS] = past
-            if position == 0 or call.kind in ANNOUNCED:
-                self._notices.announce_call(self.id, seq, self._cached_rank_call(operation))
+        if history and history[-1][1:] == [seq, signature, rank]:
+            history[-1][1] = seq + 1
+        elif self.find_past(seq) is None:
+            history.append([seq, seq + 1, signature, rank])
+        if _is_reported(operation.call, position):
+            self.report_early(operation)
+
+    def report_early(self, operation: Operation) -> None:
+        """Report the call of a rank that only gives, soon, to ranks that may need it."""
+        self._notices.announce_call(self.id, operation.seq, self._make_rank_call(operation))
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
         """Receive what fits the array for the result, which needs no report; without an array, ask the others.
@@ -206,18 +161,11 @@ class SpanningCommunicator(Communicator):
         else:
             match.pattern, match.assumed = assumed, True
 
-    def needs_no_task(self, operation: Operation) -> bool:
-        """Whether an arrival neither wakes nor starts a task: nothing has failed, and nothing is to be reported.
-
-        The event loop makes the first plan, because it opens the resources that ranks share.
-        """
-        call, used = operation.call, bool(operation.port.plans)
-        return used and call.has_all_values and self.calm and self.plan(call, operation).takes_threads()
-
-    @property
-    def calm(self) -> bool:
-        """Whether a rank is alone in this process, no operation fails, and no report waits for its arrival."""
-        return self.here == 1 and not self._left and self._broken is None and self._notices.silent
+    def plan(self, call: Call, operation: Operation, match: Match | None = None) -> CallPlan:
+        """Return the plan of one rank's end of an operation, with the call that all ranks agree on."""
+        plan = super().plan(call, operation, match)
+        plan.reports = _is_reported(call, operation.port.position)
+        return plan
 
     def make_lone_match(self, operation: Operation) -> Match:
         """Return the match of an operation with a plan: all its other ends are in other processes."""
@@ -239,7 +187,7 @@ class SpanningCommunicator(Communicator):
         rank, seq = self.members[operation.port.position], operation.seq
         self.issued[rank] = max(self.issued.get(rank, 0), seq + 1)
         self._withdrawn[seq] = None
-        if len(self._withdrawn) > REMEMBERED:
+        if len(self._withdrawn) > _WITHDRAWN:
             del self._withdrawn[next(iter(self._withdrawn))]
         self.fail_one(match, operation, failure)
         self.ended(match, operation)
@@ -318,21 +266,11 @@ class SpanningCommunicator(Communicator):
         if operation.seq in self._matches:
             self._notices.send_call(self.id, (operation.seq,), self._make_rank_call(operation))
 
-    def _cached_rank_call(self, operation: Operation) -> RankCall:
-        """Return the call of a rank, from a cache: to find a line takes longer than to send a small message."""
-        position, (code, instruction) = operation.port.position, operation.place
-        key = position, id(code), instruction, operation.call
-        cached = self._cached_calls.get(key)
-        if cached is None:
-            if len(self._cached_calls) >= _CACHED_CALLS:
-                self._cached_calls.clear()
-            cached = self._cached_calls[key] = code, self._make_rank_call(operation)  # the cached code keeps its id
-        return cached[1]
-
     def _make_rank_call(self, operation: Operation) -> RankCall:
         """Return the rank, call and line of an operation."""
         rank = self.members[operation.port.position]
-        return RankCall(rank=rank, call=operation.call, call_site=operation.call_site)
+        site = signature_of(operation.call, operation.place).site  # to find a line takes longer than a small message
+        return RankCall(rank=rank, call=operation.call, call_site=site)
 
     # -- reports of other processes ------------------------------------------------------------------------------------
 
@@ -340,13 +278,13 @@ class SpanningCommunicator(Communicator):
         """Compare the call of another process with the one here; False if no rank here has arrived at it yet."""
         match = self._matches.get(seq)
         if match is None or match.first is None:
-            called = self.find_past_call(seq)
-            if called is not None and not called[1].agrees(report.call):
-                own = RankCall(rank=called[0], call=called[1], call_site=call_site(*called[2]))
+            past = self.find_past(seq)
+            if past is not None and not past.call.agrees(report.call):
+                own = past
                 if not self._reported and self._waits_for_nobody(own) and self._waits_for_nobody(report):
                     self._shared.unraised.setdefault(self.id, mismatch(self.name, seq, report, own))
                 self._fail_different_calls(seq, own, report)
-            return called is not None or match is not None or seq < max(self.issued.values(), default=0) - REMEMBERED
+            return past is not None or match is not None or (bool(self.history) and seq < self.history[0][0])
         match.remote_calls = {**match.remote_calls, report.rank: report}
         assert match.pattern is not None
         if match.assumed and report.call.dtype is not None and match.first.call.agrees(report.call):
@@ -369,12 +307,11 @@ class SpanningCommunicator(Communicator):
         """Whether a rank receives nothing in its call: its end finishes whatever the others do."""
         return not report.call.receives_at(self.members.index(report.rank))
 
-    def find_past_call(self, seq: int) -> Called | None:
-        """Return the rank, call and place of one of the last operations; None if it is too old."""
-        for past, length in ((self._past, REMEMBERED), (self._past_sends, _REMEMBERED_SENDS)):
-            number, called = past.get(seq % length, (-1, None))
-            if number == seq:
-                return called
+    def find_past(self, seq: int) -> RankCall | None:
+        """Return the call of a rank here in one of the last operations; None if it is too old, or to come."""
+        for start, stop, signature, rank in reversed(self.history):
+            if start <= seq < stop:
+                return RankCall(rank, signature.call, signature.site)
         return None
 
     def _rank_calls(self, match: Match) -> list[RankCall]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from transports import Transport
 
@@ -11,7 +12,10 @@ from .communicator import BaseEngine, Communicator
 from .communicators import Communicators
 from .inbox import Inbox
 from .match import Key, RankCall
-from .spanning import ControlNotices, SpanningCommunicator
+from .spanning import SpanningCommunicator
+
+if TYPE_CHECKING:
+    from ..processes.control_plane import ControlPlane
 
 
 class SpanningCommunicators(Communicators):
@@ -21,7 +25,7 @@ class SpanningCommunicators(Communicators):
         spanning: Communicators that span processes, by id.
     """
 
-    def __init__(self, engine: BaseEngine, transport: Transport, notices: ControlNotices) -> None:
+    def __init__(self, engine: BaseEngine, transport: Transport, notices: ControlPlane) -> None:
         self._transport, self._local, self._notices = transport, frozenset(transport.ranks), notices
         super().__init__(engine)
         self.spanning: dict[int, SpanningCommunicator] = {}

@@ -77,21 +77,6 @@ class Stream:
         return f"<Stream '{self.name}' of rank {self.rank}: {in_flight} in flight, {queued} queued>"
 
     @property
-    def idle(self) -> bool:
-        """Whether all of its operations have ended."""
-        return not self.in_flight
-
-    @property
-    def first(self) -> Operation | None:
-        """The first of the operations that have not ended."""
-        return next(iter(self.in_flight), None)
-
-    @property
-    def last(self) -> Operation | None:
-        """The last of the operations that have not ended."""
-        return self.queue[-1] if self.queue else next(reversed(self.in_flight), None)
-
-    @property
     def has_room(self) -> bool:
         """Whether there is room for one more operation. If so, no operation is waiting, so its end starts no other."""
         in_flight = self.in_flight

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..collectives.call import Call
 from ..collectives.kinds import BROADCAST, SCATTER
@@ -23,11 +23,14 @@ from .context import RankContext
 from .derived import Derived, check_here, resolve
 from .failure import Failure
 from .forms import outline_of
-from .operation import NOWHERE, CollectiveFuture, Operation, OperationPort
+from .operation import NOWHERE, CollectiveFuture, Operation
 from .outstanding import Outstanding
 from .settling import conclude
 from .state import DONE
 from .trees import arrays_of, copy_tree, futures_in, make_unpacker, packs, unpacked_as
+
+if TYPE_CHECKING:
+    from .port import Port
 
 # Errors that fail an operation on all of its ranks: no rank goes on with its parts.
 _OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
@@ -36,12 +39,9 @@ _OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
 class PartLane:
     """Lane of parts: each starts at once, as it takes no room besides that of its operation."""
 
-    idle: bool = True
     in_flight = None
     queue = ()
     started = 0
-    first: Operation | None = None
-    last: Operation | None = None
     has_room: bool = True
     end_wakes: bool = True
     priority: int = 0
@@ -89,7 +89,7 @@ class TreeOperation(CollectiveFuture[Any]):
     source: Array | None
     parts: Sequence[TreePart] = ()
     # Issues a part at its index, for a port and with a number; None once it has: the group may be dropped then.
-    issue_part: Callable[[CollectiveFuture[Any], int, OperationPort, int], None] | None = None
+    issue_part: Callable[[CollectiveFuture[Any], int, Port, int], None] | None = None
     _unfinished_parts: int = 0
     _make: Callable[[list[Any]], object] | None = None  # Makes the tree of results
     _meeting: RawMatch | None = None  # The match of its own arrays, once their result has arrived

@@ -19,7 +19,7 @@ from ..errors import OverlapError, UsageError
 from ..runtime.group import Group
 from . import private
 from .errors import CallError, backend_error
-from .tensors import copy_blocks, flat_input, is_plain, list_tensors, same_kind
+from .tensors import PLAIN, copy_blocks, flat_input, list_tensors, same_kind
 from .work import Handle, JoinedOperations
 
 Tensors = list[torch.Tensor]
@@ -66,16 +66,23 @@ class Issuing:
 
         The memory of the input `x` is that of the result `out`, or apart from it.
         """
-        source = target = nbytes = 0
-        if x is not None:
-            if not is_plain(x):
+        source = target = 0
+        for tensor in (x,) if out is x else (x, out):  # elements in order in memory, inlined for a short latency
+            if tensor is not None and not (
+                type(tensor) in PLAIN
+                and tensor.is_cpu
+                and tensor.layout is torch.strided
+                and tensor.is_contiguous()
+                and not (tensor.is_conj() or tensor.is_neg())
+            ):
                 return None
-            source, nbytes = x.data_ptr(), x.nbytes
+        if x is not None:
+            source = x.data_ptr()
         if out is x:
             target = source
         elif out is not None:
             target = out.data_ptr()
-            if not is_plain(out) or (source < target + out.nbytes and target < source + nbytes):
+            if x is not None and source < target + out.nbytes and target < source + x.nbytes:
                 return None
         memory = source, target, (x, out), not getattr(opts, "asyncOp", True)
         handle = self._group._ports.reissue(key, memory, name, self._limit(opts, None), users_frame())
@@ -128,10 +135,14 @@ class Issuing:
         return (name, factor), self._limit(opts, timeout)
 
     def _limit(self, opts: Any, timeout: timedelta | None) -> float:
-        """Return the time limit of a call, in seconds."""
+        """Return the time limit of a call, in seconds; one that is not positive means the default."""
         if isinstance(opts, timedelta):
             timeout = opts
-        return limit_seconds(timeout if timeout is not None else getattr(opts, "timeout", None), self._timeout)
+        elif timeout is None:
+            timeout = getattr(opts, "timeout", None)
+        if timeout is None or timeout <= timedelta(0):
+            timeout = self._timeout
+        return timeout.total_seconds()
 
     def _check_count(self, tensors: Sequence[object], argument: str, *, per_rank: int = 1) -> None:
         """Check that a list has `per_rank` tensors for each rank."""
@@ -207,13 +218,6 @@ def parse_reduction(op: Any) -> tuple[str, Any]:
     if kind == _Op.PREMUL_SUM and (factor := private.get_factor(op)) is not None:
         return "sum", factor
     raise CallError(f"op: backend 'overlap' reduces by {', '.join(sorted(k.name for k in _NAMES))}, got {kind}")
-
-
-def limit_seconds(timeout: timedelta | None, default: timedelta) -> float:
-    """Return a limit in seconds; a limit that is not positive means the default."""
-    if timeout is None or timeout <= timedelta(0):
-        timeout = default
-    return timeout.total_seconds()
 
 
 # And the modules that wrap functions of torch: deprecated ones, and contexts. And graphs that its compiler has made.

@@ -48,18 +48,7 @@ def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]
     return staged, lambda: np.copyto(view, staged.reshape(view.shape))
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor are in order in memory of the CPU, not conjugated or negated."""
-    return (
-        type(tensor) in _PLAIN
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def join_adjacent(tensors: list[torch.Tensor]) -> torch.Tensor | None:

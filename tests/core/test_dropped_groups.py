@@ -46,9 +46,7 @@ def kept(rank: overlap.Rank) -> dict[str, int]:
     if isinstance(here, SpanningCommunicators):
         names += ["spanning", "_ended_here", "_ended"]
         plane = here._notices
-        sizes |= {
-            name: len(getattr(plane, name)) for name in ("_early_calls", "_asked", "_reported", "_unused", "_announced")
-        }
+        sizes |= {name: len(getattr(plane, name)) for name in ("early", "_asked", "_reported", "_unused", "_announced")}
         for part in here._transport.parts if isinstance(here._transport, Router) else ():
             boards = getattr(part, "_boards", None)
             if boards is not None:

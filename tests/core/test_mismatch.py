@@ -168,7 +168,7 @@ def test_where_a_root_has_called_is_found_once_for_each_place(monkeypatch: pytes
     assert isinstance(line, int)
     ours = [said for said in announced if said.rank == 0]
     assert [said.call_site for said in ours] == [*[f"{HERE}:{line + 2}"] * 3, f"{HERE}:{line + 3}"]
-    assert ours[0] is ours[1] is ours[2]
+    assert ours[0].call_site is ours[1].call_site is ours[2].call_site
 
 
 @pytest.mark.parametrize("algorithm", [None, "ring"])

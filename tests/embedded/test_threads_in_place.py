@@ -13,9 +13,9 @@ import overlap
 from overlap.collectives.kinds import Collective
 from overlap.runtime import handover as handover_module
 from overlap.runtime.callbacks import call_anywhere
-from overlap.runtime.engine.host_memory import HostRun
+from overlap.runtime.engine.host_memory import HostPlan, HostRun
 from overlap.runtime.handover import Handover
-from overlap.runtime.operation import CollectiveFuture
+from overlap.runtime.operation import CollectiveFuture, Operation
 from overlap.runtime.stream import activate_late
 from transports.patience import Patience
 from transports.shared_memory.engine import BUILT, DONE
@@ -138,15 +138,15 @@ def test_a_loop_that_lets_nobody_in() -> None:
 @needs_engine
 def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ended_by = set[int]()
-    finishes = HostRun.finish_at_once
+    finishes = HostPlan.finish_now
 
-    def finish(run: HostRun) -> bool:
-        finished = finishes(run)
+    def finish(plan: HostPlan, operation: Operation) -> bool:
+        finished = finishes(plan, operation)
         if finished:
             ended_by.add(threading.get_ident())
         return finished
 
-    monkeypatch.setattr(HostRun, "finish_at_once", finish)
+    monkeypatch.setattr(HostPlan, "finish_now", finish)
 
     def program(world: overlap.Connection) -> None:
         while True:  # until it has happened once; the time-out bounds it

@@ -34,7 +34,6 @@ from ..memory.arrays import held
 from ..operation import Operation
 from ..plan import CallPlan
 from ..settling import LONGEST_WAIT_S
-from ..signature import signature_of
 from .host_bytes import address_of, array_at
 from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
 from .workers import Workers
@@ -138,10 +137,13 @@ class HostPlan(CallPlan):
             run.submit()
         except Exception:  # no memory: `start` raises the error
             return False
-        if run.finish_at_once():
-            return True
-        self._pending = run
-        return False
+        if run.run is None or run.run.state != engine.DONE:
+            self._pending = run
+            return False
+        if self.call.shared:
+            run.take_result()
+        operation.finish(operation.context.now_ns(), operation.describe(self.call, operation.started_ns))
+        return True
 
     def start(self, match: Match, operation: Operation) -> None:
         """Begin as soon as the board is ready, unless `finish_now` has begun."""
@@ -160,14 +162,14 @@ class HostPlan(CallPlan):
 class HostRun(OperationRun):
     """One rank's end of an operation in the engine; also the operation's `scope`."""
 
-    __slots__ = ("_match", "_memory", "_over", "_plan", "_run", "operation")
+    __slots__ = ("_match", "_memory", "_over", "_plan", "operation", "run")
 
     operation: Operation
 
     def __init__(self, plan: HostPlan, operation: Operation) -> None:
         self._plan, self.operation = plan, operation
         self._match: Match | None = None
-        self._run: engine.Run | None = None
+        self.run: engine.Run | None = None
         self._over = False
         self._memory: object = None  # held as long as the engine may touch it
 
@@ -206,9 +208,10 @@ class HostRun(OperationRun):
             source, target, self._memory, waited_for = operation.memory
         else:
             source, target, home = self._find_arrays()
-        self._run = plan.board.submit(
+        signature = plan.signature if plan.place == operation.place else plan.sign(operation)
+        self.run = plan.board.submit(
             plan.table, self, number, plan.tag_base + ((number & 0xFFFF) << 8), source, target, operation.priority,
-            plan.input_bytes, home, signature=signature_of(plan.call, operation.place), waited_for=waited_for,
+            plan.input_bytes, home, signature=signature, waited_for=waited_for,
         )  # fmt: skip
 
     def _find_arrays(self) -> tuple[int, int, int]:
@@ -228,44 +231,33 @@ class HostRun(OperationRun):
         start = 0 if source is None else address_of(source)
         return start, 0 if target is None or call.shared else address_of(target), home
 
-    def finish_at_once(self) -> bool:
-        """Finish the operation if the engine has ended it already, before any wait."""
-        assert self._run is not None, "this is a bug in overlap: an operation ends before it was submitted"
-        if self._run.state != engine.DONE:
-            return False
-        operation, self._memory = self.operation, None
-        if self._plan.call.shared:
-            self.take_result()
-        operation.finish(operation.context.now_ns(), operation.describe(self._plan.call, operation.started_ns))
-        return True
-
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> int:
         """State of the end in the engine."""
-        return engine.PENDING if self._run is None else self._run.state
+        return engine.PENDING if self.run is None else self.run.state
 
     def look_before_sleeping(self) -> None:
         """Wait for a moment, on the loop's thread, before a task sleeps until the end of the operation.
 
         If other ranks live in this process, they may be the missing ones, and it is their turn.
         """
-        if self._run is None or self._over:
+        if self.run is None or self._over:
             return
         patience = self._plan.memory.patience
-        if self._run.state == engine.PENDING and self._plan.communicator.here == 1 and (look_s := patience.take()) > 0:
-            patience.learn(came=self._plan.board.wait(self._run, look_s, look_s) != engine.PENDING)
+        if self.run.state == engine.PENDING and self._plan.communicator.here == 1 and (look_s := patience.take()) > 0:
+            patience.learn(came=self._plan.board.wait(self.run, look_s, look_s) != engine.PENDING)
         self.on_end()
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
         """Wait, in a thread that waits for the operation, without the interpreter; then end it in the loop's place."""
-        if self._run is None:
+        if self.run is None:
             return
         board, settled = self._plan.board, False
         try:
-            board.wait(self._run, LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S), board.look_s)
-            settled = self._run.state == engine.PENDING or handover.in_place(self._ended_in_place, False)
+            board.wait(self.run, LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S), board.look_s)
+            settled = self.run.state == engine.PENDING or handover.in_place(self._ended_in_place, False)
         finally:  # a signal handler may raise anywhere
             if not settled:
                 with suppress(RunFinishedError):  # no task waits any more
@@ -273,7 +265,7 @@ class HostRun(OperationRun):
 
     def _ended_in_place(self) -> bool:
         """Whether the engine has ended the operation, so that this thread may end it without the event loop."""
-        if self.operation.end_wakes_loop or self._run is None or self._run.state != engine.DONE:
+        if self.operation.end_wakes_loop or self.run is None or self.run.state != engine.DONE:
             return False
         self.on_end()
         return True
@@ -320,8 +312,8 @@ class HostRun(OperationRun):
         if not nbytes:
             self.operation.out = self.operation.target = np.empty(shape, dtype)
             return
-        assert self._run is not None, "this is a bug in overlap: a result before its operation"
-        home = self._run.home
+        assert self.run is not None, "this is a bug in overlap: a result before its operation"
+        home = self.run.home
         release = plan.board.make_release(plan.position, owner, home, nbytes)
         self.operation.out = held(plan.board.loan_view(owner, home, nbytes).toreadonly(), shape, dtype, release)
         self.operation.target = self.operation.out
@@ -337,8 +329,8 @@ class HostRun(OperationRun):
                 "a process of this host wrote invalid data into its board; install the same overlap for all processes"
             )
         if state == engine.MISMATCH:
-            assert self._run is not None, "this is a bug in overlap: a mismatch without an operation"
-            position, members = self._run.position, self._plan.communicator.members
+            assert self.run is not None, "this is a bug in overlap: a mismatch without an operation"
+            position, members = self.run.position, self._plan.communicator.members
             try:
                 theirs = self._plan.board.row_signature(position, self.operation.seq)
             except LinkLostError as error:
@@ -378,7 +370,7 @@ class HostRun(OperationRun):
 
     def cancel(self) -> None:
         """End, once no memory of this rank is touched any more."""
-        if self._over or (self._run is not None and not self._plan.board.cancel(self._run)):
+        if self._over or (self.run is not None and not self._plan.board.cancel(self.run)):
             return
         self._close()
         self.operation.stopped()
@@ -388,8 +380,8 @@ class HostRun(OperationRun):
     def _close(self) -> None:
         """Take the operation from the board, and release its memory."""
         self._over = True
-        if self._run is not None and self._run.queued:  # a thread has waited for it
-            self._plan.board.forget(self._run)
+        if self.run is not None and self.run.queued:  # a thread has waited for it
+            self._plan.board.forget(self.run)
         self._memory = None
 
 

@@ -16,7 +16,6 @@ from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
 from ..plan import CallPlan
-from ..signature import signature_of
 from .compiler import Compiled, Compiler
 from .execution import Execution, Station
 from .workers import Workers
@@ -78,7 +77,7 @@ class ProgramPlan(CallPlan):
             tag=communicator.tag(self.call, operation.seq),
             priority=operation.urgency,
             spawn=operation.context.spawn,
-            signature=signature_of(self.call, operation.place) if communicator.spans else None,
+            signature=self.sign(operation) if communicator.spans else None,
         )
         operation.start_moving(execution)
         over = execution.begin(partial(self._end_operation, match, operation))
