@@ -69,7 +69,8 @@ class Stream:
         self.rank, self.name, self.priority, self.window = context.rank, name, priority, window
         self._context, self._outstanding = context, context.outstanding
         self.in_flight: dict[Operation, int] = {}  # in issue order, with the number of operations started before
-        self.started, self._span = 0, max(window, SPAN)
+        self.started: int = 0
+        self._span = max(window, SPAN)
         self.queue: deque[Operation] = deque()
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..future import Future
     from ..outstanding import CallSite
     from ..stream import Stream
-    from .shapes import Arrays, Chosen, Exports, Input, Numbers, Of, Out, Output, Rows, S, V
+    from .shapes import Arrays, Chosen, CountsShared, Exports, Input, Numbers, Of, Out, Output, Rows, S, Shared, V
 
 
 @plainly_named
@@ -28,7 +28,7 @@ class Copies(Issues):
 
     @overload
     def all_gather(
-        self, x: Of[S], out: None = ..., *, counts: Rows | None = ..., shared: bool = ..., **options: Unpack[Chosen]
+        self, x: Of[S], out: None = ..., **options: Unpack[CountsShared]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
@@ -36,13 +36,7 @@ class Copies(Issues):
 
     @overload
     def all_gather(
-        self,
-        x: Numbers | Exports,
-        out: None = ...,
-        *,
-        counts: Rows | None = ...,
-        shared: bool = ...,
-        **options: Unpack[Chosen],
+        self, x: Numbers | Exports, out: None = ..., **options: Unpack[CountsShared]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -59,9 +53,7 @@ class Copies(Issues):
     def all_gather(self, x: Arrays, out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
 
     @overload
-    def all_gather(
-        self, x: Input, out: Out | None, *, counts: Rows | None = ..., shared: bool = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Out]: ...
+    def all_gather(self, x: Input, out: Out | None, **options: Unpack[CountsShared]) -> CollectiveFuture[Out]: ...
 
     def all_gather(
         self,
@@ -180,12 +172,12 @@ class Copies(Issues):
 
     @overload
     def broadcast(
-        self, x: None, root: int = ..., out: None = ..., *, shared: bool = ..., **options: Unpack[Chosen]
+        self, x: None, root: int = ..., out: None = ..., **options: Unpack[Shared]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
     def broadcast(
-        self, x: Of[S] | None, root: int = ..., out: None = ..., *, shared: bool = ..., **options: Unpack[Chosen]
+        self, x: Of[S] | None, root: int = ..., out: None = ..., **options: Unpack[Shared]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
@@ -195,13 +187,7 @@ class Copies(Issues):
 
     @overload
     def broadcast(
-        self,
-        x: Numbers | Exports | None,
-        root: int = ...,
-        out: None = ...,
-        *,
-        shared: bool = ...,
-        **options: Unpack[Chosen],
+        self, x: Numbers | Exports | None, root: int = ..., out: None = ..., **options: Unpack[Shared]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -221,12 +207,12 @@ class Copies(Issues):
 
     @overload
     def broadcast(
-        self, x: Input | None, root: int = ..., *, out: Out | None, shared: bool = ..., **options: Unpack[Chosen]
+        self, x: Input | None, root: int = ..., *, out: Out | None, **options: Unpack[Shared]
     ) -> CollectiveFuture[Out]: ...
 
     @overload
     def broadcast(
-        self, x: Input | None, root: int, out: Out | None, *, shared: bool = ..., **options: Unpack[Chosen]
+        self, x: Input | None, root: int, out: Out | None, **options: Unpack[Shared]
     ) -> CollectiveFuture[Out]: ...
 
     def broadcast(

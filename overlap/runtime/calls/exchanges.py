@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .shapes import (
         Arrays,
         Chosen,
+        Counts,
         DTypeOf,
         Exports,
         Input,
@@ -44,16 +45,14 @@ class Exchanges(Issues):
     """Operations between pairs of ranks, and the barrier."""
 
     @overload
-    def all_to_all(
-        self, x: Of[S], out: None = ..., *, counts: RowTable | None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[NDArray[S]]: ...
+    def all_to_all(self, x: Of[S], out: None = ..., **options: Unpack[Counts]) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def all_to_all(self, x: Future[Arrays], out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def all_to_all(
-        self, x: Numbers | Exports, out: None = ..., *, counts: RowTable | None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Exports, out: None = ..., **options: Unpack[Counts]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -70,9 +69,7 @@ class Exchanges(Issues):
     def all_to_all(self, x: Arrays, out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
 
     @overload
-    def all_to_all(
-        self, x: Input, out: Out | None, *, counts: RowTable | None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Out]: ...
+    def all_to_all(self, x: Input, out: Out | None, **options: Unpack[Counts]) -> CollectiveFuture[Out]: ...
 
     def all_to_all(
         self,

@@ -19,7 +19,23 @@ if TYPE_CHECKING:
     from ..future import Future
     from ..outstanding import CallSite
     from ..stream import Stream
-    from .shapes import Arrays, Chosen, Exports, Input, Numbers, Of, Op, Out, Output, Rows, S, V
+    from .shapes import (
+        Arrays,
+        Chosen,
+        CountsExact,
+        Exact,
+        ExactShared,
+        Exports,
+        Input,
+        Numbers,
+        Of,
+        Op,
+        Out,
+        Output,
+        Rows,
+        S,
+        V,
+    )
 
 
 @plainly_named
@@ -28,63 +44,42 @@ class ReductionCalls(Issues):
 
     @overload
     def all_reduce(
-        self,
-        x: Of[S],
-        op: Op = ...,
-        out: None = ...,
-        *,
-        exact: bool = ...,
-        shared: bool = ...,
-        **options: Unpack[Chosen],
+        self, x: Of[S], op: Op = ..., out: None = ..., **options: Unpack[ExactShared]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def all_reduce(
-        self, x: Future[Arrays], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+        self, x: Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def all_reduce(
-        self,
-        x: Numbers | Exports,
-        op: Op = ...,
-        out: None = ...,
-        *,
-        exact: bool = ...,
-        shared: bool = ...,
-        **options: Unpack[Chosen],
+        self, x: Numbers | Exports, op: Op = ..., out: None = ..., **options: Unpack[ExactShared]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
     def all_reduce(
-        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[dict[str, V]]: ...
 
     @overload
     def all_reduce(
-        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def all_reduce(
-        self, x: Arrays, op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+        self, x: Arrays, op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def all_reduce(
-        self,
-        x: Input,
-        op: Op = ...,
-        *,
-        out: Out | None,
-        exact: bool = ...,
-        shared: bool = ...,
-        **options: Unpack[Chosen],
+        self, x: Input, op: Op = ..., *, out: Out | None, **options: Unpack[ExactShared]
     ) -> CollectiveFuture[Out]: ...
 
     @overload
     def all_reduce(
-        self, x: Input, op: Op, out: Out | None, *, exact: bool = ..., shared: bool = ..., **options: Unpack[Chosen]
+        self, x: Input, op: Op, out: Out | None, **options: Unpack[ExactShared]
     ) -> CollectiveFuture[Out]: ...
 
     def all_reduce(
@@ -132,70 +127,42 @@ class ReductionCalls(Issues):
 
     @overload
     def reduce_scatter(
-        self,
-        x: Of[S],
-        op: Op = ...,
-        out: None = ...,
-        *,
-        counts: Rows | None = ...,
-        exact: bool = ...,
-        **options: Unpack[Chosen],
+        self, x: Of[S], op: Op = ..., out: None = ..., **options: Unpack[CountsExact]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Future[Arrays], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+        self, x: Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def reduce_scatter(
-        self,
-        x: Numbers | Exports,
-        op: Op = ...,
-        out: None = ...,
-        *,
-        counts: Rows | None = ...,
-        exact: bool = ...,
-        **options: Unpack[Chosen],
+        self, x: Numbers | Exports, op: Op = ..., out: None = ..., **options: Unpack[CountsExact]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[dict[str, V]]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Arrays, op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+        self, x: Arrays, op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def reduce_scatter(
-        self,
-        x: Input,
-        op: Op = ...,
-        *,
-        out: Out | None,
-        counts: Rows | None = ...,
-        exact: bool = ...,
-        **options: Unpack[Chosen],
+        self, x: Input, op: Op = ..., *, out: Out | None, **options: Unpack[CountsExact]
     ) -> CollectiveFuture[Out]: ...
 
     @overload
     def reduce_scatter(
-        self,
-        x: Input,
-        op: Op,
-        out: Out | None,
-        *,
-        counts: Rows | None = ...,
-        exact: bool = ...,
-        **options: Unpack[Chosen],
+        self, x: Input, op: Op, out: Out | None, **options: Unpack[CountsExact]
     ) -> CollectiveFuture[Out]: ...
 
     def reduce_scatter(

@@ -86,3 +86,39 @@ class Chosen(Options, total=False):
     """Keywords of operations that have several algorithms."""
 
     algorithm: str | None
+
+
+class Exact(Chosen, total=False):
+    """Keywords of reductions of trees."""
+
+    exact: bool
+
+
+class ExactShared(Exact, total=False):
+    """Keywords of `all_reduce`."""
+
+    shared: bool
+
+
+class CountsExact(Exact, total=False):
+    """Keywords of `reduce_scatter`."""
+
+    counts: Rows | None
+
+
+class Shared(Chosen, total=False):
+    """Keywords of `broadcast`."""
+
+    shared: bool
+
+
+class CountsShared(Shared, total=False):
+    """Keywords of `all_gather`."""
+
+    counts: Rows | None
+
+
+class Counts(Chosen, total=False):
+    """Keywords of `all_to_all`."""
+
+    counts: RowTable | None
