@@ -470,7 +470,7 @@ WENT = (
     r"overlap[./](planning|engines)\b|\b[Pp]lanner\b|\bdask\b",  # Dask itself has a capital
     r"--spares\b|OVERLAP_SPARES|\bpresent_world\b|\bepoch\.joined\b|demo --survive|test\b[^\n`]*--operations\b",
     r"runtime/forcing\b|`forcing`",
-    r"--transport mpi\b|transports[./]mpi\b|\bMpi\b|\[mpi\]",
+    r"--transport mpi\b|(?<!examples/)transports[./]mpi\b|\bMpi\b|\[mpi\]",
     r"parallel\.(Experts|LocalSGD|LocalSteps|DiLoCo)\b|(?<!Post)LocalSGD|\bLocalSteps\b",  # PyTorch has PostLocalSGD
     r"overlap\.torch(\.| import .*)(DataParallel|Sharded|Model)\b",
     r"\b(u-)?(p4de?|p5e?n?|p6e?|mi300x)\b",  # machines with GPUs
