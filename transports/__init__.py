@@ -20,7 +20,8 @@
 #   nearest      shared memory inside a host, sockets beyond
 #   patience     how long to poll before sleeping, and how to leave a core that others need
 #   router       several transports as one: each rank by the first that reaches it
-#   wrappers     base classes of wrappers, and Recording, which records sends
+#   wrappers     base classes of wrappers, messages that are begun later, and Recording, which records sends
+#   guarded      checks of wires of other packages while a program runs
 #   paced        emulates latency and bandwidth; its wires are plans, not tasks
 #   faulty       drops, delays, corrupts and cuts, by seed
 #   testing      the contract suite, for our transports and for anybody's (imported on its own)

@@ -139,14 +139,7 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
     """The wire of one rank."""
 
     def begin_send(
-        self,
-        dst: int,
-        tag: int,
-        data: Buffer,
-        *,
-        priority: int = 0,
-        signature: Signature | None = None,
-        done: Done,
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
         """Send at once if that needs no waiting, or begin a send."""
         view, transport = as_bytes(data), self._transport

@@ -349,14 +349,7 @@ class _NeuronLinkWire(Wire):
         self._link = link
 
     def begin_send(
-        self,
-        dst: int,
-        tag: int,
-        data: Buffer,
-        *,
-        priority: int = 0,
-        signature: Signature | None = None,
-        done: Done,
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
         """Match a waiting receive, or wait for one."""
         view, key = as_bytes(data), (self.rank, tag)

@@ -74,23 +74,14 @@ class Wire(ABC):
     Attributes:
         rank: The rank whose end this is.
         within_host: Whether messages go through memory of this host.
-        matches_any: Whether `begin_recv` takes None for any source.
     """
 
     rank: int
     within_host: bool = False
-    matches_any: bool = False
 
     @abstractmethod
     def begin_send(
-        self,
-        dst: int,
-        tag: int,
-        data: Buffer,
-        *,
-        priority: int = 0,
-        signature: Signature | None = None,
-        done: Done,
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
         """Begin to send the bytes of ``data``.
 

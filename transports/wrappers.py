@@ -82,14 +82,7 @@ class WrappedWire(Wire):
         self._peers = frozenset(peers)
 
     def begin_send(
-        self,
-        dst: int,
-        tag: int,
-        data: Buffer,
-        *,
-        priority: int = 0,
-        signature: Signature | None = None,
-        done: Done,
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
         """Begin a send of the inner wire."""
         return self.inner.begin_send(dst, tag, data, priority=priority, signature=signature, done=done)

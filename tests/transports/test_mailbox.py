@@ -26,7 +26,7 @@ from .mailbox_builds import COMPILER, DELAYS, build
 mailbox = pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
 
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, _, _, SIZED = range(10)
-ANY_LENGTH, NO_LENGTH, ANY_SOURCE = 2**64 - 1, 2**64 - 2, 2**32 - 1
+ANY_LENGTH, NO_LENGTH = 2**64 - 1, 2**64 - 2
 RING_BYTES, LONG_S = 16 << 10, 60.0
 
 
@@ -431,35 +431,6 @@ def test_a_receive_of_any_length_compares_the_signature_first(pair: Boxes) -> No
     assert sent.theirs == (2 << 40, b"any.py:3", NO_LENGTH)
 
 
-def test_a_receive_from_any_rank_takes_the_oldest_message_for_its_own() -> None:
-    boxes, outs = Boxes(3), [np.zeros(1, np.uint8) for _ in range(3)]
-    data = [np.full(1, value, np.uint8) for value in range(4)]
-    for src, dst, value in ((1, 7, 0), (0, 8, 1), (1, 8, 2)):
-        boxes.boxes[src].send(2, 5, 0, b"", None, 1, data[value], (10 + src) << 32 | dst, 0, None)
-        boxes.boxes[2].announced(8)  # it arrives
-    got = [
-        boxes.boxes[2].receive(-1, 5, 0, b"", None, 1, outs[i], ANY_SOURCE << 32 | dst, None)
-        for i, dst in enumerate((8, 8, 7))
-    ]
-    assert [boxes.wait(2, op) for op in got] == [DONE] * 3
-    assert [(op.source, int(out[0])) for op, out in zip(got, outs, strict=True)] == [(0, 1), (1, 2), (1, 0)]
-
-
-def test_an_op_gets_an_owner_until_it_has_ended(pair: Boxes) -> None:
-    owner, out = object(), np.zeros(4, np.uint8)
-    got = pair.receive(1, 0, out)
-    assert pair.boxes[1].own(got, owner) is True
-    pair.send(0, 1, out)
-    owners: list[object] = []
-    while not owners:
-        owners += pair.boxes[1].take_ended()[0]
-    assert (owners, got.state) == ([owner], DONE)
-    again = pair.receive(1, 0, out)
-    pair.send(0, 1, out)
-    assert pair.wait(1, again) == DONE
-    assert pair.boxes[1].own(again, owner) is False
-
-
 def test_a_look_at_a_message_returns_while_another_thread_reads_a_long_one() -> None:
     ring_bytes, within = 32 << 20, False
     boxes, out = Boxes(2, ring_bytes), np.zeros(ring_bytes - 384, np.uint8)
@@ -663,7 +634,6 @@ def test_a_message_that_no_thread_waits_for_arrives_though_a_wrong_thread_is_wok
         (lambda box: box.receive(1, 0, 0, b"x" * 89, 0, 0, None), ValueError),
         (lambda box: box.accept(None, 0, None), TypeError),
         (lambda box: box.accept(box.receive(1, 0, 0, b"", 0, 0, None), 0, None), TypeError),
-        (lambda box: box.own(box.receive(1, 0, 0, b"", 0, 0, None, 0, 1), 2), TypeError),
         (lambda box: box.wait(None, 0.0), TypeError),
         (lambda box: box.withdraw(1), TypeError),
         (lambda box: box.lose(9), ValueError),

@@ -67,14 +67,7 @@ class MemoryWire(LinkedWire[MemoryMessages]):
     within_host = True
 
     def begin_send(
-        self,
-        dst: int,
-        tag: int,
-        data: Buffer,
-        *,
-        priority: int = 0,
-        signature: Signature | None = None,
-        done: Done,
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
         """Write the message into the ring up to its room; the engine writes the rest."""
         view, lane = as_bytes(data), (self.rank, dst, tag)

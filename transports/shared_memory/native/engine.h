@@ -46,7 +46,6 @@
 #define NONSENSE UINT64_MAX
 #define ANY_LENGTH UINT64_MAX /* of a receive */
 #define NO_LENGTH (UINT64_MAX - 1) /* that a message can have */
-#define ANY_SOURCE UINT32_MAX /* the upper half of the lane of a receive from any rank */
 #define ROUND_UP(n) (((n) + LINE - 1) & ~(uint64_t)(LINE - 1))
 
 /* -- memory that processes share ----------------------------------------------------------------------------------- */
@@ -258,7 +257,6 @@ void release_messages(Engine *engine);
 PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_accept(Engine *engine, PyObject *const *args, Py_ssize_t count);
-PyObject *Engine_own(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_withdraw(Engine *engine, PyObject *given);
 PyObject *Engine_abandon(Engine *engine, PyObject *given);
 PyObject *Engine_lose(Engine *engine, PyObject *given);

@@ -59,14 +59,7 @@ static void append(Queue *queue, Op *op)
 
 static unsigned bucket(uint64_t tag, uint64_t lane)
 {
-    return (unsigned)(((tag ^ ((uint32_t)lane * 0xD6E8FEB86659FD93)) * 0x9E3779B97F4A7C15) >> 56); /* any source */
-}
-
-/* Whether a receive is for the messages of a tag and lane. */
-static int is_for(const Op *op, const Head *head)
-{
-    return op->head.tag == head->tag && (op->head.lane == head->lane || (op->head.lane >> 32 == ANY_SOURCE &&
-                                                                         (uint32_t)op->head.lane == (uint32_t)head->lane));
+    return (unsigned)(((tag ^ (lane * 0xD6E8FEB86659FD93)) * 0x9E3779B97F4A7C15) >> 56);
 }
 
 /* How far a send has begun. */
@@ -356,7 +349,7 @@ static Op *matching(Engine *engine, int index, const Head *head, int *waits)
 {
     *waits = engine->peers[index].receiving || engine->from_any;
     for (Op *op = engine->receives[bucket(head->tag, head->lane)].first; op != NULL; op = op->next) {
-        if ((op->peer != index && op->peer >= 0) || !is_for(op, head))
+        if ((op->peer != index && op->peer >= 0) || op->head.tag != head->tag || op->head.lane != head->lane)
             continue;
         op->met = 1;
         take_receive(engine, op);
@@ -791,7 +784,8 @@ static Early *early_for(Engine *engine, Op *op, int *from)
             continue;
         for (Early *early = engine->peers[i].early_in[bucket(op->head.tag, op->head.lane)].first; early != NULL;
              early = early->next)
-            if (is_for(op, &early->head) && early->op == NULL && early->claim == op->claim) {
+            if (early->head.tag == op->head.tag && early->head.lane == op->head.lane && early->op == NULL &&
+                early->claim == op->claim) {
                 if (oldest == NULL || early->since_ns < oldest->since_ns)
                     oldest = early, *from = i;
                 break;
@@ -893,27 +887,6 @@ PyObject *Engine_accept(Engine *engine, PyObject *const *args, Py_ssize_t count)
     if (count == 4)
         own(op, args[3], SUBMITTING_IN_ORDER);
     return start(engine, op, begin_receive);
-}
-
-/* own(op, owner): notify an owner of an op that had none; False if it has ended already. */
-PyObject *Engine_own(Engine *engine, PyObject *const *args, Py_ssize_t count)
-{
-    if (count != 2 || Py_TYPE(args[0]) != Op_type || ((Op *)args[0])->end.owner != NULL)
-        return PyErr_Format(PyExc_TypeError, "own takes an Op without an owner, and an owner");
-    Op *op = (Op *)args[0];
-    int pending = 0;
-    if (engine->pid == getpid()) {
-        Py_BEGIN_ALLOW_THREADS
-        lock(engine);
-        pending = atomic_load(&op->end.state) == PENDING;
-        if (pending)
-            op->end.owner = args[1], engine->owned++;
-        unlock(engine);
-        Py_END_ALLOW_THREADS
-    }
-    if (pending)
-        Py_INCREF(args[1]);
-    return PyBool_FromLong(pending);
 }
 
 /* Give a rank's end up, if nothing has met it; False if that is still open, or something has: then it goes on. */

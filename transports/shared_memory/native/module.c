@@ -161,7 +161,6 @@ static PyMethodDef Engine_methods[] = {
     {"receive", (PyCFunction)(void (*)(void))Engine_receive, METH_FASTCALL,
      "receive(peer, tag, fingerprint, text, address, nbytes, keeps[, lane, owner])"},
     {"accept", (PyCFunction)(void (*)(void))Engine_accept, METH_FASTCALL, "accept(op, address, keeps[, owner])"},
-    {"own", (PyCFunction)(void (*)(void))Engine_own, METH_FASTCALL, "own(op, owner)"},
     {"note", (PyCFunction)(void (*)(void))Engine_note, METH_FASTCALL, "note(peer, word, word, word)"},
     {"probe", (PyCFunction)Engine_probe, METH_O, "probe(on)"},
     {"announced", (PyCFunction)Engine_announced, METH_O, "announced(rank)"},
