@@ -18,7 +18,6 @@ from transports.wire import Envelope, Wire, describe_ranks
 
 if TYPE_CHECKING:
     from transports.common import Board
-    from transports.shared_memory.engine import Post
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +61,6 @@ class Transport(ABC):
         """
         return None
 
-    def post(self, ranks: Sequence[int]) -> Post | None:
-        """Return the mailbox of this process if the mailboxes of all of some ranks reach each other.
-
-        All ranks get the same answer. This default returns None, as do wrappers that emulate or damage a wire.
-        """
-        return None
-
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether some ranks live on different hosts, joined by a wire that is slower than a processor.
 
@@ -91,10 +83,6 @@ class Transport(ABC):
         Raises:
             ArgumentError: The rank does not live here.
         """
-
-    def endpoint(self, rank: int) -> Wire:
-        """Return the wire of a local rank, under its former name."""
-        return self.wire(rank)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up ranks of other processes that are known to be lost: calls that wait for them fail now.

@@ -14,7 +14,6 @@ from transports.wire import Envelope, Wire, describe_ranks
 
 if TYPE_CHECKING:
     from transports.common import Board
-    from transports.shared_memory.engine import Post
 
 
 class Router(Transport):
@@ -53,10 +52,6 @@ class Router(Transport):
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory of the first part that has some."""
         return next((loan for part in self.parts if (loan := part.loan(nbytes)) is not None), None)
-
-    def post(self, ranks: Sequence[int]) -> Post | None:
-        """Return the mailbox of the first part that has one for all of the ranks."""
-        return next((post for part in self.parts if (post := part.post(ranks)) is not None), None)
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether any of the parts joins some of the ranks across hosts."""

@@ -169,10 +169,6 @@ class Wire(ABC):
         self.check(peer)
         return self
 
-    def starter(self, peer: int) -> Wire:
-        """Return `route`, under its former name."""
-        return self.route(peer)
-
     @property
     def patience(self) -> Patience | None:
         """Limit of polling with `catch_up` before sleep; None where polling never helps."""

@@ -3,10 +3,10 @@
 It exists if `native/` was compiled at installation, which needs a compiler and the headers of Python. The program of a
 collective is a `Table`, the rows in which ranks match it a `Board`, and one rank's end of it a `Run`.
 
-A message is a number of bytes with a tag, a lane (the two ranks; 0 for messages of PyTorch's threads, whose processes
-have one rank each) and a signature (`transports.signature`). It matches the oldest receive of its tag and lane, from
-its sender or from any source, and messages of one tag and lane from one process stay in order. Two ends with different
-signatures or lengths fail. The owner of an `Op` or a `Run`, if there is one, is notified of its end on the event loop.
+A message is a number of bytes with a tag, a lane (the two ranks) and a signature (`transports.signature`). It matches
+the oldest receive of its tag and lane, from its sender or from any source, and messages of one tag and lane from one
+process stay in order. Two ends with different signatures or lengths fail. The owner of an `Op` or a `Run`, if there is
+one, is notified of its end on the event loop.
 
 A waiting thread moves the bytes of all messages under way in its process; while none waits, a thread of the engine or
 the event loop does. A ring of memory leads from each process to each other; a long message goes through it in pieces.
@@ -20,7 +20,7 @@ is the `source` of the receives.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol, cast
 
@@ -47,39 +47,12 @@ PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLE
 _TURNS = 16
 
 # Offsets from the end of a segment, each in a cache line of its own.
-_BELLS_AT, _ALLOWED_AT, _LINE_BYTES = -512, -448, 64
-
-
-def allow_mail(segment: memoryview) -> None:
-    """Mark in the segment of this process that it has a mailbox, before other processes map the segment."""
-    segment[_ALLOWED_AT] = 1
-
-
-def allows_mail(segment: memoryview) -> bool:
-    """Whether the process of a segment has a mailbox."""
-    return bool(segment[_ALLOWED_AT])
+_BELLS_AT, _LINE_BYTES = -512, 64
 
 
 def bells(segment: memoryview) -> memoryview:
     """Return the words of a segment that wake its process."""
     return segment[_BELLS_AT : _BELLS_AT + _LINE_BYTES]
-
-
-class Post:
-    """The mailbox of this process, and the ranks that it reaches.
-
-    Attributes:
-        mailbox: Mailbox of this process; the numbers of its peers are those of their processes.
-        peers: The number of each rank that lives alone in a process with a mailbox.
-        ranks: The rank of each number.
-        limit: The latest limit of all sends: its end on the monotonic clock and its length, in seconds, and its line.
-    """
-
-    def __init__(self, mailbox: Engine, peers: Mapping[int, int]) -> None:
-        self.mailbox: Engine = mailbox
-        self.peers: dict[int, int] = dict(peers)
-        self.ranks: dict[int, int] = {peer: rank for rank, peer in peers.items()}
-        self.limit: tuple[float, float, bytes] = (0.0, 0.0, b"")
 
 
 class EngineOwner(Protocol):

@@ -21,7 +21,7 @@ from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError, advise_on_silence
 from transports.meeting import ListeningSockets, Meeting, Place
-from transports.shared_memory.engine import BUILT, RING_BYTES, allow_mail
+from transports.shared_memory.engine import BUILT, RING_BYTES
 from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.memory_link import Peer
 from transports.shared_memory.peer_memory import buffer_address, permit_reading, read_memory
@@ -42,7 +42,6 @@ class MemoryJoining:
         meeting: The meeting with the others; a result is a peer, or the reason why no memory is shared.
         limit_bytes: Bytes of shared memory of this process; None: its part of half of the machine's memory.
         reads: Whether to read other processes' memory directly, if the system allows it.
-        mails: Whether this process has a mailbox, if the engine is built.
 
     Attributes:
         segment: Shared memory of this process; None without other processes on the host.
@@ -54,12 +53,12 @@ class MemoryJoining:
     member: int
     members: int
 
-    def __init__(self, meeting: Meeting[Peer | str], *, limit_bytes: int | None, reads: bool, mails: bool) -> None:
+    def __init__(self, meeting: Meeting[Peer | str], *, limit_bytes: int | None, reads: bool) -> None:
         self.meeting, self.member, self.members = meeting, meeting.identity.member, meeting.identity.members
         self.segment: Segment | None = None
         self.bell: int = -1
         self.unshared: str = ""
-        self._limit_bytes, self._reads, self._mails = limit_bytes, reads, mails
+        self._limit_bytes, self._reads = limit_bytes, reads
         self._nonce = bytearray(secrets.token_bytes(32))
         self._names: dict[int, str] = {}
 
@@ -124,8 +123,6 @@ class MemoryJoining:
             try:
                 self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self.segment = self._make_segment()
-                if self._mails:
-                    allow_mail(self.segment.view)
             except OSError as error:
                 self.unshared = f"shares no memory with processes of this host, which sockets reach: {error.strerror}"
                 return ""

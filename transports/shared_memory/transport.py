@@ -18,7 +18,7 @@ from transports.meeting import Meeting
 from transports.patience import Patience, usable_cores
 from transports.shared_memory import engine as native
 from transports.shared_memory.board import Boards
-from transports.shared_memory.engine import EngineEvents, Post, allows_mail, bells
+from transports.shared_memory.engine import EngineEvents, bells
 from transports.shared_memory.joining import MemoryJoining, ring_bytes
 from transports.shared_memory.memory_link import GOODBYE, MemoryLink, Peer
 from transports.shared_memory.messages import MemoryMessages
@@ -56,7 +56,6 @@ class SharedMemory(MemoryMessages):
         epoch: Number of the world among the job's successive worlds.
         limit_bytes: Bytes of shared memory of this process; by default its part of half of the machine's memory.
         reads: Whether to read other processes' memory directly, if the system allows it.
-        mails: Whether this process has a mailbox, if the engine is built.
         everybody: Whether to fail if a process cannot be reached.
         join_s: How long to wait for all processes at the opening.
         report: Prints a line about processes that are lost or cannot share memory.
@@ -81,7 +80,6 @@ class SharedMemory(MemoryMessages):
         epoch: int = 0,
         limit_bytes: int | None = None,
         reads: bool = True,
-        mails: bool = True,
         everybody: bool = False,
         join_s: float = 60.0,
         report: Callable[[str], None] | None = None,
@@ -96,10 +94,9 @@ class SharedMemory(MemoryMessages):
         self._member_of = {rank: member for member, placed in enumerate(placement) for rank in placed}
         identity = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret)
         meeting: Meeting[Peer | str] = Meeting(identity, "memory", join_s=join_s)
-        self._joining = MemoryJoining(meeting, limit_bytes=limit_bytes, reads=reads, mails=mails)
+        self._joining = MemoryJoining(meeting, limit_bytes=limit_bytes, reads=reads)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
-        self._post: Post | None = None
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
         """Return the board of some ranks, if all live here or in processes that share memory with this one."""
@@ -108,10 +105,6 @@ class SharedMemory(MemoryMessages):
         if boards is None or not all(member == self.member or member in self.links for member in members):
             return None
         return boards.make(key, ranks, members, self.links)
-
-    def post(self, ranks: Sequence[int]) -> Post | None:
-        """Return the mailbox of this process if every rank has one, alone in its process."""
-        return self._post if self._post is not None and self._post.peers.keys() >= set(ranks) else None
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that the other processes of this host map, and its release; None: there is no room."""
@@ -135,7 +128,7 @@ class SharedMemory(MemoryMessages):
         self._report_refused()
 
     def release(self) -> None:
-        """Close the descriptors that wake processes, and the mailbox."""
+        """Close the engine, and the descriptors that wake processes."""
         if self.engine is not None:
             self.engine.close()
         for peer in self._peers.values():
@@ -143,7 +136,7 @@ class SharedMemory(MemoryMessages):
         self._joining.close()
 
     def _make_engine(self, segment: Segment) -> None:
-        """Make the engine of this process, and its users: links, boards, and the mailbox."""
+        """Make the engine of this process, and its users: links and boards."""
         ways: list[tuple[memoryview, memoryview, memoryview, int] | None] = [None] * len(self.placement)
         for i, peer in self._peers.items():
             ways[i] = peer.messages_out, peer.messages_in, bells(peer.segment.view), peer.bell
@@ -159,15 +152,6 @@ class SharedMemory(MemoryMessages):
             link = MemoryLink(i, self.placement[i], self.memory, peer, engine, self.patience, self._report)
             self.links[i] = link
             link.on_loss, link.deliver_events = partial(self._handle_lost_peer, i), self.events.deliver_events
-        self._post = self._make_post(engine, segment)
-
-    def _make_post(self, engine: native.Engine, segment: Segment) -> Post | None:
-        """Return the mailbox of this process, if it has one, for the other processes with a mailbox."""
-        segments = {self.member: segment} | {i: peer.segment for i, peer in self._peers.items()}
-        members = [i for i, shared in segments.items() if allows_mail(shared.view)]
-        if self.member not in members:
-            return None
-        return Post(engine, {self.placement[i][0]: i for i in members if len(self.placement[i]) == 1})
 
     def _on_note(self, member: int, first: int, second: int, third: int) -> None:
         """Handle a note, three numbers: its second is `GOODBYE` at the end of a process; all others are for boards."""
@@ -216,7 +200,7 @@ class SharedMemory(MemoryMessages):
 
 
 def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
-    """Make the transport of a world on one host, with options ``shared_memory`` (bytes of memory) and ``mailbox``.
+    """Make the transport of a world on one host, with the option ``shared_memory`` (bytes of memory).
 
     Args:
         bootstrap: The process and its world.
@@ -228,7 +212,6 @@ def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
     return SharedMemory(
         **bootstrap.between_processes,
         limit_bytes=cast("int | None", bootstrap.options.get("shared_memory")),
-        mails=bool(bootstrap.options.get("mailbox", True)),
         everybody=everybody,
     )
 

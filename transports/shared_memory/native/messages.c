@@ -731,7 +731,6 @@ static PyObject *start(Engine *engine, Op *op, void (*begin)(Engine *engine, Op 
     return (PyObject *)op;
 }
 
-/* send(peer, tag, fingerprint, text, address, nbytes, keeps[, lane, priority, owner]) */
 PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 7 && count != 10)
@@ -987,35 +986,6 @@ static void lose(Engine *engine, int index)
     end_all(engine, &peer->asked, LOST);
 }
 
-/* abandon(peer): its program has ended, and takes no more messages of threads. One that is half written goes on, for what
-   follows it in the ring is still to be understood. */
-PyObject *Engine_abandon(Engine *engine, PyObject *given)
-{
-    long index = PyLong_AsLong(given);
-    if (index < 0 || index >= engine->size)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "there is no peer %ld", index);
-    if (refuse_fork(engine))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    lock(engine);
-    Peer *peer = &engine->peers[index];
-    Queue *queues[] = {&peer->sends, &peer->offered};
-    for (int i = 0; i < 2; i++)
-        for (Op *op = queues[i]->first, *next; op != NULL; op = next) {
-            next = op->next;
-            if (op->begun == WRITING)
-                press(peer);
-            else if (op->end.owner == NULL && !op->control) {
-                take_out(queues[i], op);
-                end(engine, op, LOST);
-            }
-        }
-    unlock(engine);
-    Py_END_ALLOW_THREADS
-    release_ended(engine);
-    Py_RETURN_NONE;
-}
-
 /* lose(peer): its process is gone. */
 PyObject *Engine_lose(Engine *engine, PyObject *given)
 {
@@ -1034,31 +1004,6 @@ PyObject *Engine_lose(Engine *engine, PyObject *given)
     Py_END_ALLOW_THREADS
     release_ended(engine);
     Py_RETURN_NONE;
-}
-
-PyObject *Engine_sending(Engine *engine, PyObject *unused)
-{
-    if (refuse_fork(engine))
-        return NULL;
-    char *sends = PyMem_Calloc(engine->size ? engine->size : 1, 1);
-    PyObject *found = sends != NULL ? PyList_New(0) : PyErr_NoMemory();
-    if (found != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        lock(engine);
-        for (int i = 0; i < engine->size; i++)
-            sends[i] = engine->peers[i].sends.first != NULL || engine->peers[i].offered.first != NULL;
-        unlock(engine);
-        Py_END_ALLOW_THREADS
-    }
-    for (int i = 0; found != NULL && i < engine->size; i++)
-        if (sends[i]) {
-            PyObject *index = PyLong_FromLong(i);
-            if (index == NULL || PyList_Append(found, index) < 0)
-                Py_CLEAR(found);
-            Py_XDECREF(index);
-        }
-    PyMem_Free(sends);
-    return found;
 }
 
 int progress_messages(Engine *engine)
@@ -1106,7 +1051,7 @@ static size_t copy_announced(Engine *engine, uint32_t rank, Announced *copies, s
     size_t count = 0;
     for (int i = 0; i < engine->size * BUCKETS; i++)
         for (const Early *early = engine->peers[i / BUCKETS].early_in[i % BUCKETS].first; early != NULL; early = early->next)
-            if (early->op == NULL && early->claim == 0 && early->head.lane != 0 && (uint32_t)early->head.lane == rank &&
+            if (early->op == NULL && early->claim == 0 && (uint32_t)early->head.lane == rank &&
                 count++ < room)
                 copies[count - 1] = (Announced){early->since_ns, i / BUCKETS, early->head};
     return count;
