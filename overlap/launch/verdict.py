@@ -1,8 +1,8 @@
 """Verdict on a launch: the process that ended the job, the exit code, and the last words to the user. Pure.
 
-By cause, not by clock: first come processes that report an error of their own, then processes that ended because of
-another, then processes that the launcher had to stop. Among equals the first to end counts. One exception: if a process
-ended because of another one, which sent no report until it was stopped, then the other one hung, and is the cause.
+By cause, not by clock (`waits.signs`): an error of its own, an end without a report, an end because of another process,
+an end by the launcher. Among equals the first to end counts. One exception: if a process ended because of another one,
+which sent no report until it was stopped, then the other one hung, and is the cause.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import shorten_line
-from ..processes.status import Guilt, Status
+from ..processes.status import Status
 from ..units import format_bytes
+from ..waits import signs
+from ..waits.signs import Evidence, Sign
 
 CARD_LINES = 25  # longest report of a failure on the terminal
 CARD_COLUMNS = 2000  # characters of each line, at most: some errors have whole arrays in one line
@@ -57,19 +59,20 @@ def culprit(endings: Sequence[Ending]) -> Ending | None:
         endings: Of all processes, in the order in which they ended.
     """
     failed = [ending for ending in endings if ending.returncode != 0 or ending.missed or ending.vanished]
-    first = min(failed, key=_judge_guilt, default=None)
-    if first is None or first.status is None or _judge_guilt(first) is not Guilt.VICTIM:
-        return first
-    silent = [ending for ending in failed if ending.status is None]  # and stopped, or `first` would be one of them
-    hung = [ending for ending in silent if first.status.rank in ending.ranks]
-    return replace(hung[0], accuser=first) if hung else first
+    first = signs.culprit(Sign(process=at, evidence=_evidence(ending), at_ns=at) for at, ending in enumerate(failed))
+    if first is None or first.evidence is not Evidence.REPORTED:
+        return None if first is None else failed[first.process]
+    ending = failed[first.process]
+    silent = [other for other in failed if other.status is None]  # and stopped, or it would be the first
+    hung = [other for other in silent if ending.status is not None and ending.status.rank in other.ranks]
+    return replace(hung[0], accuser=ending) if hung else ending
 
 
-def _judge_guilt(ending: Ending) -> Guilt:
-    """Return the guilt of a process by its report; without a report it counts as the cause."""
+def _evidence(ending: Ending) -> Evidence:
+    """Return the evidence on a process: without a report it has ended by itself."""
     if ending.stopped:
-        return Guilt.STOPPED
-    return ending.status.guilt if ending.status else Guilt.CAUSE
+        return Evidence.STOPPED_BY_LAUNCHER
+    return ending.status.evidence if ending.status is not None else Evidence.EXIT
 
 
 def exit_code(ending: Ending) -> int:

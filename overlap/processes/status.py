@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Mapping
 from contextlib import suppress
-from enum import IntEnum
 from typing import TypeAlias
 
 import msgspec
@@ -24,20 +23,13 @@ import msgspec
 from transports import LinkLostError, TransportError
 
 from ..errors import PeerError, RankFailedError, RemoteError
+from ..waits.signs import Evidence
 from .messages import MemberLost, Tagged, readable
 
 # Longest text, in characters: longer than any error, and short enough for the launcher to store it for each process.
 LONGEST_TEXT = 2 << 20
 LONGEST_LINE = 1000
 LONGEST_BYTES = 6 * LONGEST_TEXT + 16 * 1024  # longest record: JSON has at most 6 bytes for a character
-
-
-class Guilt(IntEnum):
-    """Guilt of a process in the end of its world, the guiltiest first, by cause and not by time."""
-
-    CAUSE = 0  # its error began there
-    VICTIM = 1  # it ended because of another
-    STOPPED = 2  # its launcher had to stop it
 
 
 class Status(Tagged):
@@ -50,9 +42,9 @@ class Status(Tagged):
     code: int = 1  # The exit code with which the process is about to end: freeing memory and threads takes a while
 
     @property
-    def guilt(self) -> Guilt:
-        """Guilt of the process."""
-        return Guilt.CAUSE if self.cause else Guilt.VICTIM
+    def evidence(self) -> Evidence:
+        """Evidence that the process is at fault."""
+        return Evidence.OWN_ERROR if self.cause else Evidence.REPORTED
 
 
 class Entering(Tagged):

@@ -18,9 +18,10 @@ from ..flight.folder import ENDING, default_folder
 from ..launch.progress import latest_step, reached_step, saved_step
 from ..launch.restarts import Advance
 from ..notice import notify
-from ..processes.status import Guilt, status_from_error
+from ..processes.status import status_from_error
 from ..processes.traces import part_path
 from ..timeline.files.trace import join_parts
+from ..waits.signs import Evidence
 from .job import SPANS, JobSpec, MemberEnd, Outcome
 
 
@@ -104,7 +105,7 @@ def first_failure(job: JobSpec, outcome: Outcome) -> OverlapError | None:
     where members only know that the process of their rendezvous is lost.
     """
     failed = {member: end.error for member, end in outcome.ends.items() if end.error is not None}
-    guiltiest = min(failed, key=lambda member: _guilt(failed[member], job.ranks(member)), default=None)
+    guiltiest = min(failed, key=lambda member: _evidence(failed[member], job.ranks(member)), default=None)
     if guiltiest is None or (outcome.lost and isinstance(failed[guiltiest], PeerError)):
         return _lost_error(job, *next(iter(outcome.lost.items()))) if outcome.lost else None
     error = failed[guiltiest]
@@ -115,10 +116,10 @@ def first_failure(job: JobSpec, outcome: Outcome) -> OverlapError | None:
     return error
 
 
-def _guilt(error: OverlapError, local: range) -> tuple[bool, Guilt, bool]:
-    """Return the rank of a member's error in the order of guilt, the guiltiest first."""
+def _evidence(error: OverlapError, local: range) -> tuple[bool, Evidence, bool]:
+    """Return the order of a member's error, the strongest evidence first."""
     wire = isinstance(error, RankFailedError) and isinstance(error.cause, TransportError)  # before the process is lost
-    return not isinstance(error, UsageError), status_from_error(error, local=local).guilt, wire
+    return not isinstance(error, UsageError), status_from_error(error, local=local).evidence, wire
 
 
 def _lost_error(job: JobSpec, member: int, why: str) -> OverlapError:
