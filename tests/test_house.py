@@ -35,7 +35,6 @@ HOUSE = (
     ("overlap.cost",),
     ("overlap.timeline", "overlap.trace_files"),
     ("overlap.waits",),
-    ("overlap.runtime.blame.standing",),
     ("overlap.flight",),
     ("overlap.live", "overlap.explain"),
     # one process's ranks
@@ -48,7 +47,6 @@ HOUSE = (
     ("overlap.runtime.derived", "overlap.runtime.checked"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.event_loop", "overlap.runtime.handover"),
     ("overlap.runtime.blame.loop",),
-    ("overlap.runtime.blame.stall",),
     ("overlap.runtime.context",),
     ("overlap.runtime.forms",),
     ("overlap.runtime.signature", "overlap.runtime.engine.host_bytes", "overlap.runtime.engine.polling"),

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import re
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from ..timeline.ranklist import named_ranks
-from ..waits.ends import Call, End, EndState, RankView, Seen, form_of
+from ..waits.ends import Call, End, EndState, RankView, Seen, call_of
 from ..waits.judge import Verdict, judge
+from ..waits.signs import Evidence, Sign, culprit
 from ..waits.wording import last_signs
 from .reading import CallWords, Flight, Operation, RankRecord
 from .records import RecordedWorld, world_of_process
 
-_TAG = re.compile(r"with tag (\d+)")
 _SILENT = "ended without a word: killed, or by os._exit"
 
 
@@ -29,19 +29,29 @@ def judge_records(world: RecordedWorld) -> tuple[list[RankView], Verdict, list[s
     together = len(silent) == len(world.flights) > 1  # by a common cause, which says nothing about the ranks
     size = world.flights[0].world_size
     views = rank_views(world, [] if together else silent)
-    own = [f.ending for f in world.flights if f.ending is not None and f.ending.here and f.ending.rank is not None]
-    first = min(own, key=lambda ending: ending.at_ns, default=None)
+    first = culprit(sign for sign in signs_of(world) if sign.evidence is Evidence.OWN_ERROR)
     if first is not None:
-        views = [replace(view, error=first.line) if view.rank == first.rank else view for view in views]
+        views = [replace(view, error=first.text) if view.rank == first.rank else view for view in views]
     verdict = judge(views, size)
-    reports = [f.ending for f in world.flights if f.ending is not None and f.ending.rank is not None]
-    report = min(reports, key=lambda ending: ending.at_ns, default=None)
+    report = culprit(signs_of(world))
     if report is not None and report.rank is not None and not verdict.is_certain:
-        lost = RankView(rank=report.rank, seen=Seen.ENDED, how=f"is lost, as another process reported: {report.line}")
-        others = [replace(view, error=report.line) if view.rank == report.rank else view for view in views]
+        lost = RankView(rank=report.rank, seen=Seen.ENDED, how=f"is lost, as another process reported: {report.text}")
+        others = [replace(view, error=report.text) if view.rank == report.rank else view for view in views]
         known = any(view.rank == report.rank for view in views)
         verdict = judge(others if known else [*views, lost], size)
     return views, verdict, [_together(silent)] if together else []
+
+
+def signs_of(world: RecordedWorld) -> list[Sign]:
+    """Return the signs in the recorded ends of a world that name a rank."""
+    return [
+        Sign(
+            process=flight.process, rank=end.rank, text=end.line, at_ns=end.at_ns,
+            evidence=Evidence.OWN_ERROR if end.here else Evidence.REPORTED,
+        )
+        for flight in world.flights
+        if (end := flight.ending) is not None and end.rank is not None
+    ]  # fmt: skip
 
 
 def _together(silent: list[Flight]) -> str:
@@ -69,7 +79,13 @@ def _view(flight: Flight, record: RankRecord, newest: Mapping[int, Mapping[str, 
     """Return the view of one rank."""
     calls: dict[CallWords, Call] = {}
     last_ns = max((operation.issued_ns for operation in record.operations), default=0)
-    ends = tuple(_end(op, record.rank, flight.world_size, last_ns, newest, calls) for op in record.operations)
+    stop_ns = flight.ending.at_ns if flight.ending is not None else None
+    # what ended with the world was unfinished until then
+    operations = [
+        dataclasses.replace(op, ended_ns=None, failed=False) if stop_ns and (op.ended_ns or 0) >= stop_ns else op
+        for op in record.operations
+    ]
+    ends = tuple(_end(op, record.rank, flight.world_size, last_ns, newest, calls) for op in operations)
     view = RankView(
         rank=record.rank, ends=ends, step=record.step, process=flight.process, pid=flight.pid, host=flight.host,
         how=_SILENT if is_dead else "",
@@ -92,7 +108,7 @@ def _end(
     """
     words = operation.words
     if words not in calls:
-        calls[words] = _call(words, rank, size)
+        calls[words] = call_of(_fields(words), words.members, rank, size)
     call = calls[words]
     members = [other for other in words.members if other in newest and other != rank]
     lacks = any(newest[other].get(words.key, -1) < operation.number for other in members)
@@ -109,24 +125,11 @@ def _end(
     )  # fmt: skip
 
 
-def _call(words: CallWords, rank: int, size: int) -> Call:
-    """Return the call of the recorded words."""
-    op, members, key, tag = words.kind, words.members, words.key, 0
-    any_source = words.towards.startswith(" from any rank")
-    if words.towards:
-        op = "send" if words.towards.startswith(" to") else "recv"
-        peers = [member for member in members if member != rank] or [rank]
-        if any_source:
-            members, key = tuple(other for other in range(size) if other != rank), f"any source, {rank}"
-        elif members:
-            members = (rank, peers[0]) if op == "send" else (peers[0], rank)
-        found = _TAG.search(words.towards)
-        tag = int(found[1]) if found is not None else 0
-    name = words.name if words.name not in (words.kind, op) else ""
-    return Call(
-        op=op, site=words.site, name=name, key=key, group=words.group, members=members, form=form_of(words.what),
-        nbytes=words.nbytes, tag=tag, any_source=any_source,
-    )  # fmt: skip
+def _fields(words: CallWords) -> dict[str, str]:
+    """Return the recorded words as fields, without the members."""
+    return {
+        field.name: str(getattr(words, field.name)) for field in dataclasses.fields(words) if field.name != "members"
+    }
 
 
 def last_signs_of_process(pid: int, folder: str | os.PathLike[str] | None) -> list[str]:

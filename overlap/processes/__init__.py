@@ -18,5 +18,5 @@
 #
 #   life               a world from its start to its end, and its timeline;  traces: one trace file of all processes
 #   connect            transport and control plane of a process
-#   control_plane      events of ranks;  codec: calls and errors as plain values;  remote_standings: for stall reports
+#   control_plane      events of ranks;  codec: calls and errors as plain values;  remote_views: for stall reports
 #   status             records of a process for its launcher

@@ -1,4 +1,4 @@
-"""Plain values of control messages: calls and errors, and texts and standings cut so that they fit into one message."""
+"""Plain values of control messages: calls and errors, and texts and views cut so that they fit into one message."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from traceback import format_exception, format_tb
 
+import msgspec
+from msgspec.structs import replace
+
 from ..collectives.call import Call, uneven_call
 from ..collectives.call import call as call_of
 from ..collectives.kinds import Collective
 from ..diagnostics import where
 from ..errors import CollectiveMismatchError, OverlapError, RemoteError, text_of, type_name
-from ..runtime.blame.standing import Standing
 from ..runtime.forms import dtype_of, pack_form, unpack_form
+from ..waits.ends import End, RankView
 from .messages import Disagreed, EndFailed, Failed, PlainCall, Unused, UnusedGroup
 
-# Limits of the standings in one message, which stays well below its own limit: bytes of UTF-8 of all texts and of one,
-# ranks, lines of a rank, and ranks that a rank waits for.
-_TEXT_BYTES, _LONGEST_BYTES = 24_000, 400
-_RANKS, _STANDING_LINES, _AWAITED = 128, 2, 16
+# Limits of the views in one message, which stays well below its own limit: bytes, ranks, and ranks that a rank awaits.
+_VIEWS_BYTES, _RANKS, _AWAITED = 48_000, 128, 16
 LINE_BYTES = 500  # of a line in a message, in UTF-8
 _LINES = 24
 _MOST_IDS = 1000  # ids of groups and communicators in one message
@@ -128,17 +129,29 @@ def cut_lines(lines: Sequence[str]) -> list[str]:
     return first if len(lines) <= _LINES else [*first, f"and {len(lines) - _LINES} lines more"]
 
 
-def cut_standings(standings: Sequence[Standing]) -> list[Standing]:
-    """Return the standings of the first ranks, with cut texts."""
-    first = standings[:_RANKS]
-    limit_bytes = min(_LONGEST_BYTES, _TEXT_BYTES // ((_STANDING_LINES + 1) * max(1, len(first))))
-    return [
-        Standing(
-            rank=standing.rank,
-            lines=tuple(cut(line, limit_bytes) for line in standing.lines[:_STANDING_LINES]),
-            awaits=tuple(standing.awaits[:_AWAITED]),
-            busy=cut(standing.busy, limit_bytes),
-            error=cut(standing.error, limit_bytes),
-        )
-        for standing in first
-    ]
+def cut_views(views: Sequence[RankView]) -> list[RankView]:
+    """Return the views of the first ranks, with the operations in which they wait and with cut texts.
+
+    Of a receive from any source the members are left out, unless they are few: none of them may be missed.
+    """
+    kept: list[RankView] = []
+    for most_ends, limit_bytes in ((16, LINE_BYTES), (4, 100), (1, 30)):
+        kept = [_cut_view(view, most_ends, limit_bytes) for view in views[:_RANKS]]
+        if len(msgspec.msgpack.encode(kept)) <= _VIEWS_BYTES:
+            break
+    return kept
+
+
+def _cut_view(view: RankView, most_ends: int, limit_bytes: int) -> RankView:
+    first = sorted(view.ends, key=lambda end: not (end.awaited and end.has_arrived))[:most_ends]
+    may_end = view.may_end or len(first) < len(view.ends)  # another process cannot know at what else it has arrived
+    texts = {name: cut(getattr(view, name), limit_bytes) for name in ("site", "error", "host", "how")}
+    return replace(view, ends=tuple(_cut_end(end, limit_bytes) for end in first), may_end=may_end, **texts)
+
+
+def _cut_end(end: End, limit_bytes: int) -> End:
+    call = end.call
+    texts = {name: cut(getattr(call, name), limit_bytes) for name in ("op", "site", "name", "key", "group")}
+    members = call.members if call.is_message and len(call.members) <= _AWAITED else ()
+    lacks = None if end.lacks is None else end.lacks[:_AWAITED]
+    return replace(end, call=replace(call, members=members, form="", **texts), lacks=lacks)

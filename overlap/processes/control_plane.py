@@ -27,12 +27,13 @@ from ..errors import (
     text_of,
 )
 from ..notice import notify
-from ..runtime.blame.standing import Standing
 from ..runtime.communicator import BaseEngine
 from ..runtime.match import RankCall
 from ..runtime.spanning import ANNOUNCED
 from ..runtime.spanning_messages import SpanningCommunicators
 from ..runtime.world import World
+from ..waits.ends import RankView
+from ..waits.signs import Evidence
 from . import codec
 from .join import Membership
 from .members import MemberLostError
@@ -56,14 +57,12 @@ from .messages import (
     decode_event,
     encode_event,
 )
-from .remote_standings import RemoteStandings
+from .remote_views import RemoteViews
 
 # Period of the search for waiting operations, and the wait after which one is reported. Only programs that disagree,
 # and stragglers, ever wait that long for a small message; a large one costs one message more.
 _WATCH_S = 0.025
 _LONG_NS = 50_000_000
-# How long a broken wire waits for the name of the rank that broke it, and a stalled world for reports of the others.
-_VERDICT_S = 0.5
 _MOST_EARLY = 100_000  # reported operations in memory at which no rank here has arrived
 # Limits of one event: operations of one call, and communicators with counts.
 _MOST_ALIKE, _MOST_COUNTS = 4096, 1000
@@ -104,7 +103,7 @@ class ControlPlane:
         self.early: OrderedDict[tuple[int, int], list[RankCall | EndFailed]] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks without a count of the messages that they had sent
-        self._standings = RemoteStandings(membership.member, placement)
+        self._views = RemoteViews(membership.member, placement)
         self._news = trio.Event()
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> SpanningCommunicators:
@@ -133,20 +132,20 @@ class ControlPlane:
 
     async def wait_for_culprit(self) -> None:
         """Give the other processes a moment to name the culprit."""
-        with trio.move_on_after(_VERDICT_S, shield=True):
+        with trio.move_on_after(Evidence.REPORTED.patience_s, shield=True):
             while self._world.ending.failure is None:
                 await self._wait_for_report()
 
-    async def standings(self, standings_here: Sequence[Standing]) -> list[Standing]:
-        """Give the other processes a moment to report their stopped ranks; return the standings of all ranks."""
-        with trio.move_on_after(_VERDICT_S, shield=True):
-            while not self._standings.all_stopped:
+    async def views(self, views_here: Sequence[RankView]) -> list[RankView]:
+        """Give the other processes a moment to report their stopped ranks; return the views of all ranks."""
+        with trio.move_on_after(Evidence.REPORTED.patience_s, shield=True):
+            while not self._views.all_stopped:
                 await self._wait_for_report()
-        return self._standings.at_stop(standings_here, self._communicators.left)
+        return self._views.at_stop(views_here, self._communicators.left)
 
-    def quiet(self) -> dict[int, Standing]:
-        """Return the standings of ranks elsewhere that make no progress."""
-        return self._standings.without_progress(self._communicators.left)
+    def quiet(self) -> dict[int, RankView]:
+        """Return the views of ranks elsewhere that make no progress."""
+        return self._views.without_progress(self._communicators.left)
 
     async def _wait_for_report(self) -> None:
         """Wait until a report or a loss of another process was handled."""
@@ -220,9 +219,9 @@ class ControlPlane:
         for key in [key for key in self.early if key[0] in ids]:
             del self.early[key]
 
-    def send_quiet(self, standings: Sequence[Standing]) -> None:
+    def send_quiet(self, views: Sequence[RankView]) -> None:
         """Report the ranks here that make no progress."""
-        self._send(Quiet(standings=codec.cut_standings(standings)))
+        self._send(Quiet(views=codec.cut_views(views)))
 
     def send_busy(self, rank: int, place: str) -> None:
         """Report the line at which a rank here keeps the event loop; "": it no longer does. Any thread."""
@@ -242,12 +241,12 @@ class ControlPlane:
 
     def hold_broken_end(self, fail: Callable[[], None]) -> None:
         """Fail an end with a broken wire a moment later, unless a report names the culprit before."""
-        self._broken_ends.append((trio.current_time() + _VERDICT_S, fail))
+        self._broken_ends.append((trio.current_time() + Evidence.WIRE_BROKEN.patience_s, fail))
 
-    def send_standings(self, standings: Sequence[Standing], reason: str) -> None:
-        """Report the standings of the ranks here at their stop; a reason ends the other processes as well."""
+    def send_views(self, views: Sequence[RankView], reason: str) -> None:
+        """Report the views of the ranks here at their stop; a reason ends the other processes as well."""
         self._stopping()
-        self._send(Stopped(standings=codec.cut_standings(standings), reason=codec.cut(reason, codec.LINE_BYTES)))
+        self._send(Stopped(views=codec.cut_views(views), reason=codec.cut(reason, codec.LINE_BYTES)))
 
     # -- reports of other ranks ----------------------------------------------------------------------------------------
 
@@ -343,7 +342,7 @@ class ControlPlane:
         match event:
             # the end of a rank
             case Failed():
-                self._standings.check_ranks([event.culprit])
+                self._views.check_ranks([event.culprit])
                 self._world.fail_elsewhere(event.culprit, codec.unpack_error(event), event.doing)
             case Issued():
                 self._issued.setdefault(event.rank, {}).update(event.counts)
@@ -357,7 +356,7 @@ class ControlPlane:
             case Called():
                 self._apply_call(event)
             case Disagreed():
-                self._standings.check_ranks(event.ranks)
+                self._views.check_ranks(event.ranks)
                 if (communicator := communicators.spanning.get(event.channel)) is not None:
                     communicator.fail_here(event.seq, codec.unpack_mismatch(event))
             case EndFailed():
@@ -373,7 +372,7 @@ class ControlPlane:
                         raise OverlapError(f"it claims {count} ranks in a group of {size}, and has {len(member_ranks)}")
             # stalls
             case Busy() | Quiet() | Stopped():
-                self._standings.apply(member, event)
+                self._views.apply(member, event)
                 if isinstance(event, Stopped):
                     self._stopping()
                     if event.reason:

@@ -22,7 +22,7 @@ import xxhash
 from transports.matching.protocol import BROKEN_PROTOCOL
 
 from ..errors import OverlapError
-from ..runtime.blame.standing import Standing
+from ..waits.ends import RankView
 
 #: Longest frame, without its head.
 FRAME_LIMIT_BYTES = 64 * 1024
@@ -252,13 +252,13 @@ class Busy(Tagged):
 class Quiet(Tagged):
     """The ranks of a process that make no progress."""
 
-    standings: list[Standing]
+    views: list[RankView]
 
 
 class Stopped(Tagged):
-    """The standings of the ranks of a process when they were stopped."""
+    """The views of the ranks of a process when they were stopped."""
 
-    standings: list[Standing]
+    views: list[RankView]
     reason: str  # Ends the ranks of the other processes as well, unless it is empty
 
 

@@ -8,6 +8,7 @@ local variables of Trio's frames                    an error that cannot be show
 `_run.GLOBAL_RUN_CONTEXT` and `Runner.deliver_ki`   Ctrl-C ends a `trio.run` beside a connection as a TrioInternalError
 `_run.unrolled_run`                                 Ctrl-C in a callback of the loop waits for the end of the run
 `Nursery._nested_child_finished`                    a report names the line of a nursery beside those of its tasks
+`Task._cancel_status`                               a deadlock is reported, and not ended before `--stall-timeout`
 ==================================================  ==================================================================
 
 `tests/runtime/test_trio_private.py` takes each of them away.
@@ -30,6 +31,7 @@ from ..diagnostics import is_of_tasks
 from ..errors import UsageError
 
 _JOINING = ("__aexit__", "_nested_child_finished")
+_STATUS = "_cancel_status"
 
 
 @contextmanager
@@ -66,6 +68,14 @@ def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseExce
                 task = value if isinstance(value, Task) else task
                 error = value.error if isinstance(value, outcome.Error) else error
     return task, error
+
+
+def may_time_out(task: Task, nursery: trio.Nursery) -> bool:
+    """Whether a cancel scope of a task, below a nursery around it, has a deadline; True if that is not known."""
+    status, around = getattr(task, _STATUS, None), getattr(nursery, _STATUS, None)
+    if status is None or around is None:
+        return True
+    return bool(status.effective_deadline() < around.effective_deadline())
 
 
 def joins_children(code: CodeType) -> bool:

@@ -23,7 +23,6 @@ from .backend import Backend, RealBackend
 from .blame.loop import place_in
 from .blame.reports import LocalRank, Reports, call_program, world_watch
 from .blame.stall import Others, StallLimits
-from .blame.standing import Standing
 from .checking import CheckedInputs, check_message
 from .communicator import BaseEngine
 from .communicators import Communicators
@@ -48,6 +47,8 @@ from .task import TaskFuture
 if TYPE_CHECKING:
     import topology
 
+    from ..waits.ends import RankView
+
 T = TypeVar("T")
 
 # Period of the checks whether messages have been received.
@@ -71,8 +72,8 @@ class OtherProcesses(Others, Protocol):
     async def wait_for_culprit(self) -> None:
         """Wait a moment for a report of another process that names the rank at fault."""
 
-    def send_standings(self, standings: Sequence[Standing], reason: str) -> None:
-        """Report the standings of the ranks here at their stop; a reason ends the other processes as well."""
+    def send_views(self, views: Sequence[RankView], reason: str) -> None:
+        """Report the views of the ranks here at their stop; a reason ends the other processes as well."""
 
     def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Report that a rank here has ended the world. Never raises."""
@@ -278,7 +279,7 @@ class World:
                     if hint := find_hint(error):
                         error.add_note(hint)
                     explain(unwrap_single_error(error), list(context.outstanding.operations), UNFINISHED)
-                    self._record_standings(member, error)
+                    self._record_views(member, error)
                     own, _ = split_stops(error, stops=_STOPS)
                     if own is not None and context.failure is None:
                         context.failure = Failure(unwrap_single_error(own), seen=True)
@@ -437,8 +438,10 @@ class World:
             return
         self._reason = reason
         self.reports.take_stock()
+        if self._flight is not None:  # before the ranks are stopped: what ends later was unfinished
+            self._flight.end("stalled", rank=None, line=f"StallError: the world {reason}", began_here=True)
         if self._processes:
-            self._processes.send_standings(self.reports.stood, reason)
+            self._processes.send_views(self.reports.stood, reason)
         self._scope.cancel(reason=f"the world {reason}")
 
     def _fail_unseen(self) -> bool:
@@ -451,13 +454,13 @@ class World:
                 return True
         return False
 
-    def _record_standings(self, member: LocalRank, error: BaseException) -> None:
+    def _record_views(self, member: LocalRank, error: BaseException) -> None:
         """Record what each rank does when the first rank stops, and report that before any wait."""
         if self.reports.stood or self.ending.failure is not None or split_stops(error, stops=_STOPS)[0] is not None:
             return
-        self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
+        self.reports.stood = self.reports.views({member.context.rank: place_in(error)})
         if self._processes:
-            self._processes.send_standings(self.reports.stood, "")
+            self._processes.send_views(self.reports.stood, "")
 
     def end_by_signal(self, signal_name: str) -> None:
         """Report to the other processes that a signal ends this one."""

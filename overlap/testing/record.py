@@ -74,7 +74,7 @@ class Issue:
         state = EndState.FAILED if self.failed else EndState.WAITING if self.ended_ns is None else EndState.DONE
         return End(
             rank=self.rank, call=call, seq=self.seq, state=state, issued_ns=self.issued_ns, done_ns=self.ended_ns,
-            awaited=self.awaited,
+            awaited=self.awaited or None,
         )  # fmt: skip
 
     @property

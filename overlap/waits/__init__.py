@@ -8,4 +8,5 @@ Readers turn their sources into `RankView`s: live ranks (`runtime.blame`), fligh
 #
 #   ends       the ends of operations, and the view of a rank
 #   judge      the verdict: which ranks the others wait for, and whether they wait in vain
+#   signs      which process ended the job, by the evidence on each
 #   wording    the sentence of a verdict, and the table of ranks: the only place with English about waits

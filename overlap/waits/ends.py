@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from enum import Enum
 from typing import TypeAlias
 
@@ -63,6 +65,34 @@ class Call(Struct, frozen=True, kw_only=True, array_like=True):
         return self.members[self.op == "send"]
 
 
+def call_of(fields: Mapping[str, str], members: tuple[int, ...], rank: int, size: int) -> Call:
+    """Return the call of an operation of ours, from the fields of its flight record.
+
+    Args:
+        members: World ranks that meet; () if they are not known.
+        rank: World rank of the end.
+        size: Number of ranks; any of them may send to a receive from any source.
+    """
+    op, name, key, towards = fields["kind"], fields.get("name", ""), fields.get("key", ""), fields.get("towards", "")
+    any_source = towards.startswith(" from any rank")
+    if towards:
+        op = "send" if towards.startswith(" to") else "recv"
+        peers = [member for member in members if member != rank] or [rank]
+        if any_source:
+            members, key = tuple(other for other in range(size) if other != rank), f"any source, {rank}"
+        elif members:
+            members = (rank, peers[0]) if op == "send" else (peers[0], rank)
+    tag = _TAG.search(towards)
+    return Call(
+        op=op, site=fields.get("site", ""), name="" if name == op else name, key=key, group=fields.get("group", ""),
+        members=members, form=form_of(fields.get("what", "")), nbytes=int(fields.get("nbytes") or 0),
+        tag=int(tag[1]) if tag is not None else 0, any_source=any_source,
+    )  # fmt: skip
+
+
+_TAG = re.compile(r"with tag (\d+)")
+
+
 def form_of(text: str) -> str:
     """Return the arguments of a call of ours, such as "all_reduce(float32 (4,), op='sum')"; "" without an array."""
     form = text.partition("(")[2].removesuffix(")")
@@ -109,13 +139,14 @@ class RankView(Struct, frozen=True, kw_only=True, array_like=True):
     seen: Seen = Seen.WAITS
     ends: tuple[End, ...] = ()  # In the order of issue
     site: str = ""  # Lines at which its program is, if that is not in an operation
-    error: str = ""  # Its own error, with its line
+    error: str = ""  # Its own error, with its line; while it runs, one that no task or thread was given
     step: int | None = None  # The step that it is in
     process: int = -1  # Index of its process; -1 if unknown
     pid: int = 0
     host: str = ""
     how: str = ""  # How its process ended, as a verb
     may_end: bool = False  # Whether a deadline or a cancel scope may end its wait
+    kept_by: int | None = None  # The rank that keeps its event loop busy, at `site`
     unrecorded: str = ""  # What its source does not record, such as "messages of gloo"
 
     @property

@@ -105,49 +105,54 @@ class World:
             if other is not view:
                 self.views[view.rank] = max(other, view, key=_newest_ns)
                 self.doubtful.update({view.rank} if other.seen is not view.seen else ())
-        members = {end.call.members for view in self.views.values() for end in view.ends}
-        for rank in {*range(size), *chain.from_iterable(members)}:
+        ends = [end for view in self.views.values() for end in view.ends]
+        named = {id(ranks): ranks for end in ends for ranks in (end.call.members, end.lacks) if ranks}
+        for rank in {*range(size), *chain.from_iterable(named.values())}:
             self.views.setdefault(rank, RankView(rank=rank, seen=Seen.NO_RECORD))
         self.views = dict(sorted(self.views.items()))
         self._at: dict[Meeting, dict[tuple[int, str], End]] = defaultdict(dict)
         self._newest: dict[tuple[str, int, str], int] = {}
         self._absent: dict[Meeting, tuple[int, ...]] = {}
         self.calls: dict[str, dict[int, list[End]]] = {}
+        at, newest = self._at, self._newest
         for view in self.views.values():
             for end in view.ends:
-                if end.call.meets:
-                    self._add(end)
+                call, seq, rank = end.call, end.seq, end.rank
+                role = call.op if call.is_message else ""
+                if call.meets:
+                    at[call.key, seq][rank, role] = end
+                    if seq > newest.get((call.key, rank, role), -1):
+                        newest[call.key, rank, role] = seq
+                    if not role:
+                        self.calls.setdefault(call.key, {}).setdefault(rank, []).append(end)
         self.waits = {
             rank: ends
             for rank, view in self.views.items()
             if view.seen is Seen.WAITS and (ends := self.lacking_ends(view))
         }
 
-    def _add(self, end: End) -> None:
-        call, role = end.call, end.call.op if end.call.is_message else ""
-        self._at[call.key, end.seq][end.rank, role] = end
-        place = call.key, end.rank, role
-        self._newest[place] = max(end.seq, self._newest.get(place, -1))
-        if not role:
-            self.calls.setdefault(call.key, {}).setdefault(end.rank, []).append(end)
-
     def lacking_ends(self, view: RankView) -> list[End]:
         """Return the operations in which a rank waits for others; [] if it can go on by itself."""
         arrived = [end for end in view.ends if end.is_open and end.has_arrived and end.call.meets]
         awaited = [end for end in arrived if end.awaited]
+        if not awaited and any(end.awaited is False for end in arrived):
+            awaited = arrived  # the program awaits something that follows from one of them
         lacking = [end for end in awaited or arrived if self.absent(end)]
         if awaited:
             return lacking if len(lacking) == len(awaited) else []
         return lacking[:1]
 
     def absent(self, end: End) -> tuple[int, ...]:
-        """Return the world ranks whose ends of an operation are absent, ascending."""
-        if end.lacks is not None:
-            return end.lacks
+        """Return the world ranks whose ends of an operation are absent, ascending.
+
+        What its rank knows of them may be old: their own views count.
+        """
         call = end.call
+        other = {"send": "recv", "recv": "send"}.get(call.op, "")
+        if end.lacks is not None:
+            return tuple(rank for rank in end.lacks if not self._has_come(rank, other, end))
         if call.is_message:
-            other = "recv" if call.op == "send" else "send"
-            others = call.members if call.any_source or end.call.peer is None else (end.call.peer,)
+            others = call.members if call.any_source or call.peer is None else (call.peer,)
             senders = [rank for rank in others if rank != end.rank] or list(others)
             return () if any(self._has_come(rank, other, end) for rank in senders) else tuple(senders)
         if end.meeting not in self._absent:
@@ -170,7 +175,7 @@ class World:
         return next(iter(self.waits.get(rank, ())), None)
 
     def waiters(self, culprits: Collection[int]) -> tuple[End | None, tuple[int, ...]]:
-        """Return the first operation in which other ranks wait for some, and the ranks that wait in it."""
+        """Return the operation in which most other ranks wait for some, and the ranks that wait in it."""
         ends = [
             end
             for rank, waits in self.waits.items()
@@ -179,7 +184,8 @@ class World:
         ]
         if not ends:
             return None, ()
-        first = min(ends, key=lambda end: (end.issued_ns, end.call.key, end.seq))
+        many = Counter(end.meeting for end in ends)
+        first = min(ends, key=lambda end: (-many[end.meeting], end.issued_ns, end.call.key, end.seq))
         return first, tuple(dict.fromkeys(end.rank for end in ends if end.meeting == first.meeting))
 
     @cached_property
@@ -250,9 +256,10 @@ def _first_difference(world: World, key: str, calls: Mapping[int, list[End]], *,
     first = max(ends[0].seq for ends in calls.values())  # records are cut: the first number that all may have
     last = max(ends[-1].seq for ends in calls.values())
     for seq in range(first, last + 1):
-        here = {rank: end for rank, end in world.at(key, seq).items() if end.has_arrived}
+        here = world.at(key, seq)
         if len({id(end.call) for end in here.values()}) < 2:
             continue
+        here = {rank: end for rank, end in here.items() if end.has_arrived}
         forms = {end.call.op: end.call.form for end in here.values() if end.call.form}  # one without a form fits any
         alike = len({(end.call.op, end.call.form or forms.get(end.call.op)) for end in here.values()}) < 2
         if alike and (not by_line or len({end.call.site for end in here.values()}) < 2):
@@ -459,7 +466,8 @@ def _absence(world: World) -> Verdict | None:
             by_wait[wait] = _roots(rank, world, stuck)
         roots[rank] = by_wait[wait]
     still = {rank: ranks for rank, ranks in roots.items() if not any(world.moves(root) for root in ranks)}
-    votes = Counter(root for ranks in (still or roots).values() for root in ranks)
+    votes = Counter(root for ranks in still.values() for root in ranks)
+    votes = votes or Counter(root for ranks in roots.values() for root in ranks if world.moves(root))
     if not votes:
         return None
     views = world.views

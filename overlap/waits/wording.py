@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..timeline.ranklist import listed, named_ranks
 from ..units import columns
 from .ends import End, EndState, RankView, Seen
-from .judge import Kind, Verdict, World
+from .judge import Kind, Verdict, World, judge
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _MOST_SIGNS = 4  # ranks of a process whose last operation is told
@@ -172,6 +172,8 @@ def _does(view: RankView, awaited: End | None, first: str) -> str:
     running = view.running
     if running is not None:
         return f"{first} {'computes' if running.call.op == 'compute' else 'runs'} {_function(running)}"
+    if view.kept_by is not None:
+        return f"{first} {_kept(view)}"
     if view.site:
         return f"{its} program is at {view.site}"
     own = [end for end in view.ends if end.is_open and end.call.meets]
@@ -276,10 +278,12 @@ class Row:
     doing: str
     waits_for: tuple[int, ...] = ()
 
-    @property
-    def line(self) -> str:
-        """The row without its rank, as a line."""
-        waits = f"; waits for {named_ranks(self.waits_for)}" if self.waits_for else ""
+    def line(self, now_ns: int = 0) -> str:
+        """Return the row without its rank, as a line; `now_ns` is the present, in nanoseconds since 1970."""
+        since_ns = self.end.begun_ns or self.end.issued_ns if self.end is not None else 0
+        waited_s = (now_ns - since_ns) // 10**9 if since_ns else 0
+        verb = f"has waited {waited_s} s for" if waited_s > 0 else "waits for"
+        waits = f"; {verb} {named_ranks(self.waits_for)}" if self.waits_for else ""
         at = f"; its program is at {self.view.site}" if self.view.site and self.end is not None else ""
         return f"{self.doing}{waits}{at}"
 
@@ -305,6 +309,27 @@ def rows(views: Iterable[RankView], size: int, verdict: Verdict) -> list[Row]:
     ]
 
 
+def lines(some: Sequence[Row], now_ns: int = 0) -> list[str]:
+    """Return rows as lines; ranks with the same line share it."""
+    ranks: dict[str, list[int]] = {}
+    for row in some:
+        ranks.setdefault(row.line(now_ns), []).append(row.view.rank)
+    return [f"{named_ranks(shared)}: {line}" for line, shared in ranks.items()]
+
+
+def report_lines(views: Sequence[RankView], now_ns: int = 0) -> list[str]:
+    """Return a line for each error that no task was given, then one for each rank."""
+    known = {view.rank for view in views}
+    some = sorted(rows(views, 0, judge(views, 0)), key=lambda row: row.view.rank)
+    errors = [unawaited_line(view) for view in views if view.error]
+    return [*errors, *(f"rank {row.view.rank}: {row.line(now_ns)}" for row in some if row.view.rank in known)]
+
+
+def unawaited_line(view: RankView) -> str:
+    """Return the line on an error that no task was given."""
+    return f"rank {view.rank} has an error that nobody has awaited: {view.error}"
+
+
 def table(rows: Sequence[Row], now_ns: int) -> list[str]:
     """Return a line for each row under a line of heads; columns without a value are left out."""
     cells = [row.cells(now_ns) for row in rows]
@@ -325,7 +350,15 @@ def _row(world: World, view: RankView) -> Row:
     return Row(view=view, end=end, doing=f"{title(end)}{state}", waits_for=world.absent(end) if end.call.meets else ())
 
 
+def _kept(view: RankView) -> str:
+    if view.kept_by == view.rank:
+        return f"keeps its event loop busy at {view.site}"
+    return f"has an event loop that rank {view.kept_by} keeps busy at {view.site}"
+
+
 def _idle(view: RankView) -> str:
+    if view.kept_by is not None:
+        return _kept(view)
     if view.seen in (Seen.LEFT, Seen.NO_RECORD):
         return "has finished" if view.seen is Seen.LEFT else "no record"
     return f"in its program{f', at {view.site}' if view.site else ''}"

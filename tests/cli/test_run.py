@@ -487,9 +487,10 @@ def interrupted(child):
 def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
     assert interrupted(process("run", "--stall-warning", "0.2", script(WAITING))) == [
         "overlap: interrupted",
-        "  rank 1 waits for rank 0, whose program is at train.py:8",
-        "  rank 0: has nothing issued; its program is elsewhere, at train.py:8",
-        "  rank 1: barrier #0 on group 'world' (train.py:5); waits for rank 0",
+        "  rank 0 has not come: its program is at train.py:8; rank 1 waits for it in barrier #0 of group 'world' "
+        "(train.py:5)",
+        "  rank 0: in its program, at train.py:8",
+        "  rank 1: barrier #0 of group 'world' (train.py:5); waits for rank 0",
     ]
 
 
@@ -498,9 +499,10 @@ def test_ctrl_c_over_several_nodes_tells_it_of_all_their_ranks(process, script):
     options = ("--processes", "2", "--ranks-per-process", "2", "--stall-warning", "0.5")
     assert interrupted(process("run", *options, script(WAITING))) == [
         "overlap: interrupted",
-        "  ranks 1-3 wait for rank 0, whose program is at train.py:8",
-        "  rank 0: has nothing issued; its program is elsewhere, at train.py:8",
-        *(f"  rank {rank}: barrier #0 on group 'world' (train.py:5); waits for rank 0" for rank in (1, 2, 3)),
+        "  rank 0 has not come: its program is at train.py:8; ranks 1-3 wait for it in barrier #0 of group 'world' "
+        "(train.py:5)",
+        "  rank 0: in its program, at train.py:8",
+        *(f"  rank {rank}: barrier #0 of group 'world' (train.py:5); waits for rank 0" for rank in (1, 2, 3)),
     ]
 
 
@@ -532,10 +534,10 @@ def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, scr
         "wait at their next operation: issue it early and await it late, or start it in a nursery"
     )
     assert stall[:4] == [
-        "[process 0] overlap: no progress for 2 s: rank 0 waits for rank 1, "
-        "which keeps its event loop busy at train.py:7",
-        "[process 0]   rank 0: barrier #1 on group 'world' (train.py:8); waits for rank 1",
+        "[process 0] overlap: no progress for 2 s: rank 1 has not come: it keeps its event loop busy at train.py:7; "
+        "rank 0 waits for it in barrier #1 of group 'world' (train.py:8)",
         "[process 0]   rank 1: keeps its event loop busy at train.py:7",
+        "[process 0]   rank 0: barrier #1 of group 'world' (train.py:8); waits for rank 1",
         "[process 0]   the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would",
     ]
 
@@ -569,11 +571,12 @@ def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process
     ) in lines
     first = lines.index(
         "overlap: the world did not finish within timeout_s=1: "
-        "rank 0 waits for rank 1, whose compute 'tokenise' (train.py:10) runs"
+        "rank 1 has not come: it computes 'tokenise' (train.py:10); rank 0 waits for it in barrier #1 of group 'world' "
+        "(train.py:11)"
     )
     assert lines[first + 1 : first + 3] == [
-        "  rank 0: barrier #1 on group 'world' (train.py:11); waits for rank 1",
-        "  rank 1: compute 'tokenise' (train.py:10); runs",
+        "  rank 0: barrier #1 of group 'world' (train.py:11); waits for rank 1",
+        "  rank 1: computes 'tokenise' (train.py:10)",
     ]
 
 

@@ -407,10 +407,10 @@ def test_a_stall_reports_the_ranks_of_every_process() -> None:
     for outcome in run_far(main, 2, 2, timeout_s=1.0):
         assert isinstance(outcome, overlap.StallError)
         assert [line.split(" (")[0] for line in outcome.report] == [
-            "rank 0: barrier #0 on group 'world'",
-            "rank 1: barrier #0 on group 'world'",
-            "rank 2: barrier #0 on group 'world'",
-            "rank 3: recv #0 from rank 0 on group 'world'",
+            "rank 0: barrier #0 of group 'world'",
+            "rank 1: barrier #0 of group 'world'",
+            "rank 2: barrier #0 of group 'world'",
+            "rank 3: recv #0 from rank 0",
         ]
         assert outcome.report[0].endswith(" for rank 3")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 import trio
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 import overlap
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import Failed, MemberNotice, RankEvent, encode_event
-from overlap.runtime.blame.standing import Standing
+from overlap.runtime.blame.views import find_stall
 from overlap.runtime.forms import pack_form
 from overlap.runtime.world import World
 
@@ -35,8 +37,10 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.binary(max_size=9) | WORDS.map(pack_form)
     if hint in (bool, type(None)):
         return st.from_type(hint)
-    if hint is Standing:
-        return st.builds(Standing, **{name: values(each) for name, each in get_type_hints(Standing).items()})
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return st.builds(hint, **{name: values(each) for name, each in get_type_hints(hint).items()})
     of, within = get_origin(hint), get_args(hint)
     if of is list:
         return st.lists(values(within[0]), max_size=4)
@@ -71,6 +75,7 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypa
     def hear(here: ControlPlane, event: RankEvent) -> None:
         blamed.clear()
         here._handle(MemberNotice(1, encode_event(event)))
+        find_stall(here.quiet(), RANKS)  # whatever it is told of
         for culprit, cause in blamed:
             if isinstance(event, Failed) and 0 <= event.culprit < RANKS:
                 assert culprit == event.culprit

@@ -259,12 +259,14 @@ def test_a_receive_that_keeps_connections_open_is_named(monkeypatch: pytest.Monk
 
     in_threads(live, 2)
     head, *table, outlook = texts[0].splitlines()
-    assert head == "no progress for 0.1 s: ranks 0-1 wait for each other, and none of them can go on"
+    assert head.startswith(
+        "no progress for 0.1 s: ranks 0-1 wait for each other, and may yet go on: rank 0 in recv #0 "
+    )
     assert [line.partition(";")[0] for line in table] == [
-        f"  rank {rank}: recv #0 from rank {1 - rank} on group 'world' (train.py:{rank})" for rank in range(2)
+        f"  rank {rank}: recv #0 from rank {1 - rank} (train.py:{rank})" for rank in range(2)
     ]
-    assert "its program is elsewhere" not in texts[0]
-    assert outlook == "  the run is given up when that has lasted 300 s (--stall-timeout)"
+    assert "its program is" not in texts[0]
+    assert outlook == "  the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"  # threads may cancel them
 
 
 @pytest.mark.parametrize("waits", ["receive", "others"])

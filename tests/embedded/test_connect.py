@@ -192,7 +192,7 @@ def test_a_stall_names_the_line_of_the_thread_that_is_waited_for(monkeypatch: py
     monkeypatch.setattr("overlap.runtime.blame.stall.notify", notify)
     monkeypatch.setenv("OVERLAP_STALL_S", "0.1")
     line = connected(program, 2)[0]
-    assert f"rank 0 waits for rank 1, whose program is at test_connect.py:{line}" in texts[0]
+    assert f"rank 1 has not come: its program is at test_connect.py:{line}; rank 0 waits for it in " in texts[0]
 
 
 def test_after_the_end_a_call_says_so() -> None:

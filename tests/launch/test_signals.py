@@ -270,7 +270,7 @@ def test_a_world_that_is_asked_tells_who_waits_and_where_its_tasks_are(start: St
     asked, *report = job.told("tasks:")
     assert asked == f"overlap: asked by SIGUSR1, process {pid}:"
     assert [line.split(":")[0] for line in report] == ["  rank 0", "  rank 1", "  tasks"]
-    assert f"grad #1 on group 'world' (train.py:{line_of('grad')}); waits for rank 0" in report[1]
+    assert f"grad #1 of group 'world' (train.py:{line_of('grad')}); waits for rank 0" in report[1]
     side = f"      side at train.py:{line_of('sleep_forever')}"
     assert job.told(side)[0] == f"    rank 0 at train.py:{line_of('sleep_forever', last=True)}"
     assert job.told(side)[0] == f"    rank 1 at train.py:{line_of('grad')}"

@@ -18,7 +18,7 @@ BUGS = {
     "order_of_a_set": ("mismatch", None),  # which ranks differ is the seed's choice
     "other_seeds": ("weights differ", {1, 2, 3}),
     "pipeline_sends": ("cycle", {0, 1, 2, 3}),
-    "saved_by_one": ("left", {1}),
+    "saved_by_one": ("skipped", {1}),
     "seen_by_some": ("mismatch", {2}),
     "shapes_differ": ("mismatch", {1}),
     "sizes_differ": ("mismatch", {0, 1}),

@@ -74,7 +74,7 @@ def test_a_stall_report_names_the_line_that_asked_for_the_update(kind: type, mon
 
     with pytest.raises(overlap.StallError) as stall:
         overlap.run(train, ranks=2, timeout_s=60)
-    assert re.search(rf"whose compute 'update' \({HERE}:{line_of('the update')}\)", str(stall.value))
+    assert re.search(rf"it computes 'update' \({HERE}:{line_of('the update')}\)", str(stall.value))
 
 
 @pytest.mark.parametrize("clock", ["real", overlap.Virtual()])

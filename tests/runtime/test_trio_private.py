@@ -116,6 +116,24 @@ def test_no_frame_is_the_loop_and_no_interrupt_is_delivered_if_they_are_not_know
     assert trio.run(main) == (True, False, False)
 
 
+# -- deadlines ---------------------------------------------------------------------------------------------------------
+
+
+def test_any_task_may_time_out_if_its_deadline_is_not_known(monkeypatch: Monkeypatch) -> None:
+    async def main() -> tuple[bool, bool, bool]:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                task = trio.lowlevel.current_task()
+                around = trio_private.may_time_out(task, nursery)
+                with trio.CancelScope(deadline=trio.current_time() + 1):
+                    await trio.lowlevel.checkpoint()
+                    within = trio_private.may_time_out(task, nursery)
+                monkeypatch.setattr(trio_private, "_STATUS", "gone")
+                return around, within, trio_private.may_time_out(task, nursery)
+
+    assert trio.run(main) == (False, True, True)
+
+
 # -- nurseries that wait -----------------------------------------------------------------------------------------------
 
 

@@ -261,7 +261,7 @@ def test_messages_that_not_all_of_a_class_receive():
     with pytest.raises(StallError) as caught:
         simulate(main, 8, shapes_only=True, alike=2)
     first, *_, last = caught.value.report
-    assert re.fullmatch(r"rank 0: send #0 to rank 1 on group 'world' \(.*\); waits for rank 3", first)
+    assert re.fullmatch(r"rank 0: send #0 to rank 1 \(.*\); waits for rank 3", first)
     assert last == "only ranks 0, 3, 4, 7 run, for all: they may not behave as alike as was said"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -27,7 +28,7 @@ import outcome
 import trio
 from trio.lowlevel import Task
 
-from ...diagnostics import is_ours, program_point
+from ...diagnostics import is_installed, is_ours, program_point
 from ...kernel_facts import queued_ns
 from ...threads import read_frames, start_thread, without_collector
 from ...timeline.recording import call_site
@@ -306,6 +307,28 @@ def program_places(task: Task, rank: int) -> list[str]:
         elif not (child.child_nurseries and _waits_for_children(points)):  # else its children are listed
             places[_outside(points)] = None
     return [place for place in places if place]
+
+
+def threads_at_work(loop_thread: int) -> bool:
+    """Whether a thread that the program has started runs code of its own: it may issue an operation at any time.
+
+    A thread that waits in a call of ours is none, nor is one that we or Trio have started.
+    """
+    with without_collector():
+        for ident, frame in sys._current_frames().items():
+            points: Points = []
+            while frame is not None and ident not in (loop_thread, threading.get_ident()):
+                points.insert(0, (frame.f_code, frame.f_lasti))
+                frame = frame.f_back  # type: ignore[assignment]
+            point = program_point(points) if points else None
+            if point is None or is_installed(point[0]):
+                continue
+            inner, outer = points[points.index(point) + 1 :], points[: points.index(point)]
+            if not any(is_ours(code) or _is_trio((code, 0)) for code, _ in outer) and not any(
+                is_ours(c) for c, _ in inner
+            ):
+                return True
+    return False
 
 
 _AWAIT = Future.__await__.__code__

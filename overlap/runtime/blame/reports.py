@@ -1,4 +1,4 @@
-"""Reports on the ranks of this process: the standing of each, its waits; and the watches that make them."""
+"""Reports on the ranks of this process: views of them for the judge of waits, and the watches that make them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from threading import get_ident
+from time import time_ns
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from ...diagnostics import defined_at, task_tree, where
-from ...errors import UsageError, in_one_line
+from ...diagnostics import defined_at, task_tree
+from ...errors import UsageError
 from ...notice import notify
 from ...units import format_s
 from ..backend import Backend
 from ..compute import ComputeFuture, ComputeStreams
 from ..context import RankContext
 from ..rank import Rank
-from .loop import BusyLoop, LoopWatch, program_places
+from .loop import BusyLoop, LoopWatch
 from .stall import Others, StallLimits, StallWatch
-from .standing import Standing, find_stall, report_lines
+
+if TYPE_CHECKING:
+    from ...waits.ends import RankView
 
 T = TypeVar("T")
 
@@ -48,27 +51,14 @@ class LocalRank:
         """Return an object that is replaced by any progress, and a number that changes with it."""
         return self.rank.recorder.last, len(self.context.outstanding.operations)
 
-    def standing(self, now_ns: int, place: str | None = None) -> Standing:
-        """Return the standing of the rank.
+    def view(self, now_ns: int, place: str | None = None) -> RankView:
+        """Return the view of the rank, for the judge of waits; `now_ns` is the present of its context.
 
         A program that is being unwound has no frame to look at any more; then `place` is its line.
         """
-        outstanding, rank = self.context.outstanding, self.context.rank
-        if not outstanding.operations and rank in self.left:
-            return Standing(rank=rank, lines=("has finished",), busy="which has finished")
-        places = self._program_lines() if place is None else [place] if place else []
-        elsewhere = f"its program is elsewhere{', at ' if places else ''}{' and '.join(places)}"
-        lines = outstanding.lines(now_ns) or ["has nothing issued"]
-        if places or not outstanding.operations:
-            lines[-1] += f"; {elsewhere}"
-        unseen = outstanding.unseen
-        return Standing(
-            rank=rank,
-            lines=tuple(lines),
-            awaits=tuple(outstanding.awaits()),
-            busy=self._busy(now_ns, places),
-            error=f"{in_one_line(unseen.error)}{where(unseen.error)}" if unseen is not None else "",
-        )
+        from .views import view_of  # most programs need none
+
+        return view_of(self.context, self.left, self.rank.world_size, now_ns, place)
 
     @property
     def has_unseen_error(self) -> bool:
@@ -92,21 +82,6 @@ class LocalRank:
             notify(f"waiting for {function} to return: a function cannot be interrupted")
         await self.compute.ended()
 
-    def _busy(self, now_ns: int, places: list[str]) -> str:
-        """Return the compute or the lines that a rank is busy with, as a clause; "" if it only waits."""
-        running = self.computing()
-        if running is not None:
-            return f"whose {running.label} ({running.call_site}) {running.describe_state(now_ns)}"
-        if places:
-            return f"whose program is at {' and '.join(places)}"
-        return "" if self.context.outstanding.operations else "whose program is elsewhere"
-
-    def _program_lines(self) -> list[str]:
-        """Return the lines at which the program of the rank waits."""
-        if self.context.elsewhere is not None and not self.context.outstanding.draining:
-            return [self.context.elsewhere()]
-        return program_places(self.task, self.context.rank) if self.task is not None else []
-
 
 def call_program(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
     """Call a rank's program; return its awaitable.
@@ -129,59 +104,64 @@ class Reports:
     """Reports on the ranks of this process.
 
     Attributes:
-        stood: Standings of the ranks when the first of them was stopped; of all processes once they are gathered.
+        stood: Views of the ranks when the first of them was stopped; of all processes once they are gathered.
         caveat: A line that ends each report.
     """
 
     def __init__(self, members: Sequence[LocalRank], backend: Backend, others: Others | None) -> None:
-        self.stood: list[Standing] = []
+        self.stood: list[RankView] = []
         self.caveat: str = ""
         self._members, self._backend, self._others = members, backend, others
 
-    # -- standings at the stop ---------------------------------------------------------------------------------------
+    # -- at the stop -------------------------------------------------------------------------------------------------
 
     def take_stock(self) -> None:
-        """Note the standings of the ranks, unless they were noted when the first of them was stopped."""
-        self.stood = self.stood or self.standings()
+        """Note the views of the ranks, unless they were noted when the first of them was stopped."""
+        self.stood = self.stood or self.views()
 
     async def gather(self) -> None:
         """Give the other processes a moment to report their ranks."""
         if self._others:
-            self.stood = await self._others.standings(self.stood)
+            self.stood = await self._others.views(self.stood)
 
     def lines(self) -> list[str]:
         """Return a line for each rank: the operation it waited in and the ranks it waited for."""
         return self._with_caveat(self.stood)
 
-    def sentence(self) -> str:
-        """Return a sentence on the waiting ranks and their culprit; "" if no rank waited."""
-        stall = find_stall({standing.rank: standing for standing in self.stood})
-        return stall.sentence if stall is not None else ""
+    def sentence(self, *, soon: bool = False) -> str:
+        """Return a sentence on the waiting ranks and their culprit; "" if no rank waited.
+
+        Args:
+            soon: Whether to be silent on ranks that wait for each other: at one moment they may be about to go on.
+        """
+        from .views import sentence_on
+
+        return sentence_on(self.stood, soon=soon)
 
     async def note_on(self, interrupt: BaseException) -> None:
         """Add a line for each waiting rank to an interrupt."""
         self.take_stock()
         await self.gather()
-        stall, lines = find_stall({standing.rank: standing for standing in self.stood}), self.lines()
-        # ranks that wait for each other at one moment may be about to go on: their bytes are on the way
-        sentence = stall.sentence if stall is not None and not stall.hopeless else ""
+        lines, sentence = self.lines(), self.sentence(soon=True)
         more = [f"and {len(lines) - _LISTED} lines more"] if len(lines) > _LISTED else []
         for line in [*([sentence] if sentence else []), *lines[:_LISTED], *more]:
             interrupt.add_note(f"  {line}")
 
     # -- now -------------------------------------------------------------------------------------------------------
 
-    def standings(self, places: Mapping[int, str] = MappingProxyType({})) -> list[Standing]:
-        """Return the standing of each rank; `places` has the lines of programs that are being unwound, by rank."""
+    def views(self, places: Mapping[int, str] = MappingProxyType({})) -> list[RankView]:
+        """Return the view of each rank; `places` has the lines of programs that are being unwound, by rank."""
         now_ns = self._backend.now_ns()
-        return [member.standing(now_ns, places.get(member.context.rank)) for member in self._members]
+        return [member.view(now_ns, places.get(member.context.rank)) for member in self._members]
 
     def lines_now(self) -> list[str]:
         """Return a line for each rank: the operation it waits in and the ranks it waits for."""
-        return self._with_caveat(self.standings())
+        return self._with_caveat(self.views())
 
-    def _with_caveat(self, standings: Sequence[Standing]) -> list[str]:
-        return [*report_lines(standings), *([self.caveat] if self.caveat else [])]
+    def _with_caveat(self, views: Sequence[RankView]) -> list[str]:
+        from .views import report_lines
+
+        return [*report_lines(views, time_ns()), *([self.caveat] if self.caveat else [])]
 
     def doing(self, rank: int) -> list[str]:
         """Return the operations that a rank had not finished when it was abandoned."""
@@ -233,7 +213,7 @@ def world_watch(
         give_up: Ends the world; takes the number of seconds without progress.
     """
     ranks = {member.context.rank: member for member in members}
-    watch = StallWatch(ranks, limits, others, give_up)
+    watch = StallWatch(ranks, limits, others, give_up, size=members[0].rank.world_size)
     return LoopWatch(
         token,
         get_ident(),

@@ -4,8 +4,8 @@ It compares the last span and the number of unfinished operations of each rank a
 for a report. Operations do no work for it.
 
 Only certain deadlocks are ended after 300 s: a rank may wait for a program that hangs, or for one that writes a
-checkpoint for six minutes. These look alike, and no healthy run may be ended. Ranks that each wait for another, while
-none computes and no task of theirs waits for anything else, cannot be healthy.
+checkpoint for six minutes. These look alike, and no healthy run may be ended. Ranks that can never go on, whatever the
+others do (`waits.judge`), while no task of theirs waits for anything else, cannot be healthy.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from transports.delays import Instant
 
 from ...notice import notify
-from .standing import Stall, Standing, find_stall
+
+if TYPE_CHECKING:
+    from ...waits.ends import RankView
+    from ...waits.judge import Verdict
 
 #: A step rarely takes longer, and people do not look at a silent terminal for much longer without asking.
 STALL_S = 10.0
@@ -43,8 +46,8 @@ class Watched(Protocol):
     def mark(self) -> tuple[object, int]:
         """Return an object that is replaced by any progress, and a number that changes with it."""
 
-    def standing(self, now_ns: int) -> Standing:
-        """Return the standing of the rank."""
+    def view(self, now_ns: int) -> RankView:
+        """Return the view of the rank."""
 
     @property
     def has_unseen_error(self) -> bool:
@@ -56,17 +59,17 @@ class Others(Protocol):
 
     speaks: bool  # Whether this process reports to the user
 
-    def send_quiet(self, standings: Sequence[Standing]) -> None:
+    def send_quiet(self, views: Sequence[RankView]) -> None:
         """Report the ranks here without progress to the other processes: all of them, at each change."""
 
-    def quiet(self) -> Mapping[int, Standing]:
-        """Return the standings that other processes have reported, by rank."""
+    def quiet(self) -> Mapping[int, RankView]:
+        """Return the views that other processes have reported, by rank."""
 
     def send_busy(self, rank: int, place: str) -> None:
         """Report that a rank here keeps the loop, and its place; without a place, that it has stopped. Any thread."""
 
-    async def standings(self, own: Sequence[Standing]) -> list[Standing]:
-        """Give other processes a moment to report their ranks; return the standings of all known ranks."""
+    async def views(self, own: Sequence[RankView]) -> list[RankView]:
+        """Give other processes a moment to report their ranks; return the views of all known ranks."""
 
 
 class StallWatch:
@@ -75,6 +78,7 @@ class StallWatch:
     Args:
         limits: Limits of the time without progress.
         give_up: Ends the world; takes the number of seconds without progress.
+        size: Number of ranks of the world.
     """
 
     def __init__(
@@ -83,12 +87,16 @@ class StallWatch:
         limits: StallLimits,
         others: Others | None,
         give_up: Callable[[float], None],
+        *,
+        size: int,
     ) -> None:
-        self._ranks, self._limits, self._others, self._give_up = ranks, limits, others, give_up
+        self._ranks, self._limits, self._others, self._give_up, self._size = ranks, limits, others, give_up, size
         self._marks: dict[int, tuple[object, int]] = {}
         self._since: dict[int, Instant] = {}  # first look at each mark
-        self._reported_quiet: frozenset[int] = frozenset()  # quiet ranks that the other processes know
+        # numbers and absent ranks of the operations of quiet ranks, as the other processes know them
+        self._sent: dict[int, list[tuple[int, tuple[int, ...] | None]]] = {}
         self._began: Instant | None = None  # first look at the present stall, which is `tell_s` old by then
+        self._certain_since: Instant | None = None  # first look since which none of the ranks can ever go on
         self._reported = False  # whether the present stall was reported
         self._patience_s = limits.tell_s
 
@@ -101,17 +109,20 @@ class StallWatch:
         """Look once; the loop's thread only."""
         now = Instant.now(perf_counter_ns)
         quiet = [rank for rank, watched in self._ranks.items() if self._is_quiet(rank, watched, now)]
-        if not quiet and not self._reported_quiet and self._began is None and self._others is None:
+        if not quiet and not self._sent and self._began is None and self._others is None:
             return
-        standings = {rank: self._ranks[rank].standing(now.wall_ns) for rank in quiet}
+        views = {rank: self._ranks[rank].view(now.wall_ns) for rank in quiet}
         if self._others is not None:
-            if frozenset(quiet) != self._reported_quiet:
-                self._reported_quiet = frozenset(quiet)
-                self._others.send_quiet(list(standings.values()))
+            waits = {rank: [(end.seq, end.lacks) for end in view.ends] for rank, view in views.items()}
+            if waits != self._sent:
+                self._sent = waits
+                self._others.send_quiet(list(views.values()))
             if not self._others.speaks:
                 return
-            standings = {**self._others.quiet(), **standings}
-        self._update_stall(find_stall(standings), now)
+            views = {**self._others.quiet(), **views}
+        from .views import find_stall
+
+        self._update_stall(find_stall(views, self._size), views, now)
 
     def _is_quiet(self, rank: int, watched: Watched, now: Instant) -> bool:
         """Whether a rank has made no progress for so long that the watch counts it as waiting."""
@@ -122,24 +133,30 @@ class StallWatch:
         quiet_s = 2 * self.period_s if watched.has_unseen_error else self._limits.tell_s
         return now.since(self._since[rank]) >= quiet_s
 
-    def _update_stall(self, stall: Stall | None, now: Instant) -> None:
+    def _update_stall(self, stall: Verdict | None, views: Mapping[int, RankView], now: Instant) -> None:
         """Report a stall that lasts, and end the world at its limit; None ends the stall."""
         if stall is None:
             self._end_stall(now)
             return
-        if stall.hopeless and stall.errors:  # none of them can go on, because of these errors
+        from .views import stall_lines
+
+        sentence, errors, table = stall_lines(stall, views)
+        if stall.is_certain and errors:  # none of them can go on, because of these errors
             self._give_up(2 * self.period_s)
             return
         self._began = self._began or now
+        # at one look a thread may be about to issue an operation: it counts how long none could
+        self._certain_since = (self._certain_since or now) if stall.is_certain else None
         quiet_s = self._limits.tell_s + now.since(self._began)
-        limit_s = self._limits.give_up_s or (HOPELESS_S if stall.hopeless else None)
+        limit_s = self._limits.give_up_s or (HOPELESS_S if stall.is_certain else None)
+        since = self._began if self._limits.give_up_s or self._certain_since is None else self._certain_since
         delay_s = 2 * self.period_s if self._others is not None else 0.0  # for the reports of other processes
         if not self._reported and quiet_s >= self._patience_s + delay_s:
             self._reported = True
-            head = f"no progress for {self._patience_s:g} s: {stall.sentence}"
+            head = f"no progress for {self._patience_s:g} s: {sentence}"
             self._patience_s = min(2 * self._patience_s, _MOST_PATIENT * self._limits.tell_s)
-            notify("\n  ".join([head, *stall.errors, *stall.table, _outlook(limit_s)]))
-        if limit_s is not None and quiet_s >= limit_s:
+            notify("\n  ".join([head, *errors, *table, _outlook(limit_s)]))
+        if limit_s is not None and self._limits.tell_s + now.since(since) >= limit_s:
             self._give_up(limit_s)
 
     def _end_stall(self, now: Instant) -> None:
@@ -147,7 +164,7 @@ class StallWatch:
         if self._reported and self._began is not None:
             quiet_s = self._limits.tell_s + now.since(self._began)
             notify(f"goes on, after {quiet_s:.0f} s without progress")
-        self._reported, self._began = False, None
+        self._reported, self._began, self._certain_since = False, None, None
 
 
 def _outlook(limit_s: float | None) -> str:

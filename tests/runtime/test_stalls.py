@@ -1,4 +1,4 @@
-"""Who is to blame for a stall, and when it is told: decided from where the ranks stand, without any waiting."""
+"""When a stall is reported, and when a world is given up: decided from views of ranks, without any waiting."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -6,68 +6,40 @@ from typing import cast
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 
-from overlap.processes.codec import cut_standings
+from overlap.processes.codec import cut_views
 from overlap.processes.messages import BODY_LIMIT_BYTES, MessageError, Quiet, decode_event, encode_event
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.blame import stall as stall_watch
 from overlap.runtime.blame.reports import Reports
 from overlap.runtime.blame.stall import StallLimits, StallWatch
-from overlap.runtime.blame.standing import Standing, find_stall, report_lines
+from overlap.runtime.blame.views import find_stall
+from overlap.waits.ends import Call, End, EndState, RankView, Seen
+from overlap.waits.judge import Kind
+from overlap.waits.wording import report_lines
 from transports import delays
 
-SLEEPS = "whose program is at train.py:12"
+SLEEPS = "its program is at train.py:12"
+REDUCE = Call(op="all_reduce", key="dp", group="dp", site="train.py:9")
 
 
-def waits(rank: int, *awaits: int, busy: str = "") -> Standing:
-    named = ", ".join(map(str, awaits))
-    return Standing(rank=rank, lines=(f"all_reduce #3; waits for rank {named}",), awaits=awaits, busy=busy)
+def waits(rank: int, *lacks: int, error: str = "", awaited: bool = True) -> RankView:
+    call = replace(REDUCE, key=f"of rank {rank}")  # where the others have not arrived
+    end = End(rank=rank, call=call, seq=3, state=EndState.WAITING, lacks=lacks, awaited=awaited)
+    return RankView(rank=rank, ends=(end,), error=error)
 
 
-def elsewhere(rank: int, busy: str = SLEEPS) -> Standing:
-    return Standing(rank=rank, lines=("has nothing issued",), busy=busy)
+def elsewhere(rank: int) -> RankView:
+    return RankView(rank=rank, seen=Seen.ELSEWHERE, site="train.py:12")
 
 
-def known(*standings: Standing) -> dict[int, Standing]:
-    return {standing.rank: standing for standing in standings}
-
-
-SENTENCES = {
-    "one is late": ([waits(0, 2), waits(1, 2), elsewhere(2), waits(3, 2)], f"ranks 0-1, 3 wait for rank 2, {SLEEPS}"),
-    "two are late": ([waits(0, 1, 2), elsewhere(1), elsewhere(2)], f"rank 0 waits for ranks 1-2, {SLEEPS}"),
-    "one of two late ones holds up more": (
-        [waits(0, 3), waits(1, 3), waits(2, 4), elsewhere(3, "who is late"), elsewhere(4)],
-        "ranks 0-2 wait for rank 3, who is late",
-    ),
-    "a chain": ([waits(0, 1), waits(1, 2), elsewhere(2)], f"ranks 0-1 wait for rank 2, {SLEEPS}"),
-    "it waits as well, but is kept elsewhere": (
-        [waits(0, 1), waits(1, 0, busy=SLEEPS)],
-        f"rank 0 waits for rank 1, {SLEEPS}",
-    ),
-    "they wait for each other, and may go on": (
-        [waits(0, 1, busy=SLEEPS), waits(1, 0, busy=SLEEPS)],
-        "ranks 0-1 wait for each other",
-    ),
-    "a cycle": ([waits(0, 1), waits(1, 2), waits(2, 0)], "ranks 0-2 wait for each other, and none of them can go on"),
-    "one that waits for itself": ([waits(0, 0), waits(1, 0)], "rank 0 waits for itself, and cannot go on"),
-    "a cycle and one who waits for it": (
-        [waits(0, 1), waits(1, 2), waits(2, 1)],
-        "ranks 0-2 wait for each other, and none of them can go on",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", SENTENCES)
-def test_the_odd_one_out_is_named_in_one_sentence(case: str) -> None:
-    standings, sentence = SENTENCES[case]
-    stall = find_stall(known(*standings))
-    assert stall is not None
-    assert stall.sentence == sentence
-    assert stall.hopeless == sentence.endswith(("none of them can go on", "rank 0 waits for itself, and cannot go on"))
+def known(*views: RankView) -> dict[int, RankView]:
+    return {view.rank: view for view in views}
 
 
 @pytest.mark.parametrize(
-    "standings",
+    "views",
     [
         [],
         [elsewhere(0), elsewhere(1)],
@@ -76,22 +48,22 @@ def test_the_odd_one_out_is_named_in_one_sentence(case: str) -> None:
         [waits(0, 1, 2), elsewhere(1)],
     ],
 )
-def test_who_waits_for_ranks_that_move_is_not_stalled(standings: list[Standing]) -> None:
-    assert find_stall(known(*standings)) is None
+def test_who_waits_for_ranks_that_move_is_not_stalled(views: list[RankView]) -> None:
+    assert find_stall(known(*views), 3) is None
 
 
-def test_ranks_of_which_the_same_is_to_be_said_share_a_line() -> None:
-    stall = find_stall(known(*(waits(rank, 64) for rank in range(64)), elsewhere(64), elsewhere(65)))
+def test_ranks_that_can_never_go_on_are_stalled_although_a_third_one_moves() -> None:
+    stall = find_stall(known(waits(0, 1, 2), waits(1, 0)), 3)
     assert stall is not None
-    assert stall.table == ["ranks 0-63: all_reduce #3; waits for rank 64", "rank 64: has nothing issued"]
+    assert (stall.kind, stall.culprits, stall.is_certain) == (Kind.CYCLE, (0, 1), True)
 
 
-def test_a_long_table_is_cut() -> None:
-    late = 40
-    each = [Standing(rank=rank, lines=(f"recv #{rank}",), awaits=(late,)) for rank in range(late)]
-    stall = find_stall(known(*each, elsewhere(late)))
+def test_an_operation_that_a_rank_does_not_await_is_no_cycle() -> None:
+    """Rank 0 awaits something of rank 2, beside what it has issued with rank 1."""
+    both = replace(waits(0, 1, awaited=False), ends=(*waits(0, 1, awaited=False).ends, *waits(0, 2).ends))
+    stall = find_stall(known(both, waits(1, 0), elsewhere(2)), 3)
     assert stall is not None
-    assert stall.table[14:] == ["rank 14: recv #14", "rank 15: recv #15", "and 25 lines more"]
+    assert (stall.kind, stall.culprits) == (Kind.LATE, (2,))
 
 
 # -- when it is told -------------------------------------------------------------------------------------------------
@@ -100,32 +72,32 @@ def test_a_long_table_is_cut() -> None:
 class Rank:
     """A rank that makes progress when it is told to."""
 
-    def __init__(self, standing: Standing) -> None:
-        self._standing, self.progress = standing, 0
+    def __init__(self, view: RankView) -> None:
+        self._view, self.progress = view, 0
 
     def mark(self) -> tuple[object, int]:
         return None, self.progress
 
-    def standing(self, now_ns: int) -> Standing:
-        return self._standing
+    def view(self, now_ns: int) -> RankView:
+        return self._view
 
     @property
     def has_unseen_error(self) -> bool:
-        return bool(self._standing.error)
+        return bool(self._view.error)
 
 
 class Others:
     """The other processes."""
 
-    def __init__(self, *, speaks: bool, quiet: Mapping[int, Standing]) -> None:
+    def __init__(self, *, speaks: bool, quiet: Mapping[int, RankView]) -> None:
         self.speaks, self._quiet = speaks, quiet
         self.told: list[list[int]] = []
 
-    def send_quiet(self, standings: object) -> None:
-        assert isinstance(standings, list)
-        self.told.append([standing.rank for standing in standings])
+    def send_quiet(self, views: object) -> None:
+        assert isinstance(views, list)
+        self.told.append([view.rank for view in views])
 
-    def quiet(self) -> Mapping[int, Standing]:
+    def quiet(self) -> Mapping[int, RankView]:
         return self._quiet
 
 
@@ -133,16 +105,16 @@ class Times:
     """A stall watch whose clock is the test's, and what it says."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *standings: Standing, others: Others | None = None, **limits: float
+        self, monkeypatch: pytest.MonkeyPatch, *views: RankView, others: Others | None = None, **limits: float
     ):
-        self.ranks = {standing.rank: Rank(standing) for standing in standings}
+        self.ranks = {view.rank: Rank(view) for view in views}
         self.said: list[str] = []
         self.given_up: list[float] = []
         self._now_ns, self.delay_ns = 10**15, 0
         monkeypatch.setattr(delays, "read_delays", lambda: {"1": self.delay_ns})
         monkeypatch.setattr(stall_watch, "perf_counter_ns", lambda: self._now_ns)
         monkeypatch.setattr(stall_watch, "notify", self.said.append)
-        self._watch = StallWatch(self.ranks, StallLimits(**limits), others, self.given_up.append)
+        self._watch = StallWatch(self.ranks, StallLimits(**limits), others, self.given_up.append, size=2)
 
     def go_by(self, seconds: int, delay_s: float = 0.0) -> None:
         """Let time pass, in each second of which a thread waits for a processor for `delay_s`."""
@@ -154,15 +126,13 @@ class Times:
 
 
 def test_a_known_error_ends_a_world_that_can_never_go_on_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Standing(rank=0, lines=("recv #0",), awaits=(1,), error="ValueError: no data at train.py:3")
-    times = Times(monkeypatch, failed, Standing(rank=1, lines=("recv #0",), awaits=(0,)))
+    times = Times(monkeypatch, waits(0, 1, error="ValueError: no data at train.py:3"), waits(1, 0))
     times.go_by(20)
     assert times.given_up[:1] == [2.0]
 
 
 def test_a_known_error_heads_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Standing(rank=0, lines=("recv #0",), awaits=(1,), error="ValueError: no data at train.py:3")
-    times = Times(monkeypatch, failed, Standing(rank=1, lines=("has nothing issued",), busy=SLEEPS))
+    times = Times(monkeypatch, waits(0, 1, error="ValueError: no data at train.py:3"), elsewhere(1))
     times.go_by(20)
     assert times.given_up == []
     assert times.said[0].splitlines()[1] == (
@@ -170,10 +140,11 @@ def test_a_known_error_heads_the_report(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
+LATE = f"rank 1 has not come: {SLEEPS}; rank 0 waits for it in all_reduce #3 of group 'dp' (train.py:9)"
 STALL = f"""\
-no progress for 10 s: rank 0 waits for rank 1, {SLEEPS}
-  rank 0: all_reduce #3; waits for rank 1
-  rank 1: has nothing issued
+no progress for 10 s: {LATE}
+  rank 1: in its program, at train.py:12
+  rank 0: all_reduce #3 of group 'dp' (train.py:9); waits for rank 1
   the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"""
 
 
@@ -204,14 +175,33 @@ def test_ranks_that_cannot_go_on_are_given_up_after_300_s(monkeypatch: pytest.Mo
     times = Times(monkeypatch, waits(0, 1), waits(1, 0))
     times.go_by(299)
     assert times.said == [
-        "no progress for 10 s: ranks 0-1 wait for each other, and none of them can go on\n"
-        "  rank 0: all_reduce #3; waits for rank 1\n"
-        "  rank 1: all_reduce #3; waits for rank 0\n"
+        "no progress for 10 s: ranks 0-1 wait for each other and cannot go on: ranks 0-1 in all_reduce #3 of group "
+        "'dp' (train.py:9); call the operations of all groups that ranks share in one order\n"
+        "  rank 0: all_reduce #3 of group 'dp' (train.py:9); waits for rank 1\n"
+        "  rank 1: all_reduce #3 of group 'dp' (train.py:9); waits for rank 0\n"
         "  the run is given up when that has lasted 300 s (--stall-timeout)"
     ]
     assert times.given_up == []
     times.go_by(1)
     assert times.given_up == [300.0]
+
+
+def test_ranks_whose_wait_a_deadline_may_end_are_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Times(monkeypatch, replace(waits(0, 1), may_end=True), waits(1, 0))
+    times.go_by(1000)
+    assert "wait for each other, and may yet go on" in times.said[0]
+    assert times.given_up == []
+
+
+def test_ranks_that_could_go_on_until_a_moment_ago_are_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a thread at work of one is about to issue an operation."""
+    times = Times(monkeypatch, replace(waits(0, 1), may_end=True), waits(1, 0))
+    times.go_by(1000)
+    times.ranks[0]._view = waits(0, 1)
+    times.go_by(280)
+    assert times.given_up == []
+    times.go_by(20)
+    assert times.given_up[:1] == [300.0]
 
 
 def test_time_in_which_a_process_waits_for_a_processor_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +236,16 @@ def test_one_process_tells_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert others.told == [[0], []]
 
 
+def test_a_process_reports_again_when_other_ranks_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = Others(speaks=False, quiet={})
+    times = Times(monkeypatch, waits(0, 1, 2), others=others)
+    times.go_by(20)
+    assert others.told == [[0]]
+    times.ranks[0]._view = waits(0, 2)
+    times.go_by(20)
+    assert others.told == [[0], [0]]
+
+
 def test_the_others_only_let_it_know(monkeypatch: pytest.MonkeyPatch) -> None:
     others = Others(speaks=False, quiet=known(elsewhere(1)))
     times = Times(monkeypatch, waits(0, 1), others=others)
@@ -256,32 +256,34 @@ def test_the_others_only_let_it_know(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- as processes tell it ----------------------------------------------------------------------------------------------
 
 
-def heard(told: Sequence[Standing]) -> list[Standing]:
-    body = encode_event(Quiet(standings=cut_standings(told)))
+def heard(told: Sequence[RankView]) -> list[RankView]:
+    body = encode_event(Quiet(views=cut_views(told)))
     assert len(body) <= BODY_LIMIT_BYTES
     quiet = decode_event(body)
     assert isinstance(quiet, Quiet)
-    return quiet.standings
+    return quiet.views
 
 
-def test_standings_arrive_as_they_were_told() -> None:
-    told = [waits(0, 1, 2), elsewhere(1)]
+def test_views_arrive_as_they_were_told() -> None:
+    told = [waits(0, 1, 2), elsewhere(1), RankView(rank=2, seen=Seen.LEFT)]
     assert heard(told) == told
 
 
-def test_long_standings_are_cut() -> None:
-    lines = tuple("é" * 1000 for _ in range(9))
-    cut = heard([Standing(rank=rank, lines=lines, awaits=tuple(range(500)), busy="x" * 5000) for rank in range(512)])
-    assert (len(cut), len(cut[0].lines), cut[0].awaits) == (128, 2, tuple(range(16)))
-    assert (cut[0].lines[0], cut[0].busy) == ("é" * 31, "x" * 62)
+def test_long_views_are_cut() -> None:
+    call = Call(op="recv", site="x" * 5000, key="k" * 900, name="é" * 900, members=tuple(range(512)), any_source=True)
+    ends = tuple(End(rank=0, call=call, seq=n, lacks=tuple(range(500)), awaited=n == 8) for n in range(9))
+    cut = heard([replace(elsewhere(rank), ends=ends, error="é" * 5000) for rank in range(512)])
+    assert len(cut) == 128
+    assert [end.seq for end in cut[0].ends] == [8]  # the one that it awaits
+    assert cut[0].may_end
+    assert (cut[0].ends[0].lacks, cut[0].ends[0].call.members) == (tuple(range(16)), ())
 
 
 @pytest.mark.parametrize(
     "told",
-    [3, [], {}, {"rank": 0}, {"rank": "0", "lines": []}, {"rank": 0, "lines": [1]}, {"rank": 0, "lines": [], "busy": 1},
-     {"rank": 0, "lines": [], "awaits": ["1"]}, {"rank": 0, "lines": [], "awaits": [True]}],
-)  # fmt: skip
-def test_standings_that_make_no_sense_are_refused(told: object) -> None:
+    [3, {}, {"rank": 0}, ["0"], [0, "sleeps"], [0, "waits", [[0, 1]]], [0, "waits", [], 1], [True]],
+)
+def test_views_that_make_no_sense_are_refused(told: object) -> None:
     with pytest.raises(MessageError, match=r"^\d+ bytes that are no message: "):
         decode_event(msgspec.msgpack.encode(["Quiet", [told]]))
 
@@ -294,15 +296,15 @@ def test_an_interrupt_does_not_claim_that_ranks_can_never_go_on(hangs: bool) -> 
     interrupt = KeyboardInterrupt()
     trio.run(reports.note_on, interrupt)
     lines = [f"  {line}" for line in report_lines(reports.stood)]
-    assert interrupt.__notes__ == ([f"  rank 0 waits for rank 1, {SLEEPS}"] if hangs else []) + lines
+    assert interrupt.__notes__ == ([f"  {LATE}"] if hangs else []) + lines
 
 
 class Gathering(Others):
     """Other processes that report a rank of theirs as soon as they are asked."""
 
-    async def standings(self, standings_here: Sequence[Standing]) -> list[Standing]:
+    async def views(self, views_here: Sequence[RankView]) -> list[RankView]:
         await trio.lowlevel.checkpoint()
-        return [*standings_here, elsewhere(1)]
+        return [*views_here, elsewhere(1)]
 
 
 def test_the_notes_of_an_interrupt_name_ranks_of_other_processes() -> None:
@@ -311,4 +313,4 @@ def test_the_notes_of_an_interrupt_name_ranks_of_other_processes() -> None:
     interrupt = KeyboardInterrupt()
     trio.run(reports.note_on, interrupt)
     lines = [f"  {line}" for line in report_lines([waits(0, 1), elsewhere(1)])]
-    assert interrupt.__notes__ == [f"  rank 0 waits for rank 1, {SLEEPS}", *lines]
+    assert interrupt.__notes__ == [f"  {LATE}", *lines]
