@@ -41,8 +41,9 @@ class OwnCode(IssuedFuture[T_co]):
     def _deliver(self) -> None:
         """Deliver the end; an error ends the rank unless the program awaits it."""
         context, failure, outstanding = self.context, self._failure, self.context.outstanding
-        known = outstanding.operations.pop(self, self) is None or outstanding.daemons.pop(self, self) is None
-        if known and (outstanding.draining or failure is not None):
+        daemon = outstanding.daemons.pop(self, self) is None
+        known = outstanding.operations.pop(self, self) is None or daemon
+        if daemon or (known and (outstanding.draining or failure is not None)):
             outstanding.note_end(self, failure)
         self._notify()
         if failure is not None and failure.prompt and not failure.seen and not context.closed:
