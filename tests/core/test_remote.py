@@ -16,6 +16,7 @@ from overlap.processes import control_plane
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import Called, Finished, RankEvent
 from overlap.runtime.message import Message
+from overlap.waits.ends import RankView, Seen
 
 from . import companies
 from .cases import KINDS, Case, cases, differs
@@ -443,7 +444,10 @@ def test_a_lost_process_ends_the_world() -> None:
     ("message", "refusal"),
     [
         (["Finished", 0, False], "it is about rank 0, which belongs to another process"),
-        (["Quiet", [{"rank": 1, "lines": []}]], "it has the standing of a rank that belongs to another process"),
+        (
+            ["Quiet", [msgspec.to_builtins(RankView(rank=1, seen=Seen.LEFT))]],
+            "it has the view of a rank that belongs to another process",
+        ),
         (["Finished", "3", False], "13 bytes that are no message: Expected `int`, got `str` - at `$[1]`"),
         *(
             (

@@ -492,7 +492,7 @@ def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
     run = launched(tmp_path, script, "--processes", "2", "--timeout", "5", "--grace", "1")
     assert run.returncode != 0
     assert "did not finish within timeout_s=5" in run.stderr
-    assert "rank 0: all_gather #3 on group 'world'" in run.stderr
+    assert "rank 0: all_gather #3 of group 'world'" in run.stderr
 
 
 @pytest.mark.slow
