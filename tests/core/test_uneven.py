@@ -20,6 +20,7 @@ from overlap.collectives.call import Call, call
 from overlap.collectives.generators import GENERATORS
 from overlap.processes.codec import pack_call, unpack_call
 from overlap.processes.messages import PlainCall
+from overlap.runtime import signature, spanning
 from tests.properties import one_in
 
 from .cases import FLOAT64, OPS, operators, whole_numbers
@@ -328,7 +329,12 @@ def test_calls_that_nobody_can_have_made_are_refused(index: int, told: object) -
 @pytest.mark.parametrize(
     ("where", "steps", "most"), [("here", 300, 200), pytest.param("far", 1200, 800, marks=pytest.mark.slow)]
 )
-def test_counts_that_never_come_again_are_not_kept(where: str, steps: int, most: int) -> None:
+def test_counts_that_never_come_again_are_not_kept(
+    where: str, steps: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, limit in ((spanning, "REMEMBERED"), (signature, "_CACHED")):  # thousands, which would take a minute
+        monkeypatch.setattr(module, limit, 256)
+
     def kept() -> int:
         gc.collect()
         # by type: `isinstance` would also ask each object for its class, of which some that torch keeps warn
@@ -341,6 +347,4 @@ def test_counts_that_never_come_again_are_not_kept(where: str, steps: int, most:
 
     before = kept()
     after = run_far(main, 2, 1) if where == "far" else run(main, 2, path="ring")
-    assert (
-        max(after) - before < most
-    )  # the cache of calls and the flight recorder keep 64 each, far 256 operations and as many tags
+    assert max(after) - before < most  # the cache of calls and the flight recorder keep 64 each, far the history 256
