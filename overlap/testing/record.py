@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from warnings import warn
 
@@ -164,13 +164,17 @@ class Record:
         return [
             RankView(
                 rank=rank,
-                seen=stopped if rank in self.stopped else Seen.LEFT if rank in self.left else Seen.WAITS,
+                seen=stopped if rank in self.stopped else Seen.LEFT if self._has_left(ends[rank], rank) else Seen.WAITS,
                 ends=tuple(ends[rank]),
                 site=self.places.get(rank, ""),
                 how=self.left.get(rank, ""),
             )
             for rank in everyone
         ]
+
+    def _has_left(self, ends: Sequence[End], rank: int) -> bool:
+        """Whether a rank's program has ended, and its tasks wait for no operation."""
+        return rank in self.left and (bool(self.left[rank]) or all(end.state is EndState.DONE for end in ends))
 
     def lines(self) -> Iterator[str]:
         """Yield the trace: one line for each operation, in order; the same seed gives the same text."""

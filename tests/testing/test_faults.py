@@ -218,7 +218,7 @@ async def reduces(rank: overlap.Rank, grad: overlap.Future) -> None:
         ("die(rank=1, step=0)", "rank 1 died at compute 'work 0'"),
         ("die(rank=1, step=1)", "rank 1 died at compute 'work 1'"),
         ("die(rank=1, step=2)", "rank 1 died at compute 'work 2'"),
-        ("stop(rank=1, step=1)", "rank 1 skipped all_reduce #1"),  # at an operation: the next one is of step 2
+        ("stop(rank=1, step=1)", "rank 0 waits for it in all_reduce #1"),  # at an operation: the next one is of step 2
         ("late(rank=1, step=2, by=20)", "None"),
     ],
 )
