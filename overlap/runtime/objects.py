@@ -18,7 +18,7 @@ from .derived import Derived
 from .future import Future
 from .memory.arrays import metadata
 from .memory.foreign import as_input
-from .outstanding import CallSite
+from .outstanding import CallSite, checked_name
 from .port import Ports
 from .stream import Stream
 
@@ -66,6 +66,7 @@ def gather(
     """Agree on the size of the largest object, then gather rows of that size."""
     caller = _getframe(2) if call_site is None else call_site
     packed, context, size = pack(value, pickled=pickled), ports.context, ports.group.size
+    checked_name(name, kind.text)  # before the first of two operations
     check_rank(ports.group, "root", root)
     row = metadata([len(packed)])
     longest = ports.issue(ALL_REDUCE, row, None, stream, priority, f"{name}: size", timeout_s, caller, op="max")
