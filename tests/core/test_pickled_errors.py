@@ -21,7 +21,7 @@ import topology
 import transports
 from overlap import errors
 from topology import TopologyError
-from transports import TransportError
+from transports import PlainSignature, TransportError
 from transports.handshake import HandshakeError
 
 ROOT = str(Path(__file__).parents[2])
@@ -52,6 +52,7 @@ _OF_TYPE: dict[str, object] = {
     "Sequence[int]": (1, 2),
     "Sequence[tuple[int, ...]]": ((0, 1),),
     "Why": "silent",
+    "PlainSignature": PlainSignature(7, b"text"),
 }
 
 
