@@ -79,7 +79,10 @@ class AlgorithmOption(ABC):
         make: Callable[[int], Schedule],
         made_of: Sequence[str] = (),
     ) -> None:
-        self.algorithm, self.detail, self.parts, self.make = algorithm, detail, parts, make
+        self.algorithm: str = algorithm
+        self.detail: str = detail
+        self.parts: tuple[PricedPhase, ...] = parts
+        self.make: Callable[[int], Schedule] = make
         self.made_of: tuple[str, ...] = (algorithm, *made_of)
         self.exits: BlockExits | None = None
 

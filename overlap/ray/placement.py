@@ -31,7 +31,8 @@ class ResourcesError(OverlapError):
     """
 
     def __init__(self, message: str, *, missing: str, waited_s: float) -> None:
-        self.missing, self.waited_s = missing, waited_s
+        self.missing: str = missing
+        self.waited_s: float = waited_s
         super().__init__(message)
 
 

@@ -87,7 +87,8 @@ class TransitionError(RuntimeError):
 
     def __init__(self, before: OperationState, after: OperationState) -> None:
         super().__init__(before, after)
-        self.before, self.after = before, after
+        self.before: OperationState = before
+        self.after: OperationState = after
         self.operation: str = "an operation"
 
     def __str__(self) -> str:

@@ -29,7 +29,8 @@ class Resources:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster, self._numbering = cluster, numbering(cluster)
+        self.cluster: Cluster = cluster
+        self._numbering = numbering(cluster)
         places = [cluster.place(rank) for rank in range(cluster.world_size)]
         # Ranks of the plain machine have a core each, and one memory for all of a node.
         has_devices = cluster.machine.devices is not None
