@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -102,12 +103,15 @@ def commands() -> dict[str, str]:
     """Return what each command prints for `--help-all`, or for `--help` where that is all."""
     from overlap.cli import COMMANDS, main
 
-    os.environ["COLUMNS"] = "100"
     pages = {}
     for name in COMMANDS:
         for option in ("--help-all", "--help"):
             printed = io.StringIO()
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+            with (
+                patch.dict(os.environ, COLUMNS="100"),
+                contextlib.redirect_stdout(printed),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
                 code = main([name, option])
             if code == 0:
                 break

@@ -12,7 +12,8 @@ from topology import TopologyError
 
 
 @pytest.fixture
-def run(capsys):
+def run(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     parser = Parser("overlap plan")
     command.fill(parser)
 
