@@ -26,6 +26,9 @@ T_co = TypeVar("T_co", covariant=True)
 CallSite: TypeAlias = FrameType | str | tuple[CodeType, int]
 """Origin of an operation: a frame, "file.py:41", or the `place` of another handle."""
 
+TURNS = 3
+"""Turns until a task that a program starts has run; a function that it calls may start one more."""
+
 _CAUSES = 64  # causes from elsewhere that a rank remembers: mostly peers
 _LISTED = 4  # unfinished operations of a rank in a report
 
@@ -154,13 +157,16 @@ class Outstanding:
             BaseException: The first error that no task has seen.
         """
         self.draining = True
-        while not self.unseen and (any(map(waits, self.operations)) if waits else self.operations):
-            self._changed = trio.Event()
-            await self._changed.wait()
-        unseen = self.unseen
-        if unseen is not None:
-            unseen.note_seen()
-            raise unseen.error
+        while self.unseen or (any(map(waits, self.operations)) if waits else self.operations):
+            if self.unseen:
+                for _ in range(TURNS):  # a daemon that was woken with the error, or has just begun to wait, sees it
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                if (unseen := self.unseen) is not None:
+                    unseen.note_seen()
+                    raise unseen.error
+            else:
+                self._changed = trio.Event()
+                await self._changed.wait()
 
     async def daemons_ended(self) -> None:
         """Wait until no daemon runs any more."""

@@ -10,12 +10,9 @@ from trio.lowlevel import checkpoint
 from ..errors import UsageError, shown
 from .context import RankContext
 from .failure import Failure
-from .outstanding import IssuedFuture
+from .outstanding import TURNS, IssuedFuture
 
 T_co = TypeVar("T_co", covariant=True)
-
-# Turns until a task that a program starts has run; a function that it calls may start one more.
-_TURNS = 3
 
 Errors: TypeAlias = Literal["raise", "await"]
 """Time at which an unawaited error of a rank's own code is raised: at once, or at the await; see `Rank.compute`."""
@@ -55,7 +52,7 @@ async def _end_unless_awaited(context: RankContext, operation: IssuedFuture[Any]
 
     Tasks that are about to run come first: woken ones see the error, and new ones begin to await it.
     """
-    for _ in range(_TURNS):
+    for _ in range(TURNS):
         await checkpoint()
     for _ in range(2):  # twice: a task woken in this turn by a failed user has not been given the error yet
         if failure.seen or context.outstanding.is_awaited(operation, failure):

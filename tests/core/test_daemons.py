@@ -11,10 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
 import overlap
+from overlap import RankLeftError
 from overlap.runtime import daemons
 from tests.faults.job import Job
 
@@ -219,3 +221,24 @@ def test_a_daemon_that_catches_its_cancellation_a_few_times_ends_by_itself(
 
     overlap.run(main, ranks=1, clock=clock, timeout_s=TIMEOUT_S)
     assert (events, capfd.readouterr().err) == (["ended"], "")
+
+
+def test_a_daemon_sees_the_error_of_a_rank_that_has_left_before_its_own_rank_ends() -> None:
+    """Trio runs the tasks of a turn in a random order, so one run proves little."""
+
+    async def main(rank: R) -> str:
+        async def serve() -> None:
+            with suppress(RankLeftError):
+                await rank.recv(((1,), float), 1, tag=5)
+
+        if rank.rank == 0:
+            rank.spawn(serve, daemon=True)
+            await rank.send(np.ones(1), 1)
+            await rank.recv(((1,), float), 1)
+        else:
+            await rank.recv(((1,), float), 0)
+            await rank.send(np.ones(1), 0)
+        return "ended"
+
+    for _ in range(30):
+        assert overlap.run(main, ranks=2, timeout_s=TIMEOUT_S) == ["ended", "ended"]
