@@ -7,8 +7,8 @@ from dataclasses import asdict
 from itertools import pairwise
 
 from ..errors import UsageError
+from ..ranklist import listed, named_ranks
 from ..timeline.measure.intervals import clip, merge
-from ..timeline.ranklist import listed, named_ranks
 from ..units import figure, figure_unit, format_bytes, format_ns
 from .advice import MIN_STEPS, WORTH_SHARE, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING

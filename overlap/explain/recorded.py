@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..errors import UsageError
+from ..ranklist import named_ranks
 from ..timeline.measure.metrics import Breakdown, breakdowns_by_step, median_step
 from ..timeline.measure.verdict import Verdict, verdict_of
-from ..timeline.ranklist import named_ranks
 from ..timeline.spans import ORIGIN, STARVED, Timeline
 from ..units import format_ns
 from .advice import MAX_ADVICE, WORTH_SHARE

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ..errors import UsageError
-from ..timeline.ranklist import listed
+from ..ranklist import listed
 from ..waits.ends import Call, End, EndState, RankView
 from .pickles import unpickle_plain
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from ..timeline.ranklist import named_ranks
+from ..ranklist import named_ranks
 from ..waits.ends import Call, End, EndState, RankView, Seen, call_of
 from ..waits.judge import Verdict, judge
 from ..waits.signs import Evidence, Sign, culprit

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import UsageError
+from ..ranklist import named_ranks
 from ..timeline.files.children import in_children
-from ..timeline.ranklist import named_ranks
 from ..units import wrapped
 from ..waits import judge as waits
 from ..waits.ends import End

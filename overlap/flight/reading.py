@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..timeline.ranklist import unlisted
+from ..ranklist import unlisted
 from .layout import (
     ENDING_AT,
     RANK,

@@ -33,7 +33,7 @@ from ..collectives.call import Call, call
 from ..collectives.kinds import P2P, Collective
 from ..collectives.reduce import Array
 from ..errors import CollectiveMismatchError, FutureCancelledError, PeerFailedError, UsageError
-from ..timeline.ranklist import listed
+from ..ranklist import listed
 from ..timeline.recording import RawGroup, RawMatch, RawSpan
 from .arguments import prepare_late, take_output
 from .callbacks import call_when_done
@@ -65,7 +65,7 @@ from .state import (
 from .trees import leaves_of
 
 if TYPE_CHECKING:
-    from .inbox import Lane
+    from .inbox import Inbox, Lane
     from .messages import Messages
     from .stream import Stream
 
@@ -319,7 +319,7 @@ class Message(CollectiveFuture[T_co]):
         self._inbox.arrive(self)
 
     @property
-    def _inbox(self):  # type: ignore[no-untyped-def]
+    def _inbox(self) -> Inbox:
         assert self.messages is not None, "this is a bug in overlap: a message that was taken goes on"
         return self.messages.inbox
 
@@ -876,6 +876,7 @@ class Message(CollectiveFuture[T_co]):
         inbox, lane = self._inbox, self.lane
         message = self._take_message(None)
         self.context.flight.ended(self.record, self.context.now_ns())
+        assert lane is not None, "this is a bug in overlap: an arrived message has no lane"
         inbox.put_back(lane, message, giver=self)
         inbox.leave(self, None)  # the next receive, if any, takes it
         self._park_or_cancel()

@@ -28,7 +28,7 @@ from ..collectives.call import Call, Pairs
 from ..collectives.kinds import BARRIER, GATHER, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
 from ..errors import UsageError
-from ..timeline.ranklist import listed
+from ..ranklist import listed
 from ..timeline.recording import RawMatch, RawSpan
 from .context import RankContext
 from .derived import sources

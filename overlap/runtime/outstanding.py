@@ -14,7 +14,7 @@ import trio
 from transports import TransportError
 
 from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, text_of
-from ..timeline.ranklist import listed
+from ..ranklist import listed
 from ..timeline.recording import call_site
 from .failure import Failure, FailureCause
 from .future import Future, Loop, consumers, is_waited_for

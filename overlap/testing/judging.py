@@ -17,7 +17,7 @@ from ..errors import (
     StallError,
     in_one_line,
 )
-from ..timeline.ranklist import named_ranks
+from ..ranklist import named_ranks
 from ..waits import judge as waits
 from ..waits.ends import End, Seen
 from ..waits.judge import Kind, World

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import OverlapError, UsageError
+from ..ranklist import named_ranks
 from ..timeline.measure.metrics import breakdowns
-from ..timeline.ranklist import named_ranks
 from ..timeline.spans import Timeline
 from . import survived
 from .faults import Fault

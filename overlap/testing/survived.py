@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise, zip_longest
 
-from ..timeline.ranklist import named_ranks
+from ..ranklist import named_ranks
 from .record import GroupCall, Issue, Record, Touch, Verdict, WeightRecord
 
 Meeting = tuple[str, int]

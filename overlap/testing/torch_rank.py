@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..ranklist import listed
 from ..runtime.future import Future
-from ..timeline.ranklist import listed
 from ..torch import private
 from ..torch.process_group import ProcessGroup
 from .record import Record

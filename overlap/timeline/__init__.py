@@ -4,7 +4,6 @@ In the order data flows: `recording` records what a rank does; `span` is one int
 numpy columns, and `spans` the timeline of a run. `measure/` computes figures from spans, `files/` turns spans into
 bytes and back, and `draw/` turns figures into pictures.
 `explain`, a package of its own, judges: in one sentence why a job is slow.
-`ranklist` reads and writes lists of ranks.
 
 All of it is pure. Importing this package loads the recording only: every program pays for that, few look at a timeline.
 """

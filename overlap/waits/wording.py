@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..timeline.ranklist import listed, named_ranks
+from ..ranklist import listed, named_ranks
 from ..units import columns
 from .ends import End, EndState, RankView, Seen
 from .judge import Kind, Verdict, World, judge

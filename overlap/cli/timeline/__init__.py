@@ -12,6 +12,7 @@ from ...explain.recorded import sentence
 from ...explain.report import Why
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
+from ...ranklist import listed, unlisted
 from ...settings import Option
 from ...timeline.draw.view import TimelineView
 from ...timeline.files.kineto import PROFILER
@@ -19,7 +20,6 @@ from ...timeline.files.merge import merged
 from ...timeline.files.reading import read_trace
 from ...timeline.files.trace import write_trace
 from ...timeline.measure.metrics import median_step
-from ...timeline.ranklist import listed, unlisted
 from ...timeline.spans import ORIGIN, Timeline
 from ...units import switch
 from ..options import add_options, check_width, shared_option

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ...diagnostics import where
 from ...errors import in_one_line
-from ...timeline.ranklist import unlisted
+from ...ranklist import unlisted
 from ...waits.ends import End, EndState, RankView, Seen, call_of
 from ...waits.judge import Kind, Verdict, judge
 from ...waits.wording import lines, report_lines, rows, sentence, unawaited_line

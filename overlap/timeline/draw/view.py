@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ...ranklist import listed
 from ...units import wrapped
 from ..measure.intervals import Interval, Merged, union
 from ..measure.late import reasons
 from ..measure.metrics import Breakdown, Coverage, coverage, of_steps
 from ..measure.verdict import Verdict, judge
-from ..ranklist import listed
 from ..spans import CUT, ENDED, Timeline
 from .axis import ruler
 from .folding import Fold, fold, table_lines

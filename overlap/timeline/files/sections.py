@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from ...errors import UsageError
+from ...ranklist import unlisted
 from ..columnar import KINDS, NONE, ROLES, Int64s, SpanColumns, SpanGroup, Table
-from ..ranklist import unlisted
 from ..span import Role
 from ..spans import CUT, LEFT_OUT, Timeline
 from .merge import CLOCK_ERROR, merged

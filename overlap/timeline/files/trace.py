@@ -27,8 +27,8 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from ...errors import UsageError
+from ...ranklist import listed
 from ..columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NONE, ROLES, SpanColumns, SpanGroup
-from ..ranklist import listed
 from ..span import Clock
 from ..spans import Timeline
 from .packed import open_unpacked

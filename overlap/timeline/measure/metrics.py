@@ -18,8 +18,8 @@ from typing import TypeVar
 import numpy as np
 
 from ...errors import UsageError
+from ...ranklist import listed
 from ..columnar import NONE, Int64s, Mask, SpanColumns, run_starts
-from ..ranklist import listed
 from ..span import Kind
 from ..spans import Timeline
 from .intervals import Interval, Merged, clip, intersect, length, subtract, union

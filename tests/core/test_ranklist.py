@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.timeline.ranklist import listed, unlisted
+from overlap.ranklist import listed, unlisted
 
 
 @given(st.lists(st.integers(0, 30), min_size=1))
