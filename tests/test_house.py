@@ -56,7 +56,7 @@ HOUSE = (
     ("overlap.runtime.own_code", "overlap.runtime.stream"),
     ("overlap.runtime.compute", "overlap.runtime.task"),
     ("overlap.runtime.daemons",),
-    ("overlap.runtime.match", "overlap.runtime.message"),
+    ("overlap.runtime.match", "overlap.runtime.transfer", "overlap.runtime.withdrawal", "overlap.runtime.message"),
     ("overlap.runtime.inbox",),
     ("overlap.runtime.plan", "overlap.runtime.interceptor", "overlap.runtime.disputes"),
     ("overlap.runtime.communicator",),

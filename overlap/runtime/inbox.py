@@ -23,8 +23,9 @@ from ..collectives.reduce import Array
 from ..errors import PeerFailedError, RankLeftError, RemoteError, in_one_line
 from .failure import Failure
 from .match import Key, RankCall, mismatch
-from .message import Message, Returned
+from .message import Message
 from .state import ADMITTED, ISSUED, MATCHING
+from .withdrawal import Returned
 
 if TYPE_CHECKING:
     from transports import Envelope
