@@ -10,6 +10,7 @@ end of the operation. Locks catch most of such writes at once, but none through 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from ..errors import NonFiniteError
 from .failure import Failure
-from .interceptor import Interceptor
+from .interceptor import Interceptor, Place
 from .operation import Operation
 from .port import Port
 
@@ -27,32 +28,26 @@ _BLOCK = 1 << 15
 
 
 class CheckedInputs(Interceptor):
-    """Checks the inputs of collectives once they exist.
+    """Checks the inputs of operations once they exist.
 
     Args:
         inner: Decides when the checked operations arrive.
     """
 
     def __init__(self, inner: Interceptor) -> None:
-        self.issued, self.starts, self._arrive = inner.issued, inner.starts, inner.arrive  # type: ignore[method-assign]
+        self.live, self.issued, self.withdraw = inner.live, inner.issued, inner.withdraw  # type: ignore[method-assign]
+        self.starts, self._arrive = inner.starts, inner.arrive  # type: ignore[method-assign]
 
-    def arrive(self, port: Port, operation: Operation) -> None:
+    def arrive(self, place: Place, operation: Any) -> None:
         """Let the end of a rank arrive, or fail all ends if its data is not finite."""
         error = _finding(operation) if sends(operation) else None
         if error is None:
             _watch(operation)
-            self._arrive(port, operation)
+            self._arrive(place, operation)
+        elif isinstance(place, Port):
+            place.communicator.withdraw(operation, Failure(error))
         else:
-            port.communicator.withdraw(operation, Failure(error))
-
-
-def check_message(message: Operation) -> Failure | None:
-    """Return the failure of a message with data that is not finite; else watch its input."""
-    error = _finding(message) if sends(message) else None
-    if error is None:
-        _watch(message)
-        return None
-    return Failure(error)
+            place.fail_one(operation, Failure(error))
 
 
 def sends(operation: Operation) -> bool:

@@ -28,7 +28,7 @@ class Communicators:
             were over on all ranks when ranks turned out to differ.
         later: Calls a function on the loop's thread at a time that programs cannot notice, unless the loop has ended;
             any thread, and at any point of a program.
-        intercept: Decides when the collectives of a port arrive; None: at once.
+        intercept: Decides when operations arrive; None: at once.
         over: Whether the world has ended, and its transport with it.
     """
 
@@ -60,6 +60,11 @@ class Communicators:
     def make_inbox(self) -> Inbox:
         """Return the inbox of the messages of the ranks here."""
         return Inbox(self, self.engine)
+
+    def use(self, interceptor: Interceptor) -> None:
+        """Let an interceptor decide when operations arrive; before any is issued."""
+        self.intercept = self.inbox.intercept = interceptor
+        self.inbox.arrive = partial(interceptor.arrive, self.inbox)
 
     def get_or_make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return the communicator of a key, the same for all ranks of this process; make it at the first call."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transports import Envelope
 
     from .context import RankContext
+    from .interceptor import Interceptor
 
 QueueName: TypeAlias = tuple[int, int, int]
 """Id of the group, group rank of the receiver, and tag."""
@@ -203,9 +204,9 @@ class Inbox:
         queues: Queues with messages, by name.
         counts: Numbers of messages at both ends of lanes without any under way, if they differ or go over a wire.
         lost_count: Whether numbers of some lane were dropped.
-
         here: World ranks of this process; None: all.
-        check: Returns the failure of a message whose input must not be sent; None: inputs are not checked.
+        intercept: Decides when messages arrive; None: at once.
+        arrive: Lets a message arrive, the first of its lane: matches it, unless an interceptor holds it.
 
     Args:
         shared: State of the world.
@@ -214,7 +215,7 @@ class Inbox:
     """
 
     here: frozenset[int] | None
-    check: Callable[[Message[object]], Failure | None] | None = None
+    intercept: Interceptor | None = None
 
     def __init__(
         self, shared: Shared, engine: Carrier, notices: Notices | None = None, here: frozenset[int] | None = None
@@ -223,6 +224,7 @@ class Inbox:
         self.queues: dict[QueueName, Queue] = {}
         self.counts: dict[tuple[int, int, int, int], tuple[Key, list[int]]] = {}
         self.lost_count: bool = False
+        self.arrive: Callable[[Message[object]], None] = self.match
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
@@ -332,12 +334,9 @@ class Inbox:
 
     # -- matching ------------------------------------------------------------------------------------------------------
 
-    def arrive(self, message: Message[object]) -> None:
-        """Match a message that is the first of its lane, or let it wait."""
-        lane, shared, check = message.lane, self._shared, self.check
-        if check is not None and not message.receives and (failure := check(message)) is not None:
-            self.fail_one(message, failure)
-            return
+    def match(self, message: Message[object]) -> None:
+        """Match a message that has arrived, or let it wait."""
+        lane, shared = message.lane, self._shared
         if not isinstance(lane, Lane):  # a receive from any source
             message.lock()
             queue = cast("Queue", lane)
@@ -465,6 +464,8 @@ class Inbox:
         Returns:
             Whether it is withdrawn now; None if that is still open.
         """
+        if self.intercept is not None and self.intercept.withdraw(receive):
+            return True
         if receive.request is not None:
             return receive.withdraw_request(later)
         lane = receive.lane

@@ -197,7 +197,10 @@ class Messages:
             if get_ident() != context.thread:
                 self._begin_elsewhere(message)
                 return message
-        first = self.inbox.admit(message)
+        inbox = self.inbox
+        first = inbox.admit(message)
+        if inbox.intercept is not None:
+            inbox.intercept.issued(inbox, message)
         message.priority += message.stream.priority
         message.issued_ns = message.started_ns = now_ns = context.now_ns()
         try:
@@ -216,7 +219,7 @@ class Messages:
             message.activate()
         else:  # inlined from `activate`, for a short latency
             message.state = MATCHING
-            self.inbox.arrive(message)
+            inbox.arrive(message)
         return message
 
     def _begin_elsewhere(self, message: Message[Any]) -> None:

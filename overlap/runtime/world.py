@@ -23,7 +23,7 @@ from .backend import Backend, RealBackend
 from .blame.loop import place_in
 from .blame.reports import LocalRank, Reports, call_program, world_watch
 from .blame.stall import Others, StallLimits
-from .checking import CheckedInputs, check_message
+from .checking import CheckedInputs
 from .communicator import BaseEngine
 from .communicators import Communicators
 from .compute import STARVED_SHARE, ComputeStreams
@@ -131,8 +131,7 @@ class World:
         )
         self.communicators.later = self.backend.later(self._handover)
         if check is not None:
-            self.communicators.intercept = CheckedInputs(self.communicators.intercept or Interceptor())
-            self.communicators.inbox.check = check_message
+            self.communicators.use(CheckedInputs(self.communicators.intercept or Interceptor()))
         self._cluster, self._processes, self._flight = cluster, others, flight
         self._survival, self._steps = (restart, state_dir, dict(zip(sorted(local), epochs, strict=bool(epochs)))), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
@@ -251,7 +250,7 @@ class World:
         self, member: LocalRank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
         """Run the program of one rank, then wait for its operations and daemons."""
-        context = member.context
+        context, intercept = member.context, self.communicators.intercept
         RANK.set((context.rank, self.size))
         try:
             async with trio.open_nursery() as context.nursery:
@@ -260,7 +259,10 @@ class World:
                         when_cancelled = None  # error of the program when it was cancelled
                         try:
                             with trio.CancelScope() as context.program:
-                                results[context.rank] = await call_program(main, member.rank, args)
+                                program = partial(call_program, main, member.rank, args)
+                                results[context.rank] = await (
+                                    program() if intercept is None else intercept.live(program, context)
+                                )
                         except BaseException as raised:
                             if context.failure is None or raised is context.failure.error:
                                 raise

@@ -46,7 +46,7 @@ from . import (
     Roofline,
     SimulatedFabric,
 )
-from .faulty_world import FaultInjector, FaultyCommunicators, FaultyWorld
+from .injector import FaultInjector
 from .simulated_compute import ComputeStarts, SimulatedCompute
 from .simulated_engine import SimulatedEngine
 from .symmetric_world import SymmetricCommunicators, SymmetricEngine, SymmetricWorld
@@ -121,7 +121,6 @@ class SimulatedBackend(Backend):
     fabric: SimulatedFabric
 
     name: ClockName = "virtual"
-    faulty_world: type[FaultyWorld] = FaultyWorld
 
     def __init__(
         self,
@@ -213,19 +212,21 @@ class SimulatedBackend(Backend):
         self._size = size
         transport, self._alike = NeuronLink(size), _classify_ranks(self.assumptions, size)
         settings |= {"algorithm": algorithm, "backend": self}
+        if self._alike is not None and self._injector is None:
+            return SymmetricWorld(size, cluster, transport, alike=self._alike, **settings)
+        world = World(size, cluster, transport, check=check, **settings)
         if self._injector is not None:
-            return self.faulty_world(size, cluster, transport, injector=self._injector, check=check, **settings)
-        if self._alike is None:
-            return World(size, cluster, transport, check=check, **settings)
-        return SymmetricWorld(size, cluster, transport, alike=self._alike, **settings)
+            self._injector.world = world
+        return world
 
     def communicators(self, engine: BaseEngine) -> Communicators:
         """Return the communicators of a world, with faults or representatives if it has them."""
-        if self._injector is not None:
-            return FaultyCommunicators(engine, self._injector)
-        if self._alike is not None:
+        if self._alike is not None and self._injector is None:
             return SymmetricCommunicators(engine, self._alike)
-        return super().communicators(engine)
+        communicators = super().communicators(engine)
+        if self._injector is not None:
+            communicators.use(self._injector)
+        return communicators
 
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a stream without a thread."""

@@ -14,7 +14,7 @@ from ..runtime.failure import Failure
 from ..runtime.settling import deliver
 from ..runtime.state import BLOCKED, QUEUED, RUNNING
 from . import ComputeCosts, Conditions, EventOrder, FabricDriver
-from .faulty_world import FaultInjector
+from .injector import FaultInjector, place_of
 from .kernel import Kernel
 
 _rank_and_lane = attrgetter("number", "lane")
@@ -174,7 +174,7 @@ class SimulatedCompute(ComputeStream):
     def _kill_rank(self, operation: ComputeFuture[object], injector: FaultInjector) -> None:
         """Stop the stream and kill its rank."""
         self.stop()
-        injector.kill(self.context, operation)
+        injector.kill(self.context, place_of(operation))
 
     def _end_after(self, duration_ns: int, kind: str, on_end: Callable[[], None]) -> None:
         """Call `on_end` after the time of a compute, which the fabric stretches where communication slows it."""

@@ -170,7 +170,7 @@ class SymmetricInbox(Inbox):
         line.append(message)
         return line[0] is message
 
-    def arrive(self, message: Message[object]) -> None:
+    def match(self, message: Message[object]) -> None:
         """Begin the transfer of a message once all simulated ranks of both classes have arrived."""
         lane = message.lane
         assert type(lane) is SymmetricLane

@@ -73,7 +73,7 @@ class TestedProgram:
         self, body: Callable[[RankView], Any], argv: Sequence[str], setting: Setting, folder: str | None = None
     ) -> None:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
-        self._released: dict[int, int] = {}  # see `TestedCommunicators`
+        self._released: dict[int, int] = {}  # see `RecordingInjector`
         self._threads: dict[int, RankThread[Any]] = {}
         self._watches: dict[RankThread[Any], tuple[Watch | None, ModelWatch]] = {}
         self._store: dict[str, bytes] = {}
@@ -128,7 +128,7 @@ class TestedProgram:
     def _make_main(self, clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         """Connect this program to a world that is about to run; return the async function of its ranks."""
         record, plan = clock.record, clock.plan
-        clock.shared.released = self._released
+        clock.injector.released = self._released
         plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._handle_sigterm(rank))
         self._plan = plan
         self._views = [
@@ -170,7 +170,7 @@ class TestedProgram:
         record, number = clock.record, thread.rank.rank
         models = ModelWatch(number, record)
         watch = Watch(thread, record)
-        torch_rank = pytorch.enter(thread, self._store, record, clock.shared, watch, models)
+        torch_rank = pytorch.enter(thread, self._store, record, clock.injector, watch, models)
         self._watches[thread] = watch, models
         before = set(threading.enumerate())
         try:
@@ -188,7 +188,7 @@ class TestedProgram:
             record.late_files[number] = self.written.get(path, "")
             raise
         record.left.setdefault(number, "")
-        clock.shared.note_unfinished(number, sends=True)
+        clock.injector.note_unfinished(number, sends=True)
         self._note_leaks(number, record, before)
         return result
 

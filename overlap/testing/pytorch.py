@@ -35,7 +35,7 @@ from .torch_profiler import Profiler
 from .torch_rank import RANKS, TorchRank, current_rank, has_ended
 from .torch_store import STORES, clear_stores
 from .watch import ModelWatch, Watch
-from .world import TestedCommunicators
+from .world import RecordingInjector
 
 BACKEND = "overlap_testing"
 _FSDP_TIMES = "torch.distributed.fsdp._debug_utils"
@@ -307,10 +307,10 @@ def enter(
     thread: RankThread[Any],
     store: dict[str, bytes],
     record: Record,
-    shared: TestedCommunicators,
+    injector: RecordingInjector,
     watch: Watch,
     models: ModelWatch,
 ) -> TorchRank:
     """Give a rank its torch, and return it."""
-    RANKS[thread] = TorchRank(thread, store, record, shared, watch, models)
+    RANKS[thread] = TorchRank(thread, store, record, injector, watch, models)
     return RANKS[thread]

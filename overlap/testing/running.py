@@ -109,7 +109,7 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
             """Run the program of a rank, and note its end and its unfinished operations."""
             result = await (main(rank) if setting.steps is None else main(rank, steps=setting.steps))
             clock.record.left[rank.rank] = ""
-            clock.shared.note_unfinished(rank.rank, sends=False)
+            clock.injector.note_unfinished(rank.rank, sends=False)
             return result
 
         return main_and_note

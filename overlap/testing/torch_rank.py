@@ -18,7 +18,7 @@ from .record import Record
 from .threads import RankThread
 from .torch_store import SharedStore
 from .watch import ModelWatch, Watch, random_digest
-from .world import TestedCommunicators
+from .world import RecordingInjector
 
 
 class Pending:
@@ -121,7 +121,7 @@ class TorchRank:
         thread: RankThread[Any],
         store: dict[str, bytes],
         record: Record,
-        shared: TestedCommunicators,
+        injector: RecordingInjector,
         watch: Watch,
         models: ModelWatch,
     ) -> None:
@@ -130,7 +130,7 @@ class TorchRank:
         self.watch: Watch = watch
         self.models: ModelWatch = models
         self.store: SharedStore = SharedStore(store)
-        self._shared = shared
+        self._injector = injector
         self._later: list[tuple[Pending | Any, torch.futures.Future[None]]] = []
         self._unwaited: list[Pending | Any] = []  # operations that ended in another wait; C++ waits for their futures
         self._groups: dict[tuple[int, ...], int] = {}  # how many have been made of the same ranks
@@ -144,7 +144,7 @@ class TorchRank:
     def add_thread(self, thread: RankThread[Any], site: str) -> TorchRank:
         """Return the torch of another thread of this rank; `site` is the line, as "file:line", of its operations."""
         watch = Watch(thread, self.record, timed=False)
-        other = RANKS[thread] = TorchRank(thread, {}, self.record, self._shared, watch, self.models)
+        other = RANKS[thread] = TorchRank(thread, {}, self.record, self._injector, watch, self.models)
         other.store, other.named, other._groups = self.store, self.named, self._groups
         self._threads += 1
         other.site, other._number = site, self._threads
@@ -158,7 +158,7 @@ class TorchRank:
             future = self.thread.call(method)
         finally:
             self.watch.inside -= 1
-        issue, operation = self._shared.unfinished.get(id(future), (None, None))
+        issue, operation = self._injector.unfinished.get(id(future), (None, None))
         if issue is None or operation is None:
             return Pending(self.thread, future, _ignore_wait, self._save_error)
         issue.thread, issue.dropped_by = self._number, self.dropped_by

@@ -8,25 +8,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.callbacks import call_when_done
-from ..runtime.communicator import BaseEngine
-from ..runtime.communicators import Communicators
-from ..runtime.inbox import Inbox
+from ..runtime.interceptor import Place
 from ..runtime.message import Message
 from ..runtime.operation import CollectiveFuture, Operation
 from ..runtime.port import Port
 from ..runtime.settling import Onlooker
 from ..runtime.state import CANCELLED, PARKED
 from ..runtime.world import World
-from ..simulation.faulty_world import (
-    FaultInjector,
-    FaultyArrivals,
-    FaultyCommunicators,
-    FaultyInbox,
-    FaultyWorld,
-)
+from ..simulation.injector import FaultInjector
+from ..simulation.kernel import Kernel
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
 from ..timeline.spans import Timeline
 from .faults import Fault, FaultPlan
@@ -38,20 +31,6 @@ if TYPE_CHECKING:
     import topology
 
 
-T = TypeVar("T")
-
-# Ends of a message: whether this is the receiver's end, the peer (None: any source), and the tag.
-Ends: TypeAlias = "tuple[bool, int | None, int]"
-
-
-class Place(Protocol):
-    """Where operations of ranks meet."""
-
-    @property
-    def identity(self) -> str:
-        """Name in few characters, the same on every rank."""
-
-
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 """Calls of PyTorch that are operations, or several messages, of other names."""
 
@@ -59,59 +38,46 @@ _RELEASED = 1000
 """Operations of a released rank that wait for no other rank."""
 
 
-class TestedCommunicators(FaultyCommunicators):
-    """Where recorded operations meet."""
+class RecordingInjector(FaultInjector):
+    """Injector of planned faults, and of the order of a seed, into operations, all of which are recorded."""
 
-    def __init__(self, engine: BaseEngine, injector: FaultInjector, record: Record) -> None:
-        super().__init__(engine, injector)
-        self.intercept = _TestedArrivals(self, injector)
-        self.record = record
+    fates: FaultPlan
+
+    def __init__(self, plan: FaultPlan, kernel: Kernel, record: Record) -> None:
+        super().__init__(plan, kernel)
+        plan.on_stop, self.record = self._stop_for_ever, record
         self.unfinished: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
         self.released: dict[int, int] = {}  # by rank: the index from which its operations wait for no other rank
         self._counts: dict[int, int] = {}
         self._identities: dict[int, tuple[object, str]] = {}  # by the id of a communicator, which is kept
         self._opened: Counter[str] = Counter()  # how often each was opened: those of messages close when they are idle
 
-    def make_inbox(self) -> Inbox:
-        """Make the inbox, which records messages, and at which planned faults happen."""
-        return _TestedInbox(self, self.engine)
-
-    def record_operation(
-        self,
-        operation: CollectiveFuture[Any],
-        place: Place,
-        message: Ends | None,
-        ranks: tuple[int, ...],
-    ) -> None:
-        """Record an operation, and later its end.
-
-        Args:
-            operation: The operation.
-            place: Where it meets the operations of the other ranks.
-            message: Ends of a message.
-            ranks: World ranks of the group.
-        """
-        rank = operation.context.rank
+    def issued(self, place: Place, operation: Any) -> None:
+        """Record an operation, and later its end."""
+        rank, message = operation.context.rank, operation if isinstance(operation, Message) else None
+        if isinstance(place, Port):
+            operation.port, operation.seq = place, place.next_seq  # as it is about to be
+        key = self._identity(place.communicator if isinstance(place, Port) else operation.lane)
         if id(operation) in self.unfinished:  # a receive from any source, which has found one
             issue = self.unfinished[id(operation)][0]
-            issue.key, issue.seq, issue.members = self._identity(place), operation.seq, operation.members
+            issue.key, issue.seq, issue.members = key, operation.seq, operation.members
             issue.peer = issue.members[0]
             return
         index = self._counts[rank] = self._counts.get(rank, -1) + 1
         issue = Issue(
             rank=rank,
             index=index,
-            op=operation.op if message is None else "recv" if message[0] else "send",
+            op=operation.op if message is None else "recv" if message.receives else "send",
             what="",
             name=operation.name if operation.name in _EXCHANGES else "",
             group=operation.group.name,
             members=operation.members,
-            key=self._identity(place) or f"any source, {rank}, {index}",
+            key=key or f"any source, {rank}, {index}",
             seq=operation.seq,
             line=os.path.basename(operation.call_site),
             issued_ns=operation.context.now_ns(),
-            tag=0 if message is None else message[2],
-            peer=None if message is None or message[1] is None else ranks[message[1]],
+            tag=0 if message is None else message.tag,
+            peer=None if message is None or message.asked is None else message.member.label[1][message.asked],
             lost=rank in self.record.stopped,
             ahead=_strategy_issues(),
         )
@@ -142,29 +108,27 @@ class TestedCommunicators(FaultyCommunicators):
         first = self.released.get(operation.context.rank)
         return first is not None and 0 <= self.unfinished[id(operation)][0].index - first < _RELEASED
 
-    def let_arrive(
-        self,
-        operation: Operation,
-        arrive: Callable[[], None],
-        delay: Callable[[Operation, Callable[[], None]], Callable[[], None]],
-    ) -> None:
-        """Let a rank's operation arrive, in turn if a seed decides, unless a planned fault stops it.
-
-        Args:
-            operation: The operation.
-            arrive: Lets it arrive, as its fate says.
-            delay: Takes the operation and what lets it arrive late; returns the function to call then.
-        """
-        plan = self.injector.fates
-        assert isinstance(plan, FaultPlan)
+    def arrive(self, place: Place, operation: Operation) -> None:
+        """Let a rank's operation arrive, in turn if a seed decides, unless a planned fault stops it."""
+        plan = self.fates
         if self.waits_for_none(operation):
             now_ns = operation.context.now_ns()
             operation.finish(now_ns, operation.describe(operation.call, now_ns))
         elif plan.turns is not None:
             operation.lock()
-            plan.turns.hold(operation.context.rank, delay(operation, arrive))
+            plan.turns.hold(operation.context.rank, self.delay(operation, partial(super().arrive, place, operation)))
         elif operation.context.rank in plan.dead or plan.apply_faults(operation):
-            arrive()
+            super().arrive(place, operation)
+
+    def _stop_for_ever(self, operation: Operation) -> None:
+        """Stop a rank for ever, of which no other rank is notified."""
+        operation.lock()
+        rank, first = operation.context.rank, self.unfinished[id(operation)][0]
+        for issue, _ in self.unfinished.values():
+            issue.lost = issue.lost or (issue.rank == rank and issue.index >= first.index)  # also what it issued ahead
+        self.record.stopped.add(rank)
+        self.record.left[rank] = "was stopped by a fault"
+        self.stop(rank)
 
     def drop_withdrawn(self) -> None:
         """Drop receives with a cancelled await from the record: nobody waits for their messages."""
@@ -185,7 +149,7 @@ class TestedCommunicators(FaultyCommunicators):
                 leak = f"has ended without waiting for {issue.title}, which is under way"
                 self.record.leaks.append((rank, leak, issue.line))
 
-    def _identity(self, place: Place) -> str:
+    def _identity(self, place: Any) -> str:
         """Return the name of a communicator or a lane that is the same on every rank.
 
         Numbers of messages restart when a lane is opened again.
@@ -218,45 +182,6 @@ def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:
         issue.what, issue.nbytes = issue.name + text[text.index("(") :] if issue.name else text, call.nbytes
 
 
-class _TestedArrivals(FaultyArrivals):
-    """Collectives that are recorded, and at which planned faults happen."""
-
-    def __init__(self, shared: TestedCommunicators, injector: FaultInjector) -> None:
-        super().__init__(injector)
-        self._shared = shared
-
-    def issued(self, port: Port, operation: Operation) -> None:
-        """Record an operation."""
-        operation.port, operation.seq = port, port.next_seq  # as it is about to be
-        self._shared.record_operation(operation, port.communicator, None, ())
-
-    def arrive(self, port: Port, operation: Operation) -> None:
-        """Let a rank's operation arrive, unless a fault stops it."""
-        self._shared.let_arrive(operation, partial(super().arrive, port, operation), self.delay)
-
-
-class _TestedInbox(FaultyInbox):
-    """An inbox that records messages, and at which planned faults happen."""
-
-    def admit(self, message: Message[object]) -> bool:
-        """Put a message into its lane, and record it."""
-        first, shared, lane = super().admit(message), self._shared, message.lane
-        assert isinstance(shared, TestedCommunicators)
-        assert lane is not None, "this is a bug in overlap: a message has no lane"
-        ends = message.receives, message.asked, message.tag
-        shared.record_operation(message, lane, ends, message.member.label[1])
-        return first
-
-    def arrive(self, message: Message[object]) -> None:
-        """Let a rank's message arrive, unless a fault stops it."""
-        assert isinstance(self._shared, TestedCommunicators)
-        self._shared.let_arrive(message, partial(super().arrive, message), self.delay_arrival)
-
-
-class TestedWorld(FaultyWorld):
-    """World of ranks whose operations are recorded."""
-
-
 _UNKNOWN_S = 1e-4
 """Cost of a compute that states none: a test asks for order, and seldom for times."""
 
@@ -265,34 +190,15 @@ class TestedBackend(SimulatedBackend):
     """Virtual time of a test, with planned faults and a record of all operations."""
 
     plan: FaultPlan
-    injector: FaultInjector
-    shared: TestedCommunicators  # From the making of its world on
-    faulty_world = TestedWorld
+    injector: RecordingInjector
 
     def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: FaultPlan, record: Record) -> None:
         super().__init__(assumptions, cluster)
-        self.record = record
-        self.plan, self.injector = plan, FaultInjector(plan, self.kernel)
+        self.plan, self.record = plan, record
         self._starts.costs = replace(self._starts.costs, unknown_s=_UNKNOWN_S)
-        plan.on_stop = self._stop
         if plan.turns is not None:
             self.kernel.on_idle = plan.turns.release
-        self._injector = self._starts.injector = self.injector
-
-    def _stop(self, operation: Operation) -> None:
-        """Stop a rank for ever, of which no other rank is notified."""
-        operation.lock()
-        rank, first = operation.context.rank, self.shared.unfinished[id(operation)][0]
-        for issue, _ in self.shared.unfinished.values():
-            issue.lost = issue.lost or (issue.rank == rank and issue.index >= first.index)  # also what it issued ahead
-        self.record.stopped.add(rank)
-        self.record.left[rank] = "was stopped by a fault"
-        self.injector.stop(rank)
-
-    def communicators(self, engine: BaseEngine) -> Communicators:
-        """Return communicators that record their operations."""
-        self.shared = TestedCommunicators(engine, self.injector, self.record)
-        return self.shared
+        self.injector = self._injector = self._starts.injector = RecordingInjector(plan, self.kernel, record)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -320,20 +226,20 @@ def simulate(
     async def live() -> list[Any]:
         """Run the world, and note at its end which operations no rank has awaited."""
         world = clock.world(size, cluster, algorithm=None)
-        shared = clock.shared
+        injector = clock.injector
 
         def stall() -> None:
-            shared.drop_withdrawn()  # before the end cancels the awaits of all others
+            injector.drop_withdrawn()  # before the end cancels the awaits of all others
             world.deadlock()
 
         clock.kernel.on_stall = stall
         try:
             results = await world.live(wrap(clock, world), (), timeout_s)
-            shared.drop_withdrawn()
+            injector.drop_withdrawn()
             return results
         finally:
             result.timeline = world.timeline
-            for issue, operation in shared.unfinished.values():
+            for issue, operation in injector.unfinished.values():
                 issue.awaited = operation.awaited_ns is not None
                 _describe(issue, operation)
 
