@@ -36,6 +36,7 @@ NOT_RUN = {
     "speed.md": 2,
     "survive.md": 2,
     "testing.md": 1,
+    "trio.md": 1,
     "watch.md": 1,
     "why.md": 3,
 }
