@@ -90,25 +90,33 @@ def test_in_the_midst_of_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_anywhere(elements: int) -> None:
     """A program that catches it and waits again goes on.
 
-    An interrupt on its way when the wait has ended must not come later, where nobody catches it: the signal is blocked
-    outside the waits.
+    No interrupt comes where nobody catches it: each is asked for in a wait, once the one before was caught, and the
+    signal is blocked outside the waits.
     """
-    store, over, caught = MemoryStore(), threading.Event(), list[int]()
-    main = threading.main_thread().ident or 0
+    store, over, asked, caught = MemoryStore(), threading.Event(), threading.Event(), list[int]()
+    main, outstanding = threading.main_thread().ident or 0, False
 
     def interrupt() -> None:
         chance = random.Random(1)
-        while not over.wait(chance.uniform(0.0002, 0.003)):
-            signal.pthread_kill(main, signal.SIGINT)
+        while not over.is_set():
+            if asked.wait(0.01):
+                asked.clear()
+                over.wait(chance.uniform(0.0002, 0.003))
+                signal.pthread_kill(main, signal.SIGINT)
 
     def patiently(future: overlap.Future[np.ndarray]) -> np.ndarray:
+        nonlocal outstanding
         while True:
             try:
+                if not outstanding:
+                    outstanding = True
+                    asked.set()
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 found = future.result(TIMEOUT_S)
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             except KeyboardInterrupt:
                 caught.append(1)
+                outstanding = False
                 continue
             return found
 
