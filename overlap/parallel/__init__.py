@@ -11,7 +11,8 @@ await model.finish()
 #
 #   tree           parameters by name, and trees of which any part may be a future
 #   returned       checks of what functions of the program return
-#   work           the computes of the library itself, and the line of the program that they belong to
+#   memory_work    the computes of the library itself, and the line of the program that they belong to
+#   awaitable_weights  weights that `await` returns as arrays
 #   parameters     where weights and the optimizer's state live, flat, and what a model takes of memory
 #   optimizers     what changes weights, on flat arrays
 #   settings       the arguments that strategies share;  strategy: their base, from hand-over to the limit of steps
@@ -35,6 +36,7 @@ from .optimizers import SGD, Adam, AdamW, Nesterov, Optimizer
 from .parameters import ModelMemory, Stage, expected_memory
 from .pipeline import Passed, Pipeline
 from .sharded import Sharded
+from .strategy import Ahead, Strategy
 from .tensor import ColumnLinear, RowLinear, VocabularyLoss
 from .tree import flatten, rebuild
 
@@ -42,6 +44,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Ahead",
     "BucketPlan",
     "Checkpointed",
     "Checkpoints",
@@ -64,6 +67,7 @@ __all__ = [
     "Sequential",
     "Sharded",
     "Stage",
+    "Strategy",
     "VocabularyLoss",
     "expected_memory",
     "flatten",

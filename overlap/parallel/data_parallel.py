@@ -16,12 +16,12 @@ from .buckets.averaged import AveragedBucket
 from .buckets.bucketed import Bucketed
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .checkpoints.pieces import Shard, Tensors, share_pieces
+from .memory_work import nothing
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters, measure_memory
 from .settings import IN_FLIGHT, Batch, Settings, Unused, check_count
 from .surviving import make_surviving_steps
 from .tree import Params, flatten
-from .work import nothing
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -164,7 +164,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def _weight(self, name: str) -> Array | Future[object]:
+    def newest_weight(self, name: str) -> Array | Future[object]:
         """Return the newest weight; if its update is due, issue it first."""
         bucket = self._home[name]
         if bucket.update_due:
@@ -214,7 +214,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
     async def _await_weights(self) -> Params:
         """Wait for all updates; return the weights."""
         await self.settle()
-        return self._tree(self._parameters.views)
+        return self.rebuild_tree(self._parameters.views)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

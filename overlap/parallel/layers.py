@@ -23,10 +23,10 @@ from ..runtime.checked import Checked
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .memory_work import MemoryWork, users_frame
 from .returned import check_pair
 from .settings import check_count
 from .tree import RunningSum, has_no_data, leaves, pick, rebuild
-from .work import MemoryWork, users_frame
 
 if TYPE_CHECKING:
     from .tree import Array

@@ -12,9 +12,9 @@ from ..runtime.checked import Checked
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..timeline.span import RoleName
+from .memory_work import users_frame
 from .returned import check_passed
 from .schedules import Action, Kind, PipelineSchedule
-from .work import users_frame
 
 if TYPE_CHECKING:
     from ..runtime.calls.shapes import Like

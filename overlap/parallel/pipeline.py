@@ -15,13 +15,13 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
 from .layers import Cost, Half, Layer, first_half, issue_forward, second_half, splits
+from .memory_work import MemoryWork, users_frame
 from .models import TrainableModel
 from .passing import StagePassing
 from .returned import check_loss
 from .schedules import Action, Kind
 from .settings import check_count, resolve_group
 from .tree import Path, RunningSum, has_no_data, last_future, leaves, pick, rebuild
-from .work import MemoryWork, users_frame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

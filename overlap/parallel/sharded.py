@@ -20,11 +20,11 @@ from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .buckets.scattered import ScatteredBucket
 from .checkpoints.pieces import Shard, Tensors
+from .memory_work import users_site
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Stage, expected_memory, measure_memory
 from .settings import Batch, Settings, Unused, check_count
 from .tree import Params, Site, flatten
-from .work import users_site
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -180,7 +180,7 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def _weight(self, name: str) -> Future[object]:
+    def newest_weight(self, name: str) -> Future[object]:
         """Return a future of the newest weight; refuse it after its gradient was handed over."""
         bucket = self._home[name]
         if bucket.sent or name in bucket.handed:
@@ -254,7 +254,7 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         leaves: dict[str, object] = {}
         for whole in [self._gathering.gather_to_keep(bucket) for bucket in self._buckets]:
             leaves |= await whole
-        return self._tree(leaves)
+        return self.rebuild_tree(leaves)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -14,13 +14,13 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
+from .awaitable_weights import awaitable
 from .buckets.agreement import agreement
 from .buckets.gradients import check_gradient
+from .memory_work import MemoryWork, users_frame
 from .parameters import Parameters
 from .settings import resolve_group
 from .tree import Array, Names, Params, Site, flatten, rebuild
-from .weight import awaitable
-from .work import MemoryWork, users_frame
 
 _STEPS = "overlap.parallel: steps"
 """Key in the memory of an epoch: steps of a model whose state cannot be made whole without a checkpoint."""
@@ -47,7 +47,19 @@ class Ahead:
 
 @plainly_named
 class Strategy(ABC, Generic[Params]):
-    """A model under training by a group of ranks.
+    """A model under training by a group of ranks; the base of strategies, those of other packages too.
+
+    A strategy says where weights live (`newest_weight`), what becomes of gradients (`take_gradients`), what a `step`
+    issues, and what `finish` waits for.
+
+    Args:
+        rank: The rank that it runs on.
+        params: Initial weights, as a tree of arrays with a name each.
+        group: The ranks that train it; None for all.
+        ahead: How many steps the program may be ahead of the futures that `limit_steps` is given.
+
+    Raises:
+        UsageError: The rank is not in the group, or a leaf of `params` is no array.
 
     Attributes:
         rank: The rank that it runs on.
@@ -74,11 +86,11 @@ class Strategy(ABC, Generic[Params]):
         Raises:
             UsageError: If there is no such parameter.
         """
-        weight: Awaitable[Array] = awaitable(self._names.find(name, self._weight))
+        weight: Awaitable[Array] = awaitable(self._names.find(name, self.newest_weight))
         return weight
 
     @abstractmethod
-    def _weight(self, name: str) -> object:
+    def newest_weight(self, name: str) -> object:
         """Return the newest weight, or a future of it."""
 
     def reduce(self, name: str, grad: object) -> None:
@@ -100,11 +112,16 @@ class Strategy(ABC, Generic[Params]):
         for leaf, gradient in gradients.items():
             if not isinstance(gradient, Future):
                 check_gradient(leaf, gradient, *self._leaves[leaf], self.steps + 1)
-        self._take(gradients, site)
+        self.take_gradients(gradients, site)
 
     @abstractmethod
-    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
-        """Take over gradients by name, from that line of the program."""
+    def take_gradients(self, gradients: Mapping[str, object], site: Site) -> None:
+        """Take over gradients, or futures of them, by the names of their parameters.
+
+        Args:
+            gradients: Of the parameters that one `reduce` has named, checked if they are arrays.
+            site: The line that has called `reduce`, for errors that come later.
+        """
 
     def _duplicate_error(self, name: str) -> UsageError:
         """Return the error for a second gradient of a parameter in one step."""
@@ -135,8 +152,8 @@ class Strategy(ABC, Generic[Params]):
     def step(self) -> Ahead:
         """Let all weights make a step, once their gradients are there. Issues, and never waits."""
 
-    def _limit(self, issued: Sequence[Future[object]]) -> Sequence[Future[object]]:
-        """Note the futures of the newest step, and return those of the step that the program now waits for."""
+    def limit_steps(self, issued: Sequence[Future[object]]) -> Sequence[Future[object]]:
+        """Record the futures of the newest step; return those that the program now waits for, for `Ahead`."""
         self._issued_steps.append(issued)
         return self._issued_steps.popleft() if len(self._issued_steps) > self._ahead else []
 
@@ -144,7 +161,7 @@ class Strategy(ABC, Generic[Params]):
     async def finish(self) -> Params:
         """Wait until all updates are done; return the weights, in a tree like `params`."""
 
-    def _tree(self, weights: Mapping[str, object]) -> Params:
+    def rebuild_tree(self, weights: Mapping[str, object]) -> Params:
         """Return weights by name as a tree like `params`."""
         return cast("Params", rebuild(self._names.form, weights))
 

@@ -24,8 +24,8 @@ from ..survival.agreement import StepProgress
 from ..timeline.span import RoleName
 from .buckets.averaged import AveragedBucket
 from .buckets.plan import Hook
+from .memory_work import MemoryWork
 from .parameters import Parameters
-from .work import MemoryWork
 
 if TYPE_CHECKING:
     from .tree import Array

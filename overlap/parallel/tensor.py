@@ -32,8 +32,8 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .checkpoints.pieces import Cut
 from .layers import Pair
+from .memory_work import MemoryWork, users_frame
 from .tree import has_no_data
-from .work import MemoryWork, users_frame
 
 if TYPE_CHECKING:
     from .tree import Array

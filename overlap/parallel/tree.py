@@ -16,8 +16,8 @@ from ..runtime.checked import Checked
 from ..runtime.future import Future
 from ..runtime.trees import futures_in, sequence_like
 from ..timeline.recording import call_site
+from .memory_work import MemoryWork
 from .returned import describe
-from .work import MemoryWork
 
 if TYPE_CHECKING:
     from types import CodeType

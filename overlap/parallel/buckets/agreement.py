@@ -16,7 +16,7 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...timeline.span import RoleName
-from ..work import MemoryWork, nothing, users_frame
+from ..memory_work import MemoryWork, nothing, users_frame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

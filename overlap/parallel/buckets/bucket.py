@@ -14,7 +14,7 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
 from ...timeline.span import RoleName
-from ..work import MemoryWork
+from ..memory_work import MemoryWork
 from .gradients import check_gradient, is_finite, not_finite
 from .hooked import BucketHook
 from .plan import BucketPlan, Hook

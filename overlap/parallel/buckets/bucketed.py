@@ -17,10 +17,10 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
 from ...timeline.span import RoleName
+from ..memory_work import users_frame
 from ..settings import Settings, check_count
 from ..strategy import Ahead, Strategy
 from ..tree import Params, Site
-from ..work import users_frame
 from .agreement import agreement
 from .bucket import Bucket, BucketContext, scale_gradient
 from .gradients import Part, clip_factor, square_sums
@@ -136,7 +136,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         weigh, moved_bytes = partial(_scale_one, self._sample_weight), 2 * prod(shape) * dtype.itemsize
         return self._work.compute(weigh, gradient, name="weigh by samples", moved_bytes=moved_bytes)
 
-    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
+    def take_gradients(self, gradients: Mapping[str, object], site: Site) -> None:
         """Hand gradients to their buckets, and start each bucket that is full and the next to travel."""
         gradients = {name: self._weigh_by_samples(name, gradient) for name, gradient in gradients.items()}
         for name, gradient in gradients.items():
@@ -196,7 +196,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._queue.begin()
         issued = self._end_step((*self._mean_factor(), *self._clip_factor(), *self._agreed))
         self._rebuild_buckets()
-        return Ahead(self._limit(issued))
+        return Ahead(self.limit_steps(issued))
 
     async def finish(self) -> Params:
         """Wait until all updates are done; then go on, if you like.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.future import Future
 from ...timeline.span import RoleName
+from ..memory_work import nothing
 from ..optimizers import Optimizer
 from ..parameters import FlatWeights, Stage
-from ..work import nothing
 from .bucket import Bucket, BucketContext, scale_gradient
 from .plan import BucketPlan
 

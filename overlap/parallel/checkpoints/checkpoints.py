@@ -25,8 +25,8 @@ from ...state.store import Store, in_thread
 from ...state.trees import pack_tree, unpack_tree
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
+from ..memory_work import users_site
 from ..settings import check_count, check_is_rank, resolve_group
-from ..work import users_site
 from .names import Naming, describe_difference
 from .pieces import Cut, Shard, Tensors
 from .reader import Reader, merge
