@@ -32,7 +32,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 from warnings import warn
 
-from transports.base import Statistics, Transport
+from transports.base import Transport
 from transports.buffers import Buffer, Delivery
 from transports.failures import (
     ArgumentError,
@@ -78,7 +78,6 @@ __all__ = [
     "SharedMemory",
     "Signature",
     "SignatureMismatchError",
-    "Statistics",
     "Tls",
     "Transport",
     "TransportClosedError",

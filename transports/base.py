@@ -9,23 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import trio
 
-from transports.wire import Envelope, Wire, describe_ranks
+from transports.wire import Wire, describe_ranks
 
 if TYPE_CHECKING:
     from transports.common import Board
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """The unmatched messages of a transport at this instant, from which stall reports are made."""
-
-    unmatched_sends: tuple[Envelope, ...] = ()  # Sends that no receive has met
-    unmatched_receives: tuple[Envelope, ...] = ()  # Receives that no send has met
 
 
 class Transport(ABC):
@@ -95,10 +86,6 @@ class Transport(ABC):
             Whether any rank was given up; False where wires notice by themselves.
         """
         return False
-
-    @abstractmethod
-    def statistics(self) -> Statistics:
-        """Return the messages that wait for their other end now."""
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Self]:

@@ -76,10 +76,6 @@ class Board(ABC):
         """Wait until the rank at a position has posted operation `number`, without taking part in it."""
 
     @abstractmethod
-    def row_tag(self, position: int, number: int) -> int:
-        """Return the tag of operation `number` in the row of a rank; 0: it is not there, or not there any more."""
-
-    @abstractmethod
     def row_signature(self, position: int, number: int) -> PlainSignature:
         """Return the signature beside the row of operation `number`; only of a number that is there.
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from enum import IntEnum
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -50,60 +49,41 @@ UNCHECKED = bytes(8)
 _CHECKSUM_BYTES = len(UNCHECKED)
 
 
-class FrameKind(IntEnum):
-    """Kinds of frames: the kinds of messages (`MessageKind`), and three about the connection itself."""
-
-    EAGER = MessageKind.EAGER
-    OFFER = MessageKind.OFFER
-    ACCEPT = MessageKind.ACCEPT
-    REFUSE = MessageKind.REFUSE
-    CHUNK = MessageKind.CHUNK
-    TAKEN = MessageKind.TAKEN
-    WITHDRAW = MessageKind.WITHDRAW
-    WITHDRAWN = MessageKind.WITHDRAWN
-    CREDIT = MessageKind.CREDIT
-    ABANDON = MessageKind.ABANDON
-    PUSH = MessageKind.PUSH  #: with a payload, which is the first chunk, it counts as two frames
-    SIGNATURE = MessageKind.SIGNATURE
-    ALIVE = 12  #: count of frames that have arrived on this rail
-    LOST = 13  #: rail, count: that rail is dead; this many frames had arrived on it
-    BYE = 14  #: the last frame of this rail
-
-
 #: The fields of each kind, as `struct` names them: Q has 8 bytes, I (a rank, the place of a signature, or the number of
 #: a rail) has 4.
 FIELDS: Mapping[int, str] = MappingProxyType(
     {
-        FrameKind.EAGER: "QIIQI",
-        FrameKind.OFFER: "QIIQQI",
-        FrameKind.ACCEPT: "Q",
-        FrameKind.REFUSE: "QQQ",
-        FrameKind.CHUNK: "QQ",
-        FrameKind.TAKEN: "Q",
-        FrameKind.WITHDRAW: "Q",
-        FrameKind.WITHDRAWN: "Q",
-        FrameKind.CREDIT: "Q",
-        FrameKind.ABANDON: "Q",
-        FrameKind.PUSH: "QIIQQI",
-        FrameKind.SIGNATURE: "QIQ",
-        FrameKind.ALIVE: "Q",
-        FrameKind.LOST: "IQ",
-        FrameKind.BYE: "",
+        MessageKind.EAGER: "QIIQI",
+        MessageKind.OFFER: "QIIQQI",
+        MessageKind.ACCEPT: "Q",
+        MessageKind.REFUSE: "QQQ",
+        MessageKind.CHUNK: "QQ",
+        MessageKind.TAKEN: "Q",
+        MessageKind.WITHDRAW: "Q",
+        MessageKind.WITHDRAWN: "Q",
+        MessageKind.CREDIT: "Q",
+        MessageKind.ABANDON: "Q",
+        MessageKind.PUSH: "QIIQQI",
+        MessageKind.SIGNATURE: "QIQ",
+        MessageKind.ALIVE: "Q",
+        MessageKind.LOST: "IQ",
+        MessageKind.BYE: "",
     }
 )
-_KINDS = len(FrameKind)  # asking an enumeration takes 1 us, for each frame
-_HEADERS = tuple(struct.Struct(f"<BI{_CHECKSUM_BYTES}s{FIELDS[kind]}") for kind in FrameKind)  # without their checksum
+_KINDS = len(MessageKind)  # asking an enumeration takes 1 us, for each frame
+# without their checksum
+_HEADERS = tuple(struct.Struct(f"<BI{_CHECKSUM_BYTES}s{FIELDS[kind]}") for kind in MessageKind)
 #: The longest header of a frame.
 HEADER_LIMIT_BYTES = _CHECKSUM_BYTES + max(header.size for header in _HEADERS)
 _PAYLOAD_LIMITS_BYTES = tuple(
     {
-        FrameKind.EAGER: EAGER_BYTES,
-        FrameKind.CHUNK: LOCAL_CHUNK_BYTES,
-        FrameKind.PUSH: LOCAL_CHUNK_BYTES,
-        FrameKind.REFUSE: TEXT_BYTES,
-        FrameKind.SIGNATURE: TEXT_BYTES,
+        MessageKind.EAGER: EAGER_BYTES,
+        MessageKind.CHUNK: LOCAL_CHUNK_BYTES,
+        MessageKind.PUSH: LOCAL_CHUNK_BYTES,
+        MessageKind.REFUSE: TEXT_BYTES,
+        MessageKind.SIGNATURE: TEXT_BYTES,
     }.get(kind, 0)
-    for kind in FrameKind
+    for kind in MessageKind
 )
 
 
@@ -155,7 +135,7 @@ def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
     _, payload_bytes, payload_checksum, *fields = header.unpack_from(buffer, checked_at)
     if payload_bytes > _PAYLOAD_LIMITS_BYTES[kind]:
         raise FrameError(
-            f"{FrameKind(kind).name} frame of {payload_bytes} bytes, the limit is {_PAYLOAD_LIMITS_BYTES[kind]}; "
+            f"{MessageKind(kind).name} frame of {payload_bytes} bytes, the limit is {_PAYLOAD_LIMITS_BYTES[kind]}; "
             "install the same overlap in every process"
         )
     return kind, fields, payload_at, payload_bytes, payload_checksum

@@ -10,11 +10,9 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-from transports.base import Statistics
-from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
+from transports.buffers import BounceBuffers, Buffer, as_bytes
 from transports.failures import LinkLostError
 from transports.linked import LinkedTransport, LinkedWire, PeerLink
 from transports.matching import Engine, Lane, Limits, Receive, Send
@@ -100,40 +98,6 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
         """Return the wire of a rank."""
         return _MatchedWire(self, rank)
 
-    def statistics(self) -> Statistics:
-        """Return the unaccepted sends and unmatched receives of local ranks."""
-        engines = [link.engine for link in self.links.values()]
-        return Statistics(
-            unmatched_sends=tuple(send.envelope for engine in engines for send in engine.outgoing.waiting),
-            unmatched_receives=tuple(receive.envelope for engine in engines for receive in engine.incoming.waiting),
-        )
-
-
-class _MatchedSend(Send):
-    """A send under way."""
-
-    link: MatchedLink
-
-    def withdraw(self) -> None:
-        self.link.withdraw(self)
-
-
-class _MatchedReceive(Receive):
-    """A receive under way."""
-
-    link: MatchedLink
-
-    def withdraw(self) -> None:
-        self.link.withdraw(self)
-
-    def delivery(self) -> Delivery:
-        """Return the received message on loan; the release gives the memory back to the transport."""
-        loan = self.loan
-        assert loan is not None, "a receive without a buffer gets memory on loan"
-        if loan.readonly:  # the message arrived with its announcement, in memory of its own
-            return Delivery(loan)
-        return Delivery(loan[: self.nbytes].toreadonly(), partial(self.link.memory.release, loan))
-
 
 class _MatchedWire(LinkedWire[MatchedTransport]):
     """The wire of one rank."""
@@ -149,8 +113,8 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
             raise error
         if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view, signature):
             return None
-        send = _MatchedSend(lane, view, priority, signature)
-        send.link, send.done = link, done
+        send = Send(lane, view, priority, signature)
+        send.done, send._withdraw = done, link.withdraw
         link.queue_send(send)
         return send
 
@@ -171,8 +135,9 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
         lane = (src, self.rank, tag)
         link = self._transport.link(lane, src)
         link.look()
-        receive = _MatchedReceive(lane, view, nbytes, signature)
-        receive.link, receive.done, receive.consume, receive.allocate = link, done, consume, allocate
+        receive = Receive(lane, view, nbytes, signature)
+        receive.done, receive._withdraw, receive.memory = done, link.withdraw, link.memory
+        receive.consume, receive.allocate = consume, allocate
         if link.engine.receive(receive):
             link.settle()
         return receive
@@ -181,12 +146,12 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
         """Move the bytes from and to a peer that are ready."""
         return self._transport.link((self.rank, peer, 0), peer).catch_up()
 
-    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> list[Envelope]:
+    def unexpected(self, tag: int | None = None) -> list[Envelope]:
         """Return the messages for this rank that no receive has met."""
         for link in self._transport.links.values():
             link.look()
         engines = [link.engine for link in self._transport.links.values()]
-        return [each for engine in engines for each in engine.incoming.unexpected(self.rank, tag, free_bits)]
+        return [each for engine in engines for each in engine.incoming.unexpected(self.rank, tag)]
 
     def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
         """Return the error of a receive from a process that is lost or has left."""

@@ -18,7 +18,7 @@ import numpy as np
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint, current_trio_token, start_thread_soon
 
-from transports.base import Statistics, Transport
+from transports.base import Transport
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.factory import Bootstrap
 from transports.failures import (
@@ -220,13 +220,6 @@ class NeuronLink(Transport):
         self._mailbox_at(rank)
         return self._wires[rank]
 
-    def statistics(self) -> Statistics:
-        """Return the messages that wait for their other end now, oldest first for each receiving rank."""
-        return Statistics(
-            unmatched_sends=self._unmatched_envelopes([(dst, box.sends) for dst, box in self.mailboxes.items()]),
-            unmatched_receives=self._unmatched_envelopes([(dst, box.receives) for dst, box in self.mailboxes.items()]),
-        )
-
     async def aclose(self) -> None:
         """Raise `TransportClosedError` in all unmatched operations and in later calls; matched ones finish."""
         self._closed = True
@@ -322,11 +315,6 @@ class NeuronLink(Transport):
     def _rank_names(self) -> str:
         return describe_ranks(self.ranks)
 
-    @staticmethod
-    def _unmatched_envelopes(tables: list[tuple[int, dict[_Key, deque[_NeuronLinkRequest]]]]) -> tuple[Envelope, ...]:
-        """Return the waiting messages of some mailboxes, without their bytes."""
-        return tuple(end.envelope(dst) for dst, queues in tables for queue in queues.values() for end in queue)
-
 
 def factory(bootstrap: Bootstrap) -> NeuronLink:
     """Make the transport of a world that is one process.
@@ -392,11 +380,10 @@ class _NeuronLinkWire(Wire):
         """Raise the error of a message with a peer that cannot be."""
         self._link.receiver_mailbox(peer, self.rank, peer, tag)
 
-    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> list[Envelope]:
+    def unexpected(self, tag: int | None = None) -> list[Envelope]:
         """Return the sends to this rank that no receive has met."""
         sends = self._link.mailboxes[self.rank].sends.items()
-        found = [q for (_, of), q in sends if tag is None or of >> free_bits == tag >> free_bits]
-        return [send.envelope(self.rank) for queue in found for send in queue]
+        return [send.envelope(self.rank) for (_, of), queue in sends if tag in (None, of) for send in queue]
 
     @contextmanager
     def watch(self, notify: Callable[[], None]) -> Iterator[None]:

@@ -39,6 +39,7 @@ class Request:
     theirs: PlainSignature | None = None
     loan: memoryview | None = None
     done: Done | None
+    _withdraw: Callable[[Any], None] | None
 
     def __init__(self, done: Done, nbytes: int = 0, withdraw: Callable[[Request], None] | None = None) -> None:
         self.done, self.nbytes, self._withdraw = done, nbytes, withdraw

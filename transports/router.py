@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from transports.base import Statistics, Transport
+from transports.base import Transport
 from transports.buffers import Buffer
 from transports.failures import ArgumentError, LinkLostError
 from transports.request import Done, Request
@@ -84,14 +84,6 @@ class Router(Transport):
             raise ArgumentError(f"there is no rank {rank} here; this router serves {describe_ranks(self.ranks)}")
         return self._wires[rank]
 
-    def statistics(self) -> Statistics:
-        """Return the unmatched messages of all parts."""
-        parts = [part.statistics() for part in self.parts]
-        return Statistics(
-            unmatched_sends=tuple(envelope for part in parts for envelope in part.unmatched_sends),
-            unmatched_receives=tuple(envelope for part in parts for envelope in part.unmatched_receives),
-        )
-
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Self]:
         """Open all parts, in their order, for the length of a block."""
@@ -129,8 +121,8 @@ class _RouterWire(Wire):
     def _parts(self) -> list[Wire]:
         return [part.wire(self.rank) for part in self._router.parts]
 
-    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> list[Envelope]:
-        return [each for part in self._parts for each in part.unexpected(tag, free_bits=free_bits)]
+    def unexpected(self, tag: int | None = None) -> list[Envelope]:
+        return [each for part in self._parts for each in part.unexpected(tag)]
 
     @contextmanager
     def watch(self, notify: Callable[[], None]) -> Iterator[None]:

@@ -15,22 +15,19 @@ Each check gets a fresh pair and has a name, so that `CHECKS` can also be run on
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import TypeAlias
 
 import trio
 
-from transports import _check_arrival as arrival
-from transports import _check_conduct as conduct
-from transports import _check_signatures as signatures
-from transports._checking import BrokenPromise, Scale
+from transports import _rules, _signature_rules
+from transports._checking import BrokenPromise, Pair, Rule, Scale
 from transports.failures import ArgumentError
 from transports.wire import Wire
 
 MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Wire, Wire]]]
-Check: TypeAlias = Callable[[Wire, Wire, Scale], Awaitable[None]]
 
 
 class ContractViolation(AssertionError):
@@ -83,10 +80,8 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
             try:
                 a, b = _check_endpoints(ends)
                 with trio.fail_after(scale.timeout_s):
-                    await check(a, b, scale)
-            except (
-                Exception
-            ) as error:  # raised after the pair is closed, so that its nurseries do not wrap it in groups
+                    await check(Pair(a, b, scale))
+            except Exception as error:  # raised once the pair is closed: its nurseries would wrap it in groups
                 failure = error
     except Exception as error:
         failure = failure or error
@@ -129,7 +124,7 @@ def _root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _describe_failure(cause: BaseException, check: Check, scale: Scale) -> str:
+def _describe_failure(cause: BaseException, check: Rule, scale: Scale) -> str:
     """Return a text for a failed check: the broken promise, or the error and the promise of the check."""
     if isinstance(cause, BrokenPromise):
         return str(cause)
@@ -140,36 +135,6 @@ def _describe_failure(cause: BaseException, check: Check, scale: Scale) -> str:
 
 
 #: Every check by name, in the order in which `check_transport` runs them.
-CHECKS: Mapping[str, Check] = MappingProxyType(
-    {
-        check.__name__: check
-        for check in (
-            arrival.names,
-            arrival.sizes,
-            arrival.zero_bytes,
-            arrival.order_of_sends,
-            arrival.order_of_receives,
-            arrival.ends,
-            arrival.sends_without_tasks,
-            arrival.tags_are_independent,
-            arrival.many_tags,
-            arrival.extreme_tags,
-            arrival.both_directions,
-            arrival.kinds_of_buffers,
-            conduct.bad_arguments,
-            conduct.lengths_disagree,
-            conduct.checkpoints,
-            conduct.cancelled_at_the_call,
-            conduct.cancelled_before_match,
-            conduct.cancelled_after_match,
-            arrival.ownership,
-            arrival.deliveries,
-            arrival.announcements,
-            signatures.signatures_agree,
-            signatures.signatures_differ,
-            signatures.signatures_of_many_calls,
-            signatures.any_length,
-            signatures.any_length_refused,
-        )
-    }
+CHECKS: Mapping[str, Rule] = MappingProxyType(
+    {rule.__name__: rule for rule in (*_rules.RULES, *_signature_rules.RULES)}
 )

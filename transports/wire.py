@@ -144,13 +144,8 @@ class Wire(ABC):
         """
 
     @abstractmethod
-    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> Sequence[Envelope]:
-        """Return the messages for this rank that no receive has met; if a tag is given, only messages of this tag.
-
-        Args:
-            tag: The tag.
-            free_bits: Number of low bits of the tag that are ignored in the comparison.
-        """
+    def unexpected(self, tag: int | None = None) -> Sequence[Envelope]:
+        """Return the messages for this rank that no receive has met; if a tag is given, only messages of this tag."""
 
     @abstractmethod
     def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
@@ -215,7 +210,7 @@ class Wire(ABC):
         assert request is not None, "only a send may have left at once"
         return request.delivery()
 
-    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+    def announced(self, choices: Sequence[tuple[int, int]]) -> Envelope | None:
         """Return the message that `wait_any` would return at once; None if there is none.
 
         Raises:
@@ -226,14 +221,12 @@ class Wire(ABC):
             raise ArgumentError("choices is empty; name at least one (src, tag)")
         for src, tag in choices:
             self.check(src, tag)
-        wanted = {(src, tag >> free_bits) for src, tag in choices}
-        tags = {tag for _, tag in wanted}
-        only = tags.pop() << free_bits if len(tags) == 1 else None
-        arrived = self.unexpected(only, free_bits=free_bits)
-        found = (each for each in arrived if (each.src, each.tag >> free_bits) in wanted)
+        tags = {tag for _, tag in choices}
+        arrived = self.unexpected(tags.pop() if len(tags) == 1 else None)
+        found = (each for each in arrived if (each.src, each.tag) in choices)
         return min(found, key=attrgetter("since_ns"), default=None)
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> Envelope:
         """Wait until one of some messages has been announced, without receiving it; for receives from any source.
 
         A message counts as announced from the arrival of its announcement until a receive matches it. Nothing else is
@@ -241,7 +234,6 @@ class Wire(ABC):
 
         Args:
             choices: (src, tag) of each message; at least one.
-            free_bits: Number of low bits of the tag that are ignored in the comparison.
 
         Returns:
             The message that was announced first, see `Envelope.since_ns`.
@@ -251,10 +243,10 @@ class Wire(ABC):
             LinkLostError: No choice has a message, and one never will: its wire is cut or its peer is gone.
             TransportClosedError: This end is closed.
         """
-        changed, envelope = trio.Event(), self.announced(choices, free_bits=free_bits)
+        changed, envelope = trio.Event(), self.announced(choices)
         await trio.lowlevel.checkpoint()
         with self.watch(lambda: changed.set()):
-            while (envelope := self.announced(choices, free_bits=free_bits)) is None:
+            while (envelope := self.announced(choices)) is None:
                 for src, tag in choices:
                     if (error := self.lost(src, tag)) is not None:
                         raise error

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 
 import trio
 
-from transports.base import Statistics, Transport
+from transports.base import Transport
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, LinkLostError, TransportClosedError
 from transports.request import Done, Request
@@ -48,10 +48,6 @@ class Wrapper(Transport):
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether some ranks live on different hosts."""
         return self.inner.spans_hosts(ranks)
-
-    def statistics(self) -> Statistics:
-        """Return the unmatched messages of the inner transport."""
-        return self.inner.statistics()
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Self]:
@@ -91,9 +87,9 @@ class WrappedWire(Wire):
         """Begin a receive of the inner wire; options are those of `Wire.begin_recv`."""
         return self.inner.begin_recv(src, tag, out, nbytes, done=done, **options)
 
-    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> Sequence[Envelope]:
+    def unexpected(self, tag: int | None = None) -> Sequence[Envelope]:
         """Return the messages that have arrived at the inner wire."""
-        return self.inner.unexpected(tag, free_bits=free_bits)
+        return self.inner.unexpected(tag)
 
     def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Watch the inner wire."""

@@ -9,11 +9,11 @@ from typing import Self
 import trio
 
 from transports.factory import Bootstrap
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, Frame, FrameKind, pack, parse
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, Frame, pack, parse
 from transports.handshake import greet, welcome
 from transports.identity import Hello
 from transports.matched import MatchedLink, MatchedTransport
-from transports.matching import Limits, ProtocolError
+from transports.matching import Limits, MessageKind, ProtocolError
 
 LIMITS = Limits(eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES)
 
@@ -39,7 +39,7 @@ class PlainLink(MatchedLink):
                 await self.stream.send_all(pack(kind, *fields, payload_bytes=len(body)) + body)
             elif (chunk := self.engine.outgoing.next_chunk()) is not None:
                 piece = chunk.view
-                head = pack(FrameKind.CHUNK, chunk.send.number, chunk.offset, payload_bytes=chunk.nbytes)
+                head = pack(MessageKind.CHUNK, chunk.send.number, chunk.offset, payload_bytes=chunk.nbytes)
                 await self.stream.send_all(head)
                 await self.stream.send_all(piece)
             elif self.closing and self.engine.quiet:
@@ -69,9 +69,9 @@ class PlainLink(MatchedLink):
     def hear(self, frame: Frame, buffer: bytearray) -> None:
         kind, fields, start, nbytes, _ = frame
         payload = memoryview(bytes(buffer[start : start + nbytes]))
-        if kind == FrameKind.EAGER:
+        if kind == MessageKind.EAGER:
             self.engine.incoming.handle_eager(fields, payload)
-        elif kind == FrameKind.CHUNK:
+        elif kind == MessageKind.CHUNK:
             number, offset = fields
             self.engine.incoming.chunk_memory(number, offset, nbytes)[:] = payload
             self.engine.incoming.count_chunk(number, offset, nbytes)

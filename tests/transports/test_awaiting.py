@@ -19,7 +19,7 @@ class Late(WrappedWire):
 
     message: Envelope | None = None
 
-    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> list[Envelope]:
+    def unexpected(self, tag: int | None = None) -> list[Envelope]:
         return [] if self.message is None else [self.message]
 
     @contextmanager

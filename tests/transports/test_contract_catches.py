@@ -40,8 +40,8 @@ class Honest(Wire):
     def begin_recv(self, *args: Any, **options: Any) -> Request:
         return self.inner.begin_recv(*args, **options)
 
-    def unexpected(self, tag: int | None = None, *, free_bits: int = 0) -> Sequence[Envelope]:
-        return self.inner.unexpected(tag, free_bits=free_bits)
+    def unexpected(self, tag: int | None = None) -> Sequence[Envelope]:
+        return self.inner.unexpected(tag)
 
     def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
         return self.inner.watch(notify)
@@ -62,11 +62,11 @@ class Honest(Wire):
     async def recv(self, src: int, tag: int, nbytes: int, *, signature: Signature | None = None) -> Delivery:
         return await self.inner.recv(src, tag, nbytes)
 
-    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+    def announced(self, choices: Sequence[tuple[int, int]]) -> Envelope | None:
         return None
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        return await self.inner.wait_any(choices, free_bits=free_bits)
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> Envelope:
+        return await self.inner.wait_any(choices)
 
 
 class SameRank(Honest):
@@ -417,11 +417,11 @@ class _Fragile(Delivery):
 
 
 class NamesTheNewest(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        found = [await self.inner.wait_any(choices, free_bits=free_bits)]
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> Envelope:
+        found = [await self.inner.wait_any(choices)]
 
         async def look(choice: tuple[int, int]) -> None:
-            message = await self.inner.wait_any([choice], free_bits=free_bits)
+            message = await self.inner.wait_any([choice])
             if message not in found:
                 found.append(message)
 
@@ -434,41 +434,26 @@ class NamesTheNewest(Honest):
 
 
 class WakesForAnything(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        return await self.inner.wait_any([*choices, (choices[0][0], 3)], free_bits=free_bits)
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> Envelope:
+        return await self.inner.wait_any([*choices, (choices[0][0], 3)])
 
 
 class AlwaysTheFirst(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        found = await self.inner.wait_any(choices, free_bits=free_bits)
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> Envelope:
+        found = await self.inner.wait_any(choices)
         return replace(found, tag=choices[0][1])
 
 
-class KnowsNoFreeBits(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        return await self.inner.wait_any(choices)
-
-
-class FreesTooManyBits(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        return await self.inner.wait_any(choices, free_bits=64 if free_bits else 0)
-
-
 class AnnouncesAnother(Honest):
-    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        return self.inner.announced(choices[:1], free_bits=free_bits)
-
-
-class AnnouncesTooManyBits(Honest):
-    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        return self.inner.announced(choices, free_bits=64 if free_bits else 0)
+    def announced(self, choices: Sequence[tuple[int, int]]) -> Envelope | None:
+        return self.inner.announced(choices[:1])
 
 
 class WaitsForNothing(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> Envelope:
         if not choices:
             return Envelope(src=0, dst=1, tag=0, nbytes=0)
-        return await self.inner.wait_any(choices, free_bits=free_bits)
+        return await self.inner.wait_any(choices)
 
 
 class BendsSignatures(Honest):
@@ -561,10 +546,7 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("deliveries", ShapedDelivery),
     ("deliveries", ReleasesOnce),
     ("announcements", NamesTheNewest),
-    ("announcements", KnowsNoFreeBits),
-    ("announcements", FreesTooManyBits),
     ("announcements", AnnouncesAnother),
-    ("announcements", AnnouncesTooManyBits),
     ("announcements", WakesForAnything),
     ("announcements", AlwaysTheFirst),
     ("bad_arguments", WaitsForNothing),

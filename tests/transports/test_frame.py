@@ -21,35 +21,35 @@ from transports.frame import (
     UNCHECKED,
     Frame,
     FrameError,
-    FrameKind,
     checksum,
     is_damaged,
     pack,
     parse,
 )
+from transports.matching import MessageKind
 from transports.signature import TEXT_BYTES
 
 FUZZ_COUNT = 25_000
-LIMITS = {kind: [2 ** (8 * struct.calcsize(field)) for field in FIELDS[kind]] for kind in FrameKind}
+LIMITS = {kind: [2 ** (8 * struct.calcsize(field)) for field in FIELDS[kind]] for kind in MessageKind}
 PAYLOADS_BYTES = {
-    FrameKind.EAGER: EAGER_BYTES,
-    FrameKind.CHUNK: LOCAL_CHUNK_BYTES,
-    FrameKind.PUSH: LOCAL_CHUNK_BYTES,
-    FrameKind.REFUSE: TEXT_BYTES,
-    FrameKind.SIGNATURE: TEXT_BYTES,
+    MessageKind.EAGER: EAGER_BYTES,
+    MessageKind.CHUNK: LOCAL_CHUNK_BYTES,
+    MessageKind.PUSH: LOCAL_CHUNK_BYTES,
+    MessageKind.REFUSE: TEXT_BYTES,
+    MessageKind.SIGNATURE: TEXT_BYTES,
 }
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> tuple[FrameKind, list[int], int]:
-    kind = draw(st.sampled_from(FrameKind))
+def frames(draw: st.DrawFn) -> tuple[MessageKind, list[int], int]:
+    kind = draw(st.sampled_from(MessageKind))
     fields = [draw(st.integers(0, limit - 1)) for limit in LIMITS[kind]]
     return kind, fields, draw(st.integers(0, PAYLOADS_BYTES.get(kind, 0)))
 
 
 @given(frames(), st.binary(max_size=100), st.binary(max_size=100))
 def test_what_is_packed_is_parsed_wherever_it_lies(
-    frame: tuple[FrameKind, list[int], int], before: bytes, after: bytes
+    frame: tuple[MessageKind, list[int], int], before: bytes, after: bytes
 ) -> None:
     kind, fields, payload_bytes = frame
     packed = pack(kind, *fields, payload_bytes=payload_bytes)
@@ -61,12 +61,12 @@ def test_what_is_packed_is_parsed_wherever_it_lies(
 
 
 def test_the_longest_header_fits() -> None:
-    assert max(len(pack(kind, *[0] * len(FIELDS[kind]))) for kind in FrameKind) == HEADER_LIMIT_BYTES
-    assert set(FIELDS) == set(FrameKind)
+    assert max(len(pack(kind, *[0] * len(FIELDS[kind]))) for kind in MessageKind) == HEADER_LIMIT_BYTES
+    assert set(FIELDS) == set(MessageKind)
 
 
-@pytest.mark.parametrize("kind", FrameKind)
-def test_every_field_has_its_limits(kind: FrameKind) -> None:
+@pytest.mark.parametrize("kind", MessageKind)
+def test_every_field_has_its_limits(kind: MessageKind) -> None:
     """Nobody can even say more; of payloads they can."""
     fields = [0] * len(FIELDS[kind])
     for place, limit in enumerate(LIMITS[kind]):
@@ -77,7 +77,7 @@ def test_every_field_has_its_limits(kind: FrameKind) -> None:
         whole(pack(kind, *fields, payload_bytes=PAYLOADS_BYTES.get(kind, 0) + 1))
 
 
-@pytest.mark.parametrize("kind", [len(FrameKind), 255])
+@pytest.mark.parametrize("kind", [len(MessageKind), 255])
 def test_a_kind_that_does_not_exist_is_refused_before_anything_else_has_come(kind: int) -> None:
     with pytest.raises(FrameError, match=f"frame kind {kind} is unknown"):
         whole(bytes([*bytes(8), kind]))
@@ -86,11 +86,11 @@ def test_a_kind_that_does_not_exist_is_refused_before_anything_else_has_come(kin
 def noise(count: int, seed: int) -> Iterator[bytearray]:
     """Random bytes that begin with a plausible kind and length; all but some have a good checksum."""
     rows = np.random.default_rng(seed).integers(0, 256, (count, 60), np.uint8)
-    rows[:, 8] %= len(FrameKind) + 1
+    rows[:, 8] %= len(MessageKind) + 1
     rows[:, [11, 12]] = 0
     for index, row in enumerate(rows):
         frame = bytearray(row)
-        if index % 8 and row[8] < len(FrameKind):
+        if index % 8 and row[8] < len(MessageKind):
             frame[:8] = checksum(frame[8 : len(pack(row[8], *[0] * len(FIELDS[row[8]])))])
         yield frame[: 60 - index % 60]
 
@@ -98,16 +98,16 @@ def noise(count: int, seed: int) -> Iterator[bytearray]:
 def mutants(count: int, seed: int) -> Iterator[bytearray]:
     """Good frames with one bit flipped, and a checksum that covers it up."""
     chance = np.random.default_rng(seed)
-    frames = [pack(kind, *(limit // 3 for limit in LIMITS[kind])) for kind in FrameKind]
-    for which, place, bit in zip(*chance.integers(0, (len(FrameKind), 2**16, 8), (count, 3)).T.tolist(), strict=True):
+    frames = [pack(kind, *(limit // 3 for limit in LIMITS[kind])) for kind in MessageKind]
+    for which, place, bit in zip(*chance.integers(0, (len(MessageKind), 2**16, 8), (count, 3)).T.tolist(), strict=True):
         mutant = bytearray(frames[which])
         mutant[8 + place % (len(mutant) - 8)] ^= 1 << bit
         mutant[:8] = checksum(mutant[8:])
         yield mutant
 
 
-@pytest.mark.parametrize("kind", FrameKind)
-def test_every_flipped_bit_of_a_header_is_noticed(kind: FrameKind) -> None:
+@pytest.mark.parametrize("kind", MessageKind)
+def test_every_flipped_bit_of_a_header_is_noticed(kind: MessageKind) -> None:
     """Also those that would make another good header; a length may first claim more than has come."""
     good = pack(kind, *(limit // 3 for limit in LIMITS[kind]), payload_bytes=PAYLOADS_BYTES.get(kind, 0))
     for place, bit in product(range(len(good)), range(8)):
@@ -121,7 +121,7 @@ def test_every_flipped_bit_of_a_header_is_noticed(kind: FrameKind) -> None:
 
 def test_a_payload_is_damaged_if_it_has_a_checksum_that_it_does_not_match() -> None:
     payload = memoryview(b"12345678")
-    frame = whole(pack(FrameKind.EAGER, 0, 0, 0, 0, 0, payload_checksum=checksum(payload)))
+    frame = whole(pack(MessageKind.EAGER, 0, 0, 0, 0, 0, payload_checksum=checksum(payload)))
     assert frame is not None
     assert not is_damaged(payload, frame[4])
     assert not is_damaged(memoryview(b""), checksum(b""))
@@ -162,7 +162,7 @@ def tried(buffer: bytearray) -> str:
         return "incomplete"
     kind, fields, payload_at, payload_bytes, _ = frame
     assert payload_at <= HEADER_LIMIT_BYTES
-    assert payload_bytes <= PAYLOADS_BYTES.get(FrameKind(kind), 0)
+    assert payload_bytes <= PAYLOADS_BYTES.get(MessageKind(kind), 0)
     assert len(fields) == len(LIMITS[kind])
     assert all(0 <= field < limit for field, limit in zip(fields, LIMITS[kind], strict=True))
     return "understood"

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from transports import ArgumentError, Envelope, NeuronLink, Statistics, TransportClosedError, TransportError, neuronlink
+from transports import ArgumentError, Envelope, NeuronLink, TransportClosedError, TransportError, neuronlink
 
 THREADED = 1000
 
@@ -125,7 +125,7 @@ def test_a_receive_that_is_cancelled_while_a_thread_copies_completes(monkeypatch
     assert out == b"x" * THREADED
 
 
-def test_statistics_name_what_waits_and_nothing_stays_behind() -> None:
+def test_unexpected_messages_are_named_and_nothing_stays_behind() -> None:
     async def main() -> None:
         link = NeuronLink(3)
         async with trio.open_nursery() as nursery:
@@ -134,13 +134,14 @@ def test_statistics_name_what_waits_and_nothing_stays_behind() -> None:
             nursery.start_soon(link.wire(0).send, 1, 4, b"4")
             nursery.start_soon(link.wire(2).recv, 1, 5, 6)
             await wait_all_tasks_blocked()
-            assert link.statistics() == Statistics(
-                unmatched_sends=(Envelope(src=0, dst=1, tag=4, nbytes=3), Envelope(src=0, dst=1, tag=4, nbytes=1)),
-                unmatched_receives=(Envelope(src=1, dst=2, tag=5, nbytes=6),),
-            )
+            first, second = Envelope(src=0, dst=1, tag=4, nbytes=3), Envelope(src=0, dst=1, tag=4, nbytes=1)
+            assert link.wire(1).unexpected() == [first, second]
+            assert link.wire(2).unexpected() == []
+            assert [*link.mailboxes[2].receives] == [(1, 5)]
             (await link.wire(1).recv(0, 4, 3)).release()
             nursery.cancel_scope.cancel()
-        assert link.statistics() == Statistics()
+        assert link.wire(1).unexpected() == []
+        assert not any(box.sends or box.receives for box in link.mailboxes.values())
 
     trio.run(main)
 

@@ -10,18 +10,17 @@ from transports.buffers import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, Departures
 from transports.efa.rail import Rail
-from transports.efa.reading import format_message_name
 from transports.efa.sharing import delays_chunk, delays_small_frame
-from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
+from transports.frame import CHUNK_BYTES, FrameError, pack
 from transports.matched import MatchedLink
-from transports.matching import Engine, Lane, Limits, Send
+from transports.matching import Engine, Lane, Limits, MessageKind, Send
 from transports.signature import Signature
 
 # Fewer bytes on every rail within two seconds are signs of life, not progress.
 _PROGRESS_BYTES = 4096
 
-_EAGER = int(FrameKind.EAGER)  # asking an enumeration takes 0.2 us
-_RAIL_KINDS = frozenset(map(int, (FrameKind.ALIVE, FrameKind.LOST, FrameKind.BYE)))
+_EAGER = int(MessageKind.EAGER)  # asking an enumeration takes 0.2 us
+_RAIL_KINDS = frozenset(map(int, (MessageKind.ALIVE, MessageKind.LOST, MessageKind.BYE)))
 
 
 class EfaLink(MatchedLink):
@@ -164,11 +163,6 @@ class EfaLink(MatchedLink):
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
-    def handle_eager(self, fields: list[int], payload: memoryview) -> None:
-        """Handle a small message; its payload is valid only during the call."""
-        if self.engine.gone is None:
-            self.engine.incoming.handle_eager(fields, payload)
-
     def handle_frame(self, rail: Rail, kind: int, fields: list[Any]) -> None:
         """Handle a frame without payload, or with a text, about this rail or about messages."""
         if kind in _RAIL_KINDS:
@@ -178,31 +172,12 @@ class EfaLink(MatchedLink):
 
     def _handle_rail_frame(self, rail: Rail, kind: int, fields: list[int]) -> None:
         """Handle a frame about rails: arrived frames, a lost rail, or the goodbye on this one."""
-        if kind == FrameKind.ALIVE:
+        if kind == MessageKind.ALIVE:
             rail.release_arrived(*fields)
-        elif kind == FrameKind.BYE:
+        elif kind == MessageKind.BYE:
             self._handle_bye(rail)
         elif self.engine.gone is None:
             self._handle_lost_rail(*fields)
-
-    def handle_push(self, fields: list[int], nbytes: int) -> memoryview:
-        """Handle the announcement of a message with its first chunk; return the memory of the chunk."""
-        if self.engine.gone is None:
-            return self.engine.incoming.handle_push_with_chunk(nbytes, *fields)
-        return self.engine.incoming.chunk_memory(fields[0], 0, nbytes)
-
-    def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return the memory into which the bytes of a chunk are read."""
-        return self.engine.incoming.chunk_memory(number, offset, nbytes)
-
-    def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
-        """Count a chunk that has completely arrived in its memory."""
-        self.engine.incoming.count_chunk(number, offset, nbytes)
-
-    def message_name(self, number: int) -> str:
-        """Return the name of the message that arrives in chunks under a number, for people."""
-        receive = self.engine.incoming.filling.get(number)
-        return f"message {number}" if receive is None else format_message_name(*receive.lane)
 
     # -- rails that die -----------------------------------------------------------------------------------------------
 
@@ -224,7 +199,7 @@ class EfaLink(MatchedLink):
         # The dead rail may have carried the LOST frame of another rail, and both sides may lose such frames: then each
         # would wait for the other's. So every death repeats the LOST frames of all dead rails.
         for index, count in self._received_frames.items():
-            self.departures.add(pack(FrameKind.LOST, index, count))
+            self.departures.add(pack(MessageKind.LOST, index, count))
         self.note(f"{self.rail_name(rail.index)} was lost: {reason}")
         self.on_loss(rail.index % RAILS_LIMIT)
         self.settle()
@@ -255,7 +230,7 @@ class EfaLink(MatchedLink):
             )
         if index > max(self._slot_numbers(index), default=-1):
             self._received_frames[index] = 0
-            self.departures.add(pack(FrameKind.LOST, index, 0))
+            self.departures.add(pack(MessageKind.LOST, index, 0))
 
     def _slot_numbers(self, index: int) -> list[int]:
         """Return the numbers of the living and unsettled rails in the slot of a rail."""

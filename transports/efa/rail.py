@@ -17,12 +17,12 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
 from transports.efa.departures import Departures, Entry
-from transports.efa.reading import Destinations, Reading
+from transports.efa.reading import Reading
 from transports.efa.sharing import RailRate, RailState
 from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
-from transports.frame import LOCAL_CHUNK_BYTES, DamageError, FrameError, FrameKind, pack
+from transports.frame import LOCAL_CHUNK_BYTES, DamageError, FrameError, pack
 from transports.handshake import is_local
-from transports.matching import Chunk, ProtocolError, Send
+from transports.matching import Chunk, Engine, MessageKind, ProtocolError, Send
 from transports.matching.protocol import BROKEN_PROTOCOL
 
 # Frames that may arrive before an acknowledgement lets the other side release their memory. With 64 the memory left the
@@ -32,14 +32,15 @@ _ACKNOWLEDGE_EVERY = 16
 # Small frames that are due together leave in one system call, up to about this length.
 _BATCH_BYTES = 64 << 10
 
-_CHUNK, _PUSH = int(FrameKind.CHUNK), int(FrameKind.PUSH)  # asking an enumeration takes 0.2 us
+_CHUNK, _PUSH = int(MessageKind.CHUNK), int(MessageKind.PUSH)  # asking an enumeration takes 0.2 us
 
 _ENDED = "the connection ended"
 
 
-class RailOwner(Destinations, Protocol):
+class RailOwner(Protocol):
     """Interface of a rail to its link."""
 
+    engine: Engine  # Matches the messages
     departures: Departures  # The frames that may leave on the rail
     silent_ticks: int  # Set to 0 whenever bytes of the other process arrive
 
@@ -111,7 +112,7 @@ class Rail(ABC):
         self._stalled_calls = 0
         self._health = Health()
         self._seen_written_bytes = 0
-        self.reading: Reading = Reading(owner, partial(owner.handle_frame, self), staged=staged)
+        self.reading: Reading = Reading(owner.engine, partial(owner.handle_frame, self), staged=staged)
 
     # -- frames that leave --------------------------------------------------------------------------------------------
 
@@ -212,11 +213,11 @@ class Rail(ABC):
         if self.acknowledge:
             self.acknowledge = False
             self._acknowledged_frames = self.reading.arrived
-            frames.append(pack(FrameKind.ALIVE, self._acknowledged_frames))
+            frames.append(pack(MessageKind.ALIVE, self._acknowledged_frames))
             self.keep(None)
         if self.bye_due and not self.owner.departures.due:
             self.bye_due, self.bye_sent = False, True
-            frames.append(pack(FrameKind.BYE))
+            frames.append(pack(MessageKind.BYE))
             self.keep(None)
         return frames
 

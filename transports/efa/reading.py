@@ -6,17 +6,10 @@ A plain state machine: a reader asks for room, puts bytes there, and reports the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from transports.frame import (
-    EAGER_BYTES,
-    HEADER_LIMIT_BYTES,
-    LOCAL_CHUNK_BYTES,
-    DamageError,
-    FrameKind,
-    is_damaged,
-    parse,
-)
+from transports.frame import EAGER_BYTES, HEADER_LIMIT_BYTES, LOCAL_CHUNK_BYTES, DamageError, is_damaged, parse
+from transports.matching import Engine, MessageKind
 
 # Room for two of the longest small frames, so that an incomplete frame never fills it.
 _READ_BYTES = 2 * (HEADER_LIMIT_BYTES + EAGER_BYTES)
@@ -27,8 +20,9 @@ _FRAMES_AT_ONCE = 256
 # Within a chunk, waking up for every segment costs a tenth of the speed (64 MiB both ways over loopback TCP).
 _WORTH_WAKING_BYTES = 128 << 10
 
-_EAGER, _CHUNK, _PUSH = map(int, (FrameKind.EAGER, FrameKind.CHUNK, FrameKind.PUSH))  # enumerations compare slowly
-_TEXTS = frozenset(map(int, (FrameKind.REFUSE, FrameKind.SIGNATURE)))  # kinds whose payload is a text
+# enumerations compare slowly
+_EAGER, _CHUNK, _PUSH = map(int, (MessageKind.EAGER, MessageKind.CHUNK, MessageKind.PUSH))
+_TEXTS = frozenset(map(int, (MessageKind.REFUSE, MessageKind.SIGNATURE)))  # kinds whose payload is a text
 
 _NOTHING = memoryview(b"")
 _NO_CHUNK = (0, 0, _NOTHING, b"")
@@ -36,30 +30,11 @@ _NO_CHUNK = (0, 0, _NOTHING, b"")
 _MISMATCH = "the bytes do not match their checksum"
 
 
-class Destinations(Protocol):
-    """Interface of a reader to the destination of messages."""
-
-    def handle_eager(self, fields: list[int], payload: memoryview) -> None:
-        """Handle a small message; its payload is valid only during the call."""
-
-    def handle_push(self, fields: list[int], nbytes: int) -> memoryview:
-        """Handle the announcement of a message with its first chunk; return the memory of the chunk."""
-
-    def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return the memory into which the bytes of a chunk are read."""
-
-    def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
-        """Count a chunk that has completely arrived in its memory."""
-
-    def message_name(self, number: int) -> str:
-        """Return the name of the message that arrives in chunks under a number, for people."""
-
-
 class Reading:
     """The received bytes of one rail whose frames have not been handled.
 
     Args:
-        destinations: Memory and handlers of messages.
+        engine: Matches the messages.
         handle_frame: Handles a frame without payload, or with a text, which is the last of its fields.
         staged: Whether chunks pass through a buffer of the rail.
 
@@ -75,12 +50,10 @@ class Reading:
     behind: bool
     stopped: bool
 
-    def __init__(
-        self, destinations: Destinations, handle_frame: Callable[[int, list[Any]], None], *, staged: bool
-    ) -> None:
+    def __init__(self, engine: Engine, handle_frame: Callable[[int, list[Any]], None], *, staged: bool) -> None:
         self.arrived: int = 0
         self.within_chunk = self.behind = self.stopped = False
-        self._destinations, self._handle_frame = destinations, handle_frame
+        self._engine, self._handle_frame = engine, handle_frame
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
@@ -168,16 +141,17 @@ class Reading:
         if payload.nbytes > _HEAD_BYTES:
             self._expects_chunk = False
         self.arrived += 1
-        self._destinations.handle_eager(fields, payload)
+        if self._engine.gone is None:
+            self._engine.incoming.handle_eager(fields, payload)
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
         """Copy the already received bytes of a chunk to its memory; the others are read straight into it."""
-        if kind == _PUSH:
-            self.arrived += 1
-            offset, memory = 0, self._destinations.handle_push(fields, nbytes)
+        incoming, offset = self._engine.incoming, fields[1] if kind == _CHUNK else 0
+        self.arrived += kind == _PUSH
+        if kind == _PUSH and self._engine.gone is None:
+            memory = incoming.handle_push_with_chunk(nbytes, *fields)
         else:
-            offset = fields[1]
-            memory = self._destinations.chunk_memory(fields[0], offset, nbytes)
+            memory = incoming.chunk_memory(fields[0], offset, nbytes)
         self._chunk = fields[0], offset, memory, expected
         self._target = target = memory if self._staging is None else self._staging[:nbytes]
         self._done_bytes = done = ready.nbytes
@@ -195,13 +169,15 @@ class Reading:
         self.within_chunk = False
         self._chunk, self._target = _NO_CHUNK, _NOTHING  # the owner may resize the memory from here on
         if is_damaged(target, expected):
-            piece = f"bytes {offset} to {offset + nbytes} of {self._destinations.message_name(number)}"
+            receive = self._engine.incoming.filling.get(number)
+            name = f"message {number}" if receive is None else format_message_name(*receive.lane)
+            piece = f"bytes {offset} to {offset + nbytes} of {name}"
             raise DamageError(f"{piece} came damaged: {_MISMATCH}")
         if self._staging is not None:
             memory[:] = target
         del memory, target
         self.arrived += 1
-        self._destinations.count_chunk(number, offset, nbytes)
+        self._engine.incoming.count_chunk(number, offset, nbytes)
 
 
 def format_message_name(src: int, dst: int, tag: int) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
+from functools import partial
 from typing import Any, TypeAlias
 
-from transports.buffers import BounceBuffers, Buffer
+from transports.buffers import BounceBuffers, Buffer, Delivery
 from transports.failures import (
     LengthMismatchError,
     LinkLostError,
@@ -16,13 +17,15 @@ from transports.failures import (
 )
 from transports.request import Request
 from transports.signature import PlainSignature, Signature
-from transports.wire import OPEN, Envelope
+from transports.wire import OPEN
 
 Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
 
 class _MessageEnd(Request):
     """The common part of sends and receives; `done` is called once at the end.
+
+    The shell around the engine sets `done`, and how an end is withdrawn.
 
     Attributes:
         lane: (src, dst, tag): messages of one lane are received in the order in which they were sent.
@@ -34,12 +37,7 @@ class _MessageEnd(Request):
     view: memoryview | None
     signature: Signature | None = None
     done: Callable[[Any], None] | None = None
-
-    @property
-    def envelope(self) -> Envelope:
-        """The ranks, the tag and the length of the message."""
-        src, dst, tag = self.lane
-        return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes)
+    _withdraw: Callable[[Any], None] | None = None
 
     def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
         """Release the bytes, and wake the waiting caller."""
@@ -130,6 +128,7 @@ class Receive(_MessageEnd):
         rolling: All chunks arrive in the same memory, one after the other.
         detour: Memory of bytes that arrived before the receive; copied at the end.
         allocate: Returns memory for a message of any length, see `Wire.begin_recv`.
+        memory: Gets the memory of a loan back.
         seen: Offsets of the chunks that have arrived.
     """
 
@@ -140,6 +139,7 @@ class Receive(_MessageEnd):
     detour: memoryview | None = None
     consume: Callable[[int, memoryview], None] | None = None
     allocate: Callable[[Any], Buffer] | None = None
+    memory: BounceBuffers
     rolling = False
 
     def __init__(self, lane: Lane, view: memoryview | None, nbytes: int, signature: Signature | None = None) -> None:
@@ -196,3 +196,11 @@ class Receive(_MessageEnd):
         self.matched = True
         self.loan = loan
         self.end()
+
+    def delivery(self) -> Delivery:
+        """Return the received message on loan; the release gives the memory back."""
+        loan = self.loan
+        assert loan is not None, "a receive without a buffer gets memory on loan"
+        if loan.readonly:  # the message arrived with its announcement, in memory of its own
+            return Delivery(loan)
+        return Delivery(loan[: self.nbytes].toreadonly(), partial(self.memory.release, loan))

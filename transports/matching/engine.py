@@ -9,7 +9,7 @@ from transports.failures import LinkLostError
 from transports.matching.ends import Lane, Receive, Send
 from transports.matching.incoming import Incoming
 from transports.matching.outgoing import Outgoing
-from transports.matching.protocol import Limits, MessageKind
+from transports.matching.protocol import Limits, MessageKind, ProtocolError
 
 
 class Engine:
@@ -94,7 +94,10 @@ class Engine:
         Raises:
             ProtocolError: The message is invalid in this state.
         """
-        self._handlers[kind](*fields)
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise ProtocolError(f"peer sent a message of kind {kind}, which no engine handles")
+        handler(*fields)
 
     def _handle_abandon(self, number: int) -> None:
         """Drop an offer whose sender has closed, and fail the receive that accepted it."""

@@ -60,7 +60,6 @@ class Incoming:
         self._in_order = limits.push_bytes > 0 and limits.ordered
         self._memory = memory
         self._answer = answer
-        self._unplaced: dict[int, Receive] = {}  # matched offers that wait for a free place, by number
         self._next_number = 0
         self._early_arrivals: dict[int, Callable[[], None]] = {}  # what announcements and signatures do in their turn
         self._signatures: dict[int, PlainSignature] = {0: OPEN_SIGNATURE}  # of the other process, by place
@@ -77,12 +76,12 @@ class Incoming:
     @property
     def moving(self) -> bool:
         """Whether a matched receive has missing bytes."""
-        return bool(self.filling or self._unplaced)
+        return bool(self.filling)
 
     @property
     def awaited(self) -> bool:
         """Whether a call waits for a message that has not arrived completely."""
-        return bool(self.posted or self.filling or self._unplaced or self.watchers)
+        return bool(self.posted or self.filling or self.watchers)
 
     @property
     def held_bytes(self) -> int:
@@ -192,9 +191,7 @@ class Incoming:
         """Drop an offer whose sender has closed; return the receive that accepted it, which must fail."""
         if self._drop_offer(number):
             return None
-        receive = self.filling.pop(number, None) or self._unplaced.pop(number, None)
-        self._accept_next()
-        return receive
+        return self.filling.pop(number, None)
 
     def _drop_offer(self, number: int) -> bool:
         """Drop an offer without a receive; True if it was here. One still on its way is dropped on arrival."""
@@ -258,10 +255,10 @@ class Incoming:
         for wake in tuple(self.watchers):
             wake()
 
-    def unexpected(self, dst: int, tag: int | None, free_bits: int) -> Iterator[Envelope]:
+    def unexpected(self, dst: int, tag: int | None) -> Iterator[Envelope]:
         """Yield the messages for a rank that no receive has met; as `Wire.unexpected`."""
         for (src, to, of), queue in self.arrived.items():
-            if to == dst and (tag is None or of >> free_bits == tag >> free_bits):
+            if to == dst and tag in (None, of):
                 for each in queue:
                     yield Envelope(
                         src=src, dst=dst, tag=of, nbytes=each.nbytes, since_ns=each.since_ns, signature=each.signature
@@ -316,10 +313,10 @@ class Incoming:
             receive.finish(memoryview(b"") if receive.wants_loan else None)
         else:
             receive.matched = True
-            if self._unplaced or not self._has_free_place:
-                self._unplaced[arrival.number] = receive
-            else:
-                self._accept_offer(arrival.number, receive)
+            self.filling[arrival.number] = receive
+            if receive.wants_loan and receive.view is None:
+                self._take_memory(receive)
+            self._answer(MessageKind.ACCEPT, arrival.number)
 
     def _refuse(self, receive: Receive, arrival: Arrival) -> None:
         """Drop a message that its receive does not take; the sender of an offer gets the receiver's signature."""
@@ -331,24 +328,6 @@ class Incoming:
         elif pushed is None and arrival.payload is None:
             expected_bytes = arrival.nbytes if receive.nbytes == OPEN else receive.nbytes
             self._answer(MessageKind.REFUSE, arrival.number, expected_bytes, mine.fingerprint, text=mine.text)
-
-    @property
-    def _has_free_place(self) -> bool:
-        """Whether another long message may be under way, see `Limits.places`."""
-        return self._limits.places is None or len(self.filling) < self._limits.places
-
-    def _accept_next(self) -> None:
-        """Accept the messages that are next in line, up to `Limits.places`."""
-        while self._unplaced and self._has_free_place:
-            number = next(iter(self._unplaced))
-            self._accept_offer(number, self._unplaced.pop(number))
-
-    def _accept_offer(self, number: int, receive: Receive) -> None:
-        """Let the sender of an offer send its chunks, into memory of the receive."""
-        self.filling[number] = receive
-        if receive.wants_loan and receive.view is None:
-            self._take_memory(receive)
-        self._answer(MessageKind.ACCEPT, number)
 
     def _take_memory(self, receive: Receive) -> None:
         """Take memory for the message of a receive without a buffer; one chunk if `consume` reads each at once."""
@@ -405,7 +384,7 @@ class Incoming:
         return (receive.view if receive.detour is None else receive.detour)[offset : offset + nbytes]
 
     def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
-        """Count a chunk that has completely arrived; the last one ends the receive, and lets the next offer in."""
+        """Count a chunk that has completely arrived; the last one ends the receive."""
         if self._overtakes and self._overtaking.has_chunk(number, offset):
             self._overtaking.mark_complete(number, offset)
             if number in self.filling:
@@ -426,8 +405,6 @@ class Incoming:
                 self._answer(MessageKind.TAKEN, number)
                 self.flush_answers()
             receive.finish_chunks(self._memory)
-            if self._unplaced:
-                self._accept_next()
 
     def _move_chunk(self, number: int, offset: int) -> None:
         """Move a chunk that arrived before its announcement into the buffer of its message."""
@@ -445,9 +422,8 @@ class Incoming:
 
     def clear(self, *, keep_arrived: bool, keep_moving: bool) -> list[Receive]:
         """Drop everything but kept messages; return the unfinished receives."""
-        unfinished = [*self.waiting, *self._unplaced.values()]
+        unfinished = [*self.waiting]
         self.posted.clear()
-        self._unplaced.clear()
         if not keep_moving:
             unfinished += self.filling.values()
             self.filling.clear()

@@ -63,11 +63,6 @@ class Outgoing:
         yield from (send for _, _, send in self._announcing if send.progress is WAITING)
         yield from (send for send in self.sends.values() if send.progress is OFFERED)
 
-    @property
-    def credit_bytes(self) -> int:
-        """Bytes of eager data that may still leave."""
-        return self._credit_bytes
-
     def reserve_eager(self, view: memoryview, signature: Signature | None = None) -> tuple[int, int] | None:
         """Reserve number and credit of a small message that leaves at once, and find the place of its signature.
 

@@ -12,7 +12,7 @@ class MessageKind(IntEnum):
 
     Announcements (`EAGER`, `PUSH`, `OFFER`) are numbered by the sending process, because they may overtake each other
     on the way. A `SIGNATURE` has such a number, too: later announcements name it by its place in a table. All other
-    kinds name a long message by its number.
+    kinds name a long message by its number. As a frame with a payload, which is the first chunk, a `PUSH` counts twice.
     """
 
     EAGER = 0  #: number, src, dst, tag, place of the signature; the payload is the message
@@ -27,6 +27,10 @@ class MessageKind(IntEnum):
     ABANDON = 9  #: number: the sender has closed; the receive of the offer fails
     PUSH = 10  #: number, src, dst, tag, nbytes, place: a long message, whose chunks follow unasked
     SIGNATURE = 11  #: number, place, fingerprint, text as payload: of later announcements
+    # Frames of sockets about the connection itself, which no engine handles.
+    ALIVE = 12  #: count of frames that have arrived on this rail
+    LOST = 13  #: rail, count: that rail is dead; this many frames had arrived on it
+    BYE = 14  #: the last frame of this rail
 
 
 #: Signatures of one process that the other one keeps; a place is below. Then the table begins anew.
@@ -62,7 +66,6 @@ class Limits:
     # Offers that may wait here, and announcements that may be early: more than any program has under way, and few
     # enough to bound the memory that a broken process can take.
     waiting: int = 1 << 20
-    places: int | None = None  # How many long messages may be under way to one process at once; None: any number
     # A send of a long message ends when the receiver confirms it. Otherwise it ends when all chunks have left, see
     # `Outgoing.end_departed`.
     confirmed: bool = True

@@ -234,10 +234,6 @@ class _SharedBoard(Board):
     def peek(self, position: int, number: int, owner: object) -> Run:
         return self._boards.engine.peek(self._native, position, number, owner)
 
-    def row_tag(self, position: int, number: int) -> int:
-        tag: int = self._native.row(position, number)[0] & ~0xFF
-        return tag if (tag >> 8) & 0xFFFF == number & 0xFFFF else 0
-
     def row_signature(self, position: int, number: int) -> PlainSignature:
         try:
             _, _, fingerprint, text = self._native.row(position, number)

@@ -39,7 +39,7 @@ from transports.shared_memory.engine import (
 )
 from transports.shared_memory.segment import Segment
 from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
-from transports.wire import OPEN, Envelope
+from transports.wire import OPEN
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Op
@@ -102,12 +102,6 @@ class MemoryRequest(Request):
         self.link, self.lane = link, lane
         self.nbytes, self.done, self.receives, self.loan, self._mine = nbytes, done, receives, loan, signature
         self.allocate: Callable[[Any], Buffer] | None = None
-
-    @property
-    def envelope(self) -> Envelope:
-        """The message without its bytes."""
-        src, dst, tag = self.lane
-        return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes)
 
     def withdraw(self) -> None:
         """Cancel the call if it has not matched."""

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import trio
 
+from transports.buffers import BounceBuffers, Buffer, as_bytes
 from transports.common import Board
 from transports.factory import Bootstrap, Exchange
-from transports.failures import ArgumentError, TransportError
+from transports.failures import ArgumentError, LinkLostError, TransportError
 from transports.identity import Identity
+from transports.linked import LinkedTransport, LinkedWire
 from transports.meeting import Meeting
 from transports.patience import Patience, usable_cores
+from transports.request import Done, Request
 from transports.shared_memory import engine as native
 from transports.shared_memory.board import Boards
 from transports.shared_memory.engine import EngineEvents, bells
 from transports.shared_memory.joining import MemoryJoining, ring_bytes
 from transports.shared_memory.memory_link import GOODBYE, MemoryLink, Peer
-from transports.shared_memory.messages import MemoryMessages
 from transports.shared_memory.segment import Heap, Segment
+from transports.signature import PlainSignature, Signature
+from transports.wire import Envelope, Wire
 
 # The end of a segment, with the words that wake its process.
 _LAST_BYTES = 4096
@@ -35,7 +40,7 @@ _LOOK_S = 150e-6
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
-class SharedMemory(MemoryMessages):
+class SharedMemory(LinkedTransport[MemoryLink]):
     """Joins the ranks of this process to those of other processes of this host, through memory.
 
     A ring of memory leads from each process to each other. Messages that arrive before their receive are kept there, or
@@ -63,11 +68,18 @@ class SharedMemory(MemoryMessages):
     Attributes:
         exchange: The all-gather of the arguments.
         links: The links to the other processes of this host, by index.
+        memory: Buffers of messages on loan.
+        engine: Engine of this process; None before it has joined others.
+        events: Deliverer of the engine's events on the event loop.
 
     Raises:
         ArgumentError: A placement without this process, or with ranks that are negative or named twice; no secret, or
             less than no memory.
     """
+
+    engine: native.Engine | None
+    events: EngineEvents | None
+    patience: Patience
 
     def __init__(
         self,
@@ -85,6 +97,9 @@ class SharedMemory(MemoryMessages):
         report: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(member, placement)
+        self.engine = self.events = None
+        self.memory: BounceBuffers = BounceBuffers()
+        self.patience = Patience(0.0)
         if limit_bytes is not None and limit_bytes < 0:
             raise ArgumentError(f"limit_bytes is {limit_bytes}; name 0 bytes or more")
         self.exchange = exchange
@@ -97,6 +112,10 @@ class SharedMemory(MemoryMessages):
         self._joining = MemoryJoining(meeting, limit_bytes=limit_bytes, reads=reads)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
+
+    def make_wire(self, rank: int) -> Wire:
+        """Return the wire of a rank."""
+        return _MemoryWire(self, rank)
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
         """Return the board of some ranks, if all live here or in processes that share memory with this one."""
@@ -197,6 +216,67 @@ class SharedMemory(MemoryMessages):
             if member in self.links:
                 self.links[member].give_up(reason)
         return not self.links.keys().isdisjoint(lost)
+
+
+class _MemoryWire(LinkedWire[SharedMemory]):
+    """The wire of one rank."""
+
+    within_host = True
+
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
+    ) -> Request | None:
+        """Write the message into the ring up to its room; the engine writes the rest."""
+        view, lane = as_bytes(data), (self.rank, dst, tag)
+        return self._transport.link(lane, dst).begin_send(lane, view, priority, done, signature)
+
+    def begin_recv(
+        self,
+        src: int,
+        tag: int,
+        out: Buffer | None,
+        nbytes: int,
+        *,
+        signature: Signature | None = None,
+        done: Done,
+        consume: Callable[[int, memoryview], None] | None = None,
+        allocate: Callable[[Any], Buffer] | None = None,
+    ) -> Request:
+        """Begin a receive in the engine."""
+        view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
+        return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done, signature, allocate)
+
+    def takes_threads(self, peer: int) -> bool:
+        """Whether a thread that runs in place of the event loop may begin messages with a peer."""
+        transport = self._transport
+        home = transport.home.get(peer)
+        return home is not None and transport.state is None and transport.links[home].gone is None
+
+    def catch_up(self, peer: int) -> bool:
+        """Deliver events of the engine; return whether there were any."""
+        self._transport.link((self.rank, peer, 0), peer)
+        return self._transport.events is not None and self._transport.events.deliver_events()
+
+    def unexpected(self, tag: int | None = None) -> list[Envelope]:
+        """Return the messages for this rank that no receive has met, the oldest first."""
+        engine, dst = self._transport.engine, self.rank
+        found: list[Envelope] = []
+        for ns, _, lane, of, nbytes, number, text in sorted(engine.announced(dst) if engine else ()):
+            if tag in (None, of):
+                said = PlainSignature(number, text)
+                found.append(Envelope(src=lane >> 32, dst=dst, tag=of, nbytes=nbytes, since_ns=ns, signature=said))
+        return found
+
+    def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
+        """Return the error of a receive from a process that is lost."""
+        lane = (src, self.rank, tag)
+        link = self._transport.link(lane, src)
+        return None if link.gone is None else link.loss_error(lane)
+
+    def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call a function, for the length of a block, whenever a message or a loss may have arrived."""
+        events = self._transport.events
+        return nullcontext() if events is None else events.probing(notify)
 
 
 def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:

@@ -10,9 +10,10 @@ import trio
 
 from transports import Efa
 from transports.efa.address import PeerAddress
-from transports.frame import Frame, FrameKind, pack, parse
+from transports.frame import Frame, pack, parse
 from transports.handshake import greet
 from transports.identity import Hello
+from transports.matching import MessageKind
 
 from .processes import SECRET, Table
 
@@ -29,7 +30,7 @@ class Impostor:
 
     async def hear(self) -> tuple[int, list[int], bytes]:
         """Return the next frame that is no sign of life."""
-        while (frame := self._next()) is None or frame[0] == FrameKind.ALIVE:
+        while (frame := self._next()) is None or frame[0] == MessageKind.ALIVE:
             if frame is None:
                 more = await self.stream.receive_some()
                 if not more:

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from transports import LinkLostError, Wire
-from transports.frame import CHUNK_BYTES, FrameKind, checksum, pack
+from transports.frame import CHUNK_BYTES, checksum, pack
+from transports.matching import MessageKind
 
 from .impostor import confronted
 from .processes import World, opened, quietly, run
@@ -21,7 +22,7 @@ from .proxy import Flip, ProxiedWorld
 SIZES_BYTES = (0, 8, 100, 60_000, 2 * CHUNK_BYTES + 777)
 MESSAGES = [random.Random(nbytes).randbytes(nbytes) for nbytes in SIZES_BYTES]
 TOTAL_BYTES = sum(SIZES_BYTES)
-EAGER_HEADER_BYTES = len(pack(FrameKind.EAGER, 0, 0, 0, 0, 0))
+EAGER_HEADER_BYTES = len(pack(MessageKind.EAGER, 0, 0, 0, 0, 0))
 FIRST_FRAMES_BYTES = 4 * EAGER_HEADER_BYTES + 108
 
 #: Every byte of the first frames, and anywhere in what follows.
@@ -107,7 +108,7 @@ def test_what_came_damaged_is_named() -> None:
     async def main() -> None:
         async with confronted() as (impostor, victim):
             await impostor.stream.send_all(
-                pack(FrameKind.EAGER, 0, 0, 1, 5, 0, payload_bytes=4, payload_checksum=checksum(b"good")) + b"goof"
+                pack(MessageKind.EAGER, 0, 0, 1, 5, 0, payload_bytes=4, payload_checksum=checksum(b"good")) + b"goof"
             )
             assert await impostor.is_hung_up_on()
         assert victim.reports == [
@@ -119,9 +120,9 @@ def test_what_came_damaged_is_named() -> None:
             async with trio.open_nursery() as nursery:
                 out = bytearray(CHUNK_BYTES + 4)
                 nursery.start_soon(quietly, partial(victim.efa.wire(1).recv_into, 0, 5, out), errors)
-                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, CHUNK_BYTES + 4, 0)
+                await impostor.say(MessageKind.OFFER, 0, 0, 1, 5, CHUNK_BYTES + 4, 0)
                 await impostor.hear()
-                head = pack(FrameKind.CHUNK, 0, CHUNK_BYTES, payload_bytes=4, payload_checksum=checksum(b"good"))
+                head = pack(MessageKind.CHUNK, 0, CHUNK_BYTES, payload_bytes=4, payload_checksum=checksum(b"good"))
                 await impostor.stream.send_all(head + b"goof")
                 assert await impostor.is_hung_up_on()
         assert [str(error) for error in errors] == [

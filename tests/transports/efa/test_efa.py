@@ -21,10 +21,8 @@ from tests.transports.promises import assert_kept, leaves_at_once
 from transports import (
     ArgumentError,
     Efa,
-    Envelope,
     LinkLostError,
     Request,
-    Statistics,
     TransportClosedError,
     TransportError,
 )
@@ -32,7 +30,8 @@ from transports.efa.address import PeerAddress
 from transports.efa.connection import SocketRail
 from transports.efa.departures import LIMITS
 from transports.efa.rail import Rail
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, KEPT_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, FrameKind, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, KEPT_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, pack
+from transports.matching import MessageKind
 from transports.matching.ends import Progress
 from transports.testing import CHECKS
 from transports.tls import Tls
@@ -94,9 +93,9 @@ def test_a_flood_of_small_messages_lets_others_run() -> None:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch)
-                flood = [pack(FrameKind.EAGER, number, 0, 1, number, 0) for number in range(4000)]
+                flood = [pack(MessageKind.EAGER, number, 0, 1, number, 0) for number in range(4000)]
                 await impostor.stream.send_all(b"".join(flood))
-            await impostor.say(FrameKind.BYE)
+            await impostor.say(MessageKind.BYE)
 
     run(main)
     # Each of two rounds runs every task once, in any order: two turns of the reader may lie between two looks. In each
@@ -141,9 +140,9 @@ def test_urgent_messages_pass_at_chunk_boundaries(monkeypatch: pytest.MonkeyPatc
                 numbers = {fields[0]: fields[3] for _, fields, _ in [await impostor.hear() for _ in range(4)]}
                 for _ in range(8):
                     kind, fields, _ = await impostor.hear()
-                    assert kind == FrameKind.CHUNK
+                    assert kind == MessageKind.CHUNK
                     chunks.append(numbers[fields[0]])
-            await impostor.say(FrameKind.BYE)
+            await impostor.say(MessageKind.BYE)
 
     run(main)
     assert chunks == [3, 3, 2, 2, 4, 4, 1, 1]
@@ -158,18 +157,18 @@ def test_small_messages_pass_long_ones_at_the_next_chunk() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(end.send, 0, 1, bytes(64 * CHUNK_BYTES))
                 await impostor.hear()
-                await impostor.say(FrameKind.ACCEPT, 0)
+                await impostor.say(MessageKind.ACCEPT, 0)
                 await wait_all_tasks_blocked()  # the connection is full of chunks
                 nursery.start_soon(partial(end.send, 0, 2, b"small", priority=9))
                 await wait_all_tasks_blocked()
                 for _ in range(65):
                     heard.append((await impostor.hear())[0])
-            await impostor.say(FrameKind.BYE)
+            await impostor.say(MessageKind.BYE)
 
     run(main)
-    assert heard.count(FrameKind.EAGER) == 1
-    assert heard[-1] == FrameKind.CHUNK
-    assert heard.index(FrameKind.EAGER) < 60
+    assert heard.count(MessageKind.EAGER) == 1
+    assert heard[-1] == MessageKind.CHUNK
+    assert heard.index(MessageKind.EAGER) < 60
 
 
 @pytest.mark.parametrize(
@@ -433,7 +432,9 @@ def test_the_rest_of_a_chunk_wakes_its_reader_though_another_task_has_read_some_
             starts = world.ends()[1].route(0)
             starts.begin_recv(0, 6, out, nbytes, done=lambda _: ended.set())
             theirs, ours = world.efas[0].links[1].rails[0], world.efas[1].links[0].rails[0]
-            announced = pack(FrameKind.PUSH, 0, 0, 1, 6, nbytes, 0) + pack(FrameKind.CHUNK, 0, 0, payload_bytes=nbytes)
+            announced = pack(MessageKind.PUSH, 0, 0, 1, 6, nbytes, 0) + pack(
+                MessageKind.CHUNK, 0, 0, payload_bytes=nbytes
+            )
             theirs.socket.send(announced + message[:1000])
             while not ours.reading.within_chunk:
                 await wait_all_tasks_blocked()
@@ -531,15 +532,15 @@ def test_a_cancelled_offer_is_withdrawn_although_its_rail_is_late() -> None:
 
     async def main() -> None:
         async with confronted() as (impostor, victim):
-            await impostor.say(FrameKind.WITHDRAW, 1)
-            await impostor.say(FrameKind.OFFER, 1, 0, 1, 5, 10**6, 0)
-            await impostor.say(FrameKind.EAGER, 0, 0, 1, 5, 0, payload=b"first")
-            await impostor.say(FrameKind.EAGER, 2, 0, 1, 5, 0, payload=b"third")
-            assert await impostor.hear() == (FrameKind.WITHDRAWN, [1], b"")
+            await impostor.say(MessageKind.WITHDRAW, 1)
+            await impostor.say(MessageKind.OFFER, 1, 0, 1, 5, 10**6, 0)
+            await impostor.say(MessageKind.EAGER, 0, 0, 1, 5, 0, payload=b"first")
+            await impostor.say(MessageKind.EAGER, 2, 0, 1, 5, 0, payload=b"third")
+            assert await impostor.hear() == (MessageKind.WITHDRAWN, [1], b"")
             for text in (b"first", b"third"):
                 with await victim.efa.wire(1).recv(0, 5, 5) as delivery:
                     assert delivery.view == text
-            await impostor.say(FrameKind.BYE)
+            await impostor.say(MessageKind.BYE)
 
     run(main)
 
@@ -560,36 +561,15 @@ def test_a_cancellation_that_comes_too_late_is_not_told() -> None:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(send)
-                assert (await impostor.hear())[0] == FrameKind.OFFER
+                assert (await impostor.hear())[0] == MessageKind.OFFER
                 scope.cancel()
-                assert await impostor.hear() == (FrameKind.WITHDRAW, [0], b"")
+                assert await impostor.hear() == (MessageKind.WITHDRAW, [0], b"")
                 assert ended == []
-                await impostor.say(FrameKind.ACCEPT, 0)
-                assert [(await impostor.hear())[0] for _ in range(chunks)] == [FrameKind.CHUNK] * chunks
+                await impostor.say(MessageKind.ACCEPT, 0)
+                assert [(await impostor.hear())[0] for _ in range(chunks)] == [MessageKind.CHUNK] * chunks
             assert ended == ["sent"]
             assert not scope.cancelled_caught
-            await impostor.say(FrameKind.BYE)
-
-    run(main)
-
-
-def test_statistics_name_what_waits_here() -> None:
-    async def main() -> None:
-        world = World(((0,), (3,)))
-        async with opened(world.efas):
-            a = world.efas[0].wire(0)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(a.send, 3, 7, bytes(PUSH_BYTES + 1))
-                nursery.start_soon(a.recv_into, 3, 8, bytearray(5))
-                await a.send(3, 9, b"goes at once")
-                await wait_all_tasks_blocked()
-                here, there = (efa.statistics() for efa in world.efas)
-                nursery.cancel_scope.cancel()
-            assert here == Statistics(
-                unmatched_sends=(Envelope(src=0, dst=3, tag=7, nbytes=PUSH_BYTES + 1),),
-                unmatched_receives=(Envelope(src=3, dst=0, tag=8, nbytes=5),),
-            )
-            assert there == world.efas[0].statistics() == Statistics()
+            await impostor.say(MessageKind.BYE)
 
     run(main)
 
@@ -783,11 +763,11 @@ def test_offsets_beyond_four_gibibytes() -> None:
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, partial(victim.efa.wire(1).recv_into, 0, 5, out), errors)
-                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes, 0)
-                assert await impostor.hear() == (FrameKind.ACCEPT, [0], b"")
-                await impostor.say(FrameKind.CHUNK, 0, 2**32, payload=b"m" * CHUNK_BYTES)
-                await impostor.say(FrameKind.CHUNK, 0, 2**32 + CHUNK_BYTES, payload=b"end")
-                await impostor.say(FrameKind.BYE)
+                await impostor.say(MessageKind.OFFER, 0, 0, 1, 5, nbytes, 0)
+                assert await impostor.hear() == (MessageKind.ACCEPT, [0], b"")
+                await impostor.say(MessageKind.CHUNK, 0, 2**32, payload=b"m" * CHUNK_BYTES)
+                await impostor.say(MessageKind.CHUNK, 0, 2**32 + CHUNK_BYTES, payload=b"end")
+                await impostor.say(MessageKind.BYE)
 
     run(main)
     assert (out[2**32 - 1], bytes(out[2**32 + CHUNK_BYTES - 2 :])) == (0, b"mmend")

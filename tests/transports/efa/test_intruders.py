@@ -12,8 +12,9 @@ from trio.testing import wait_all_tasks_blocked
 from transports import LinkLostError
 from transports.efa.address import PeerAddress
 from transports.failures import TransportError
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, HEADER_LIMIT_BYTES, LOCAL_CHUNK_BYTES, FrameKind, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, HEADER_LIMIT_BYTES, LOCAL_CHUNK_BYTES, pack
 from transports.handshake import HandshakeError, greet
+from transports.matching import MessageKind
 
 from .impostor import Impostor, Victim, confronted, dial, hello
 from .processes import SECRET, World, opened, quietly, run
@@ -54,7 +55,7 @@ async def join(victim: Victim, before: Callable[[PeerAddress], Awaitable[None]])
         stream = await dial(card)
         await greet(stream, hello(), SECRET)
         await entered.wait()
-        await stream.send_all(pack(FrameKind.EAGER, 0, 0, 1, 7, 0, payload_bytes=4) + b"here")
+        await stream.send_all(pack(MessageKind.EAGER, 0, 0, 1, 7, 0, payload_bytes=4) + b"here")
         await Impostor(stream).is_hung_up_on()
         await stream.aclose()
 
@@ -147,25 +148,25 @@ def test_different_rails_are_named() -> None:
 
 BAD_FRAMES: dict[str, bytes] = {
     "nothing of sense": b"\xff" * HEADER_LIMIT_BYTES,
-    "payload too long": pack(FrameKind.CHUNK, 0, 0, payload_bytes=LOCAL_CHUNK_BYTES + 1),
-    "a header that came damaged": bytes([pack(FrameKind.BYE)[0] ^ 1]) + pack(FrameKind.BYE)[1:],
-    "a checksum of nothing, by which nobody is named": pack(FrameKind.ACCEPT, 17, payload_checksum=b"12345678"),
-    "an eager message that came damaged": pack(FrameKind.EAGER, 0, 0, 1, 5, 0, payload_checksum=b"12345678"),
-    "unknown kind": bytes([*bytes(8), len(FrameKind)]),
-    "no such offer": pack(FrameKind.ACCEPT, 17),
-    "nothing was refused": pack(FrameKind.REFUSE, 17, 5, 0),
-    "nothing was taken": pack(FrameKind.TAKEN, 17),
-    "nothing was withdrawn": pack(FrameKind.WITHDRAWN, 17),
-    "credit from nowhere": pack(FrameKind.CREDIT, 1),
-    "no such rail": pack(FrameKind.LOST, 5, 0),
-    "payload where none belongs": pack(FrameKind.ACCEPT, 1, payload_bytes=1) + b"x",
-    "eager message too long": pack(FrameKind.EAGER, 0, 0, 1, 0, 0, payload_bytes=EAGER_BYTES + 1),
-    "unknown source": pack(FrameKind.EAGER, 0, 9, 1, 0, 0),
-    "unknown destination": pack(FrameKind.OFFER, 0, 0, 9, 0, 8, 0),
-    "source is here": pack(FrameKind.EAGER, 0, 2, 1, 0, 0),
-    "announced twice": pack(FrameKind.EAGER, 0, 0, 1, 0, 0) * 2,
-    "unknown chunk": pack(FrameKind.CHUNK, 3, 0, payload_bytes=4) + b"abcd",
-    "withdrawn in the far future": pack(FrameKind.WITHDRAW, 2**63),
+    "payload too long": pack(MessageKind.CHUNK, 0, 0, payload_bytes=LOCAL_CHUNK_BYTES + 1),
+    "a header that came damaged": bytes([pack(MessageKind.BYE)[0] ^ 1]) + pack(MessageKind.BYE)[1:],
+    "a checksum of nothing, by which nobody is named": pack(MessageKind.ACCEPT, 17, payload_checksum=b"12345678"),
+    "an eager message that came damaged": pack(MessageKind.EAGER, 0, 0, 1, 5, 0, payload_checksum=b"12345678"),
+    "unknown kind": bytes([*bytes(8), len(MessageKind)]),
+    "no such offer": pack(MessageKind.ACCEPT, 17),
+    "nothing was refused": pack(MessageKind.REFUSE, 17, 5, 0),
+    "nothing was taken": pack(MessageKind.TAKEN, 17),
+    "nothing was withdrawn": pack(MessageKind.WITHDRAWN, 17),
+    "credit from nowhere": pack(MessageKind.CREDIT, 1),
+    "no such rail": pack(MessageKind.LOST, 5, 0),
+    "payload where none belongs": pack(MessageKind.ACCEPT, 1, payload_bytes=1) + b"x",
+    "eager message too long": pack(MessageKind.EAGER, 0, 0, 1, 0, 0, payload_bytes=EAGER_BYTES + 1),
+    "unknown source": pack(MessageKind.EAGER, 0, 9, 1, 0, 0),
+    "unknown destination": pack(MessageKind.OFFER, 0, 0, 9, 0, 8, 0),
+    "source is here": pack(MessageKind.EAGER, 0, 2, 1, 0, 0),
+    "announced twice": pack(MessageKind.EAGER, 0, 0, 1, 0, 0) * 2,
+    "unknown chunk": pack(MessageKind.CHUNK, 3, 0, payload_bytes=4) + b"abcd",
+    "withdrawn in the far future": pack(MessageKind.WITHDRAW, 2**63),
 }
 
 
@@ -195,11 +196,11 @@ def test_chunks_must_fit_their_message() -> None:
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, lambda: victim.efa.wire(1).recv_into(0, 5, bytearray(nbytes)), errors)
-                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes, 0)
-                assert await impostor.hear() == (FrameKind.ACCEPT, [0], b"")
-                await impostor.say(FrameKind.CHUNK, 0, CHUNK_BYTES, payload=b"12345")
+                await impostor.say(MessageKind.OFFER, 0, 0, 1, 5, nbytes, 0)
+                assert await impostor.hear() == (MessageKind.ACCEPT, [0], b"")
+                await impostor.say(MessageKind.CHUNK, 0, CHUNK_BYTES, payload=b"12345")
                 offset, size = chunk
-                await quietly(partial(impostor.say, FrameKind.CHUNK, 0, offset, payload=bytes(size)), [])
+                await quietly(partial(impostor.say, MessageKind.CHUNK, 0, offset, payload=bytes(size)), [])
                 assert await impostor.is_hung_up_on()
             assert "a bad frame: message 0 has no chunk" in str(errors[0])
 
@@ -219,7 +220,7 @@ def test_eager_data_has_a_budget() -> None:
 
     async def pour(impostor: Impostor) -> None:
         for number in range(10_000):
-            await impostor.say(FrameKind.EAGER, number, 0, 1, number, 0, payload=bytes(EAGER_BYTES))
+            await impostor.say(MessageKind.EAGER, number, 0, 1, number, 0, payload=bytes(EAGER_BYTES))
 
     run(main)
 
@@ -227,12 +228,12 @@ def test_eager_data_has_a_budget() -> None:
 def test_a_frame_for_a_tag_that_nobody_knows_waits_and_harms_nobody() -> None:
     async def main() -> None:
         async with confronted() as (impostor, victim):
-            await impostor.say(FrameKind.EAGER, 0, 0, 1, 2**64 - 1, 0, payload=b"nobody")
-            await impostor.say(FrameKind.EAGER, 1, 0, 1, 5, 0, payload=b"somebody")
+            await impostor.say(MessageKind.EAGER, 0, 0, 1, 2**64 - 1, 0, payload=b"nobody")
+            await impostor.say(MessageKind.EAGER, 1, 0, 1, 5, 0, payload=b"somebody")
             out = bytearray(8)
             await victim.efa.wire(1).recv_into(0, 5, out)
             assert out == b"somebody"
-            await impostor.say(FrameKind.BYE)
+            await impostor.say(MessageKind.BYE)
 
     run(main)
 

@@ -17,8 +17,8 @@ from transports.efa.efa_link import EfaLink
 from transports.efa.rail import Rail
 from transports.efa.sharing import RailState
 from transports.failures import LinkLostError
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, FrameKind, pack, parse
-from transports.matching import Receive, Send
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, pack, parse
+from transports.matching import MessageKind, Receive, Send
 
 LONG_BYTES = CHUNK_BYTES + 100
 
@@ -139,7 +139,7 @@ def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_deat
     assert bytes(wanted.loan or b"")[: len(array)] == b"1" * len(array)
 
 
-PUSH_HEADER_BYTES = len(pack(FrameKind.PUSH, 0, 0, 0, 0, 0, 0))
+PUSH_HEADER_BYTES = len(pack(MessageKind.PUSH, 0, 0, 0, 0, 0, 0))
 WHOLE_BYTES = EAGER_BYTES + 100
 
 
@@ -195,9 +195,9 @@ def test_a_message_waits_behind_what_is_due() -> None:
     link.queue_send(Send((0, 1, 6), memoryview(bytes(WHOLE_BYTES)), -1))
     frames, at, kinds = bytearray(b"".join(rail.wire)), 0, []
     while (frame := parse(frames, at, len(frames))) is not None:
-        kinds.append((frame[0], frame[1][3 if frame[0] == FrameKind.PUSH else 0]))
+        kinds.append((frame[0], frame[1][3 if frame[0] == MessageKind.PUSH else 0]))
         at = frame[2] + frame[3]
-    assert kinds == [(FrameKind.PUSH, 6), (FrameKind.PUSH, 5), (FrameKind.CHUNK, 0), (FrameKind.CHUNK, 1)]
+    assert kinds == [(MessageKind.PUSH, 6), (MessageKind.PUSH, 5), (MessageKind.CHUNK, 0), (MessageKind.CHUNK, 1)]
 
 
 def test_nothing_is_read_of_a_rail_after_its_death() -> None:
@@ -205,8 +205,8 @@ def test_nothing_is_read_of_a_rail_after_its_death() -> None:
     link = a_link(1, (1,), (0,))
     dying, other = Pipe(link, 0), Pipe(link, 1)
     end = receive(link, 5, 8)
-    message = pack(FrameKind.EAGER, 0, 1, 0, 5, 0, payload_bytes=8) + b"12345678"
-    dying.incoming = pack(FrameKind.LOST, 0, 0) + message
+    message = pack(MessageKind.EAGER, 0, 1, 0, 5, 0, payload_bytes=8) + b"12345678"
+    dying.incoming = pack(MessageKind.LOST, 0, 0) + message
     trio.run(dying.read_until_dead)
     assert dying.dead
     assert dying.reading.arrived == 1
@@ -228,9 +228,9 @@ def test_nothing_is_counted_of_a_rail_that_died_of_an_answer() -> None:
     dying = Broken(link, 0)
     Pipe(link, 1)
     first, second = receive(link, 5, 100), receive(link, 6, 8)
-    dying.incoming = pack(FrameKind.PUSH, 0, 1, 0, 5, 100, 0)
-    dying.incoming += pack(FrameKind.CHUNK, 0, 0, payload_bytes=100) + bytes(100)
-    dying.incoming += pack(FrameKind.EAGER, 1, 1, 0, 6, 0, payload_bytes=8) + b"12345678"
+    dying.incoming = pack(MessageKind.PUSH, 0, 1, 0, 5, 100, 0)
+    dying.incoming += pack(MessageKind.CHUNK, 0, 0, payload_bytes=100) + bytes(100)
+    dying.incoming += pack(MessageKind.EAGER, 1, 1, 0, 6, 0, payload_bytes=8) + b"12345678"
     trio.run(dying.read_until_dead)
     assert dying.dead
     assert (first.ended, second.ended) == (True, False)
@@ -281,7 +281,7 @@ def test_signs_of_life_are_no_progress_worth_waiting_for() -> None:
 
 def news(link: EfaLink, index: int, count: int) -> list[tuple[int, list[int]]]:
     """Tell a link that a rail is lost on the other side; return what it answers."""
-    link.handle_frame(link.rails[0], FrameKind.LOST, [index, count])
+    link.handle_frame(link.rails[0], MessageKind.LOST, [index, count])
     frames = []
     while (packed := link.departures.next_frame()) is not None:
         frame = parse(bytearray(packed), 0, len(packed))
@@ -297,8 +297,8 @@ def test_the_loss_of_a_connection_that_this_side_never_had_is_answered_once() ->
     second = Pipe(link, 1)
     second.die("cut")
     assert link.next_number(1) == RAILS_LIMIT + 1
-    answer = [(FrameKind.LOST, [RAILS_LIMIT + 1, 0])]
-    assert news(link, 1, 0) == [(FrameKind.LOST, [1, 0])]
+    answer = [(MessageKind.LOST, [RAILS_LIMIT + 1, 0])]
+    assert news(link, 1, 0) == [(MessageKind.LOST, [1, 0])]
     assert news(link, RAILS_LIMIT + 1, 7) == answer
     assert news(link, RAILS_LIMIT + 1, 7) == []
 
@@ -335,7 +335,7 @@ def test_a_rail_that_was_not_heard_since_its_return_does_not_hold_up_a_farewell(
     Pipe(link, 1).die("cut")
     news(link, 1, 0)
     back = Pipe(link, link.next_number(1))
-    link.handle_frame(first, FrameKind.BYE, [])
+    link.handle_frame(first, MessageKind.BYE, [])
     assert link.engine.gone == "process 1 (rank 1) has left"
     back.die("the connection ended")
     assert link.engine.gone == "process 1 (rank 1) has left"

@@ -23,7 +23,8 @@ from transports.efa import rail
 from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail, describe_error
 from transports.efa.tcp import LOST_S, Health, TcpInfo, tcp_info
-from transports.frame import CHUNK_BYTES, PUSH_BYTES, FrameKind
+from transports.frame import CHUNK_BYTES, PUSH_BYTES
+from transports.matching import MessageKind
 
 from .impostor import confronted
 from .processes import Lines, World, opened, pairs, quietly, run
@@ -195,7 +196,7 @@ def test_a_silent_process_is_not_given_up_where_somebody_else_watches_it() -> No
             for _ in range(1000):
                 link.check_acknowledged()
                 link.tick(math.inf, 0.1)
-            await impostor.say(FrameKind.EAGER, 0, 0, 1, 5, 0, payload=b"12345678")
+            await impostor.say(MessageKind.EAGER, 0, 0, 1, 5, 0, payload=b"12345678")
             received = bytearray(8)
             await victim.efa.wire(1).recv_into(0, 5, received)
             assert received == b"12345678"
@@ -311,7 +312,7 @@ def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None
                 nursery.start_soon(pour)
                 await wait_all_tasks_blocked()
                 for number in range(100):
-                    await impostor.say(FrameKind.EAGER, number, 0, 1, 5, 0, payload=b"12345678")
+                    await impostor.say(MessageKind.EAGER, number, 0, 1, 5, 0, payload=b"12345678")
                     await end.recv_into(0, 5, bytearray(8))
                 assert not errors
                 (link,) = victim.efa.links.values()

@@ -7,38 +7,39 @@ import random
 import pytest
 
 from transports.efa.reading import Reading
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, FrameKind, checksum, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, checksum, pack
+from transports.matching import MessageKind
 
 LONG_BYTES = CHUNK_BYTES + 1000
 
 
 class Destinations:
-    """One long message, and what has happened."""
+    """An engine with one long message, and what has happened."""
+
+    gone = None
 
     def __init__(self, *, staged: bool = False) -> None:
+        self.incoming, self.filling = self, dict[int, object]()
         self.memory = bytearray(LONG_BYTES)
         self.events: list[tuple[object, ...]] = []
-        self.reading = Reading(self, self._take, staged=staged)
+        self.reading = Reading(self, self._take, staged=staged)  # type: ignore[arg-type]
 
     def _take(self, kind: int, fields: list[int]) -> None:
-        self.events.append((FrameKind(kind), *fields, self.reading.arrived))
+        self.events.append((MessageKind(kind), *fields, self.reading.arrived))
 
     def handle_eager(self, fields: list[int], payload: memoryview) -> None:
-        self.events.append((FrameKind.EAGER, *fields, bytes(payload), self.reading.arrived))
+        self.events.append((MessageKind.EAGER, *fields, bytes(payload), self.reading.arrived))
 
     def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
         return memoryview(self.memory)[offset : offset + nbytes]
 
-    def handle_push(self, fields: list[int], nbytes: int) -> memoryview:
-        self.events.append((FrameKind.PUSH, *fields, self.reading.arrived))
+    def handle_push_with_chunk(self, nbytes: int, *fields: int) -> memoryview:
+        self.events.append((MessageKind.PUSH, *fields, self.reading.arrived))
         return self.chunk_memory(fields[0], 0, nbytes)
 
     def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
         piece = bytes(self.memory[offset : offset + nbytes])
         self.events.append(("filled", number, offset, piece, self.reading.arrived))
-
-    def message_name(self, number: int) -> str:
-        return f"message {number}"
 
     def feed(self, data: bytes, most_bytes: random.Random | None = None) -> None:
         """Give it all of something, in pieces of random lengths or as large as there is room."""
@@ -59,20 +60,20 @@ class Destinations:
 
 def eager(number: int, payload: bytes) -> bytes:
     return (
-        pack(FrameKind.EAGER, number, 1, 0, 5, 0, payload_bytes=len(payload), payload_checksum=checksum(payload))
+        pack(MessageKind.EAGER, number, 1, 0, 5, 0, payload_bytes=len(payload), payload_checksum=checksum(payload))
         + payload
     )
 
 
 def chunk(offset: int, payload: bytes) -> bytes:
-    return pack(FrameKind.CHUNK, 2, offset, payload_bytes=len(payload), payload_checksum=checksum(payload)) + payload
+    return pack(MessageKind.CHUNK, 2, offset, payload_bytes=len(payload), payload_checksum=checksum(payload)) + payload
 
 
 def pushed(payload: bytes) -> bytes:
     """Return a message that comes with its announcement."""
     said = checksum(payload)
     return (
-        pack(FrameKind.PUSH, 9, 1, 0, 6, len(payload), 0, payload_bytes=len(payload), payload_checksum=said) + payload
+        pack(MessageKind.PUSH, 9, 1, 0, 6, len(payload), 0, payload_bytes=len(payload), payload_checksum=said) + payload
     )
 
 
@@ -83,7 +84,7 @@ def conversation() -> tuple[bytes, bytes]:
     frames = [
         eager(0, b"small"),
         eager(1, source.randbytes(EAGER_BYTES)),
-        pack(FrameKind.PUSH, 2, 1, 0, 6, LONG_BYTES, 0),
+        pack(MessageKind.PUSH, 2, 1, 0, 6, LONG_BYTES, 0),
     ]
     frames += [chunk(0, message[:CHUNK_BYTES]), eager(3, b""), chunk(CHUNK_BYTES, message[CHUNK_BYTES:])]
     frames += [eager(4, source.randbytes(EAGER_BYTES)), *(eager(5 + i, b"x") for i in range(600))]
@@ -101,8 +102,15 @@ def test_however_it_comes_in_pieces(seed: int, staged: bool) -> None:
     assert whole.memory == pieces.memory == message
     assert whole.events == pieces.events
     kinds = [event[0] for event in whole.events]
-    assert kinds[:7] == [*[FrameKind.EAGER] * 2, FrameKind.PUSH, "filled", FrameKind.EAGER, "filled", FrameKind.EAGER]
-    assert kinds[-4:] == [FrameKind.PUSH, "filled", FrameKind.PUSH, "filled"]
+    assert kinds[:7] == [
+        *[MessageKind.EAGER] * 2,
+        MessageKind.PUSH,
+        "filled",
+        MessageKind.EAGER,
+        "filled",
+        MessageKind.EAGER,
+    ]
+    assert kinds[-4:] == [MessageKind.PUSH, "filled", MessageKind.PUSH, "filled"]
     assert [event[-1] for event in whole.events] == list(range(1, 612))
 
 
