@@ -33,17 +33,17 @@ BUDGETS = {
     "overlap/simulation": 2_442,
     "overlap/state": 532,
     "overlap/survival": 634,
-    "overlap/testing": 3_468,
+    "overlap/testing": 3_470,
     "overlap/timeline": 3_637,
     "overlap/torch": 1_584,
     "overlap/waits": 778,
-    "product": 57_360,
+    "product": 57_331,
     "tests": 65_786,
     "topology": 1_800,
     "transports/*.py": 3_012,
     "transports/efa": 1_708,
     "transports/matching": 898,
-    "transports/shared_memory": 1_142,
+    "transports/shared_memory": 1_111,
 }
 
 _ROOT = Path(__file__).parents[1]

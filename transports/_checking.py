@@ -94,7 +94,8 @@ class Begun:
     def __init__(self) -> None:
         self.request: Request | None = None
         self.calls: list[int] = []  # threads of the calls of `done`
-        self.ended, self.thread = trio.Event(), get_ident()
+        self.ended: trio.Event = trio.Event()
+        self.thread: int = get_ident()
 
     def done(self, request: Request) -> None:
         """Note the end."""
@@ -115,11 +116,13 @@ class Begun:
         return None if self.request is None else self.request.error
 
 
+@dataclass(frozen=True, slots=True)
 class Pair:
     """Two connected wires, of which `a` sends and `b` receives."""
 
-    def __init__(self, a: Wire, b: Wire, scale: Scale) -> None:
-        self.a, self.b, self.scale = a, b, scale
+    a: Wire
+    b: Wire
+    scale: Scale
 
     async def send(self, tag: int, data: Buffer, priority: int = 0) -> None:
         """Send a message."""

@@ -203,7 +203,7 @@ class NeuronLink(Transport):
         self._idle_threads = os.cpu_count() or 1
         self._ending: deque[_NeuronLinkRequest] = deque()  # calls that have ended and whose callbacks are due
         self._notifying = False
-        self.mailboxes = {rank: _Mailbox() for rank in self.ranks}
+        self.mailboxes: dict[int, _Mailbox] = {rank: _Mailbox() for rank in self.ranks}
         self._wires = {rank: _NeuronLinkWire(self, rank) for rank in self.ranks}
         self._closed = False
 
@@ -238,7 +238,9 @@ class NeuronLink(Transport):
         try:
             return self.mailboxes[rank]
         except KeyError:
-            raise ArgumentError(f"there is no rank {rank} here; this NeuronLink joins {self._rank_names}") from None
+            raise ArgumentError(
+                f"there is no rank {rank} here; this NeuronLink joins {describe_ranks(self.ranks)}"
+            ) from None
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -279,7 +281,9 @@ class NeuronLink(Transport):
             if differ:
                 end.error = SignatureMismatchError(end.theirs or OPEN_SIGNATURE, src=src, dst=dst, tag=tag)
             else:
-                end.error = _length_error(sender.nbytes, receiver.nbytes, src, dst, tag)
+                end.error = LengthMismatchError(
+                    sent_bytes=sender.nbytes, expected_bytes=receiver.nbytes, src=src, dst=dst, tag=tag
+                )
         return False
 
     def end(self, *ends: _NeuronLinkRequest) -> None:
@@ -310,10 +314,6 @@ class NeuronLink(Transport):
         self._idle_threads += 1
         self._copy_in_threads()
         self.end(receiver, sender)
-
-    @property
-    def _rank_names(self) -> str:
-        return describe_ranks(self.ranks)
 
 
 def factory(bootstrap: Bootstrap) -> NeuronLink:
@@ -405,10 +405,6 @@ def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], 
 def _plain(signature: Signature | None) -> PlainSignature:
     """Return a signature as the other end of a message gets it."""
     return OPEN_SIGNATURE if signature is None else PlainSignature(signature.fingerprint, signature.text)
-
-
-def _length_error(sent_bytes: int, expected_bytes: int, src: int, dst: int, tag: int) -> LengthMismatchError:
-    return LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag)
 
 
 def _closed_error(*, src: int, dst: int, tag: int) -> TransportClosedError:

@@ -200,7 +200,7 @@ class Later:
         return lane in self._lanes
 
     def hold(self, lane: _Lane, request: RelayedRequest) -> None:
-        """Keep a message until `release`, or until the time that `plan` has set for it.
+        """Keep a message until the time that `plan` has set for it.
 
         Raises:
             TransportClosedError: The transport is not open.
@@ -225,11 +225,6 @@ class Later:
             self._lanes[lane].remove(request)
             self._begin_due(lane)
 
-    def release(self, lane: _Lane, request: RelayedRequest) -> None:
-        """Begin a message as soon as the messages before it on its lane have begun."""
-        request.due = True
-        self._begin_due(lane)
-
     def _begin_due(self, lane: _Lane) -> None:
         """Begin the messages of a lane that are due, up to the first that is not."""
         queue = self._lanes[lane]
@@ -251,7 +246,8 @@ class Later:
                 while self._heap and self._heap[0][0] <= max(reached_s, trio.current_time()):
                     due_s, _, request, lane = heappop(self._heap)
                     if due_s == request.due_s and not request.ended and not request.due:  # else it has another time
-                        self.release(lane, request)
+                        request.due = True
+                        self._begin_due(lane)
                 with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf) as scope:
                     await self._changed.wait()
                 if scope.cancelled_caught:

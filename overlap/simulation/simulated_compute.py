@@ -37,7 +37,7 @@ class ComputeStarts:
     ) -> None:
         self.traffic, self.kernel, self.costs, self.conditions = traffic, traffic.kernel, costs, conditions
         self.injector = injector
-        self.rated = False  # whether a compute was priced by the peak of the device
+        self.rated: bool = False  # whether a compute was priced by the peak of the device
         self.alone: bool = traffic.fabric.interference.off
         self._waiting: list[SimulatedCompute] = []
 

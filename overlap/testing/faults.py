@@ -128,7 +128,7 @@ class FaultPlan(Fates):
 
     def __init__(self, seed: int, faults: Iterable[Fault] = ()) -> None:
         self.planned: tuple[Fault, ...] = tuple(faults)
-        self.turns = Turns(seed) if seed and seed % 2 == 0 and not self.planned else None
+        self.turns: Turns | None = Turns(seed) if seed and seed % 2 == 0 and not self.planned else None
         super().__init__(_disturbances(seed, in_turns=self.turns is not None))
         self.happened: list[Fault] = []
         self._begun_steps: set[tuple[int, int, bool]] = set()  # rank, step, whether an operation

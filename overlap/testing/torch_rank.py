@@ -134,11 +134,11 @@ class TorchRank:
         self._later: list[tuple[Pending | Any, torch.futures.Future[None]]] = []
         self._unwaited: list[Pending | Any] = []  # operations that ended in another wait; C++ waits for their futures
         self._groups: dict[tuple[int, ...], int] = {}  # how many have been made of the same ranks
-        self.at_once = False  # whether futures are made complete, as C++ waits for them before Python runs again
-        self.site = ""  # the line of the program that started this thread, if another thread did
+        self.at_once: bool = False  # whether futures are made complete, as C++ waits for them before Python runs again
+        self.site: str = ""  # the line of the program that started this thread, if another thread did
         self._number = self._threads = 0  # of this thread, and of the last one that was begun
-        self.named = "gloo"  # the backend that the program has named
-        self.dropped_by = ""  # the code of torch that issues operations now and waits for none of them
+        self.named: str = "gloo"  # the backend that the program has named
+        self.dropped_by: str = ""  # the code of torch that issues operations now and waits for none of them
         thread.on_resume = self.deliver
 
     def add_thread(self, thread: RankThread[Any], site: str) -> TorchRank:

@@ -33,7 +33,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._thread, self._record, self._timed = thread, record, timed
         self.rank: int = thread.rank.rank
-        self.inside = 0  # our own code, which may use what is in flight
+        self.inside: int = 0  # our own code, which may use what is in flight
         self._flying: dict[int, tuple[Issue, int, bool]] = {}  # by address: its bytes, and whether it is written
         self._touched: set[str] = set()
         self._live_bytes = 0
@@ -169,7 +169,7 @@ class ModelWatch:
         self._updates = self._joins = 0
         self._summed: list[tuple[int, int]] = []  # where all ranks have added something up since the last update
         self._sums = False  # whether every update so far was made of such gradients only
-        self.wrapped = False  # whether DistributedDataParallel keeps them alike
+        self.wrapped: bool = False  # whether DistributedDataParallel keeps them alike
 
     @property
     def expects_same_weights(self) -> bool:

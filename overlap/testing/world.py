@@ -42,6 +42,7 @@ class RecordingInjector(FaultInjector):
     """Injector of planned faults, and of the order of a seed, into operations, all of which are recorded."""
 
     fates: FaultPlan
+    record: Record
 
     def __init__(self, plan: FaultPlan, kernel: Kernel, record: Record) -> None:
         super().__init__(plan, kernel)
@@ -190,6 +191,7 @@ class TestedBackend(SimulatedBackend):
     """Virtual time of a test, with planned faults and a record of all operations."""
 
     plan: FaultPlan
+    record: Record
     injector: RecordingInjector
 
     def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: FaultPlan, record: Record) -> None:

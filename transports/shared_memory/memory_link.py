@@ -38,7 +38,7 @@ from transports.shared_memory.engine import (
     WITHDRAWN,
 )
 from transports.shared_memory.segment import Segment
-from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
+from transports.signature import PlainSignature, Signature
 from transports.wire import OPEN
 
 if TYPE_CHECKING:
@@ -166,10 +166,7 @@ class MemoryRequest(Request):
         if sized.queued:  # a waiting thread has found it
             engine.forget(sized)
         self.op = engine.accept(sized, None, memory, self)
-        if self.op.state == PENDING or self.op.queued:
-            self.link.calls[self] = None
-        else:
-            self._end(self.op.state)
+        self.link.register(self)
 
     def _end(self, state: int, error: Exception | None = None) -> None:
         """Record the end of the operation, release its loan after a failure, and call the callback."""
@@ -232,6 +229,7 @@ class MemoryLink(PeerLink):
         engine: Engine of this process.
         calls: The sends and receives under way.
         gone: Why the process can be reached no more; None while it can.
+        has_left: Whether the process has said goodbye: arrived messages stay.
         count: Number of calls that have ended.
         on_loss: Called when the process is lost or has left.
         take_in: Delivers ends and notes of the engine.
@@ -260,68 +258,25 @@ class MemoryLink(PeerLink):
         self.on_loss: Callable[[], None] = lambda: None
         self.deliver_events: Callable[[], object] = lambda: None
         self._report = report
-        self._evident = self._has_left = self._goodbye_sent = self._dead = False
+        self._evident = self.has_left = self._goodbye_sent = self._dead = False
         self.count: int = 0
 
     # -- messages -----------------------------------------------------------------------------------------------------
-
-    def begin_send(
-        self,
-        lane: Lane,
-        view: memoryview,
-        priority: int,
-        done: Done,
-        signature: Signature | None,
-    ) -> Request | None:
-        """Begin a send; None if all bytes have left."""
-        if self.gone is not None:
-            raise self.loss_error(lane)
-        src, dst, tag = lane
-        mine = signature or OPEN_SIGNATURE
-        call = MemoryRequest(self, lane, view.nbytes, done, receives=False, signature=signature)
-        call.op = self.engine.send(
-            self.member, tag, mine.fingerprint, mine.text, None, view.nbytes, view, src << 32 | dst, priority, call
-        )
-        if call.op.state == DONE and not call.op.queued:
-            self.count += 1
-            return None
-        return self._register(call)
-
-    def begin_receive(
-        self,
-        lane: Lane,
-        out: memoryview | None,
-        nbytes: int,
-        done: Done,
-        signature: Signature | None,
-        allocate: Callable[[Any], Buffer] | None,
-    ) -> Request:
-        """Begin a receive, into memory on loan if there is no buffer."""
-        src, dst, tag = lane
-        if self.gone is not None and not self._has_left:
-            raise self.loss_error(lane)
-        loan = self.memory.take(nbytes) if out is None and nbytes != OPEN else None
-        target, mine = out if loan is None else loan, signature or OPEN_SIGNATURE
-        call = MemoryRequest(self, lane, nbytes, done, receives=True, loan=loan, signature=signature)
-        call.allocate = allocate
-        call.op = self.engine.receive(
-            self.member, tag, mine.fingerprint, mine.text, None, nbytes, target,
-            src << 32 | dst, call,
-        )  # fmt: skip
-        return self._register(call)
 
     def send_note(self, key: int, rank: int, note: int) -> None:
         """Send a note about the rows of a rank to the boards of the other process."""
         if not self._dead:
             self.engine.note(self.member, key, rank, note)
 
-    def _register(self, call: MemoryRequest) -> MemoryRequest:
+    def register(self, call: MemoryRequest) -> MemoryRequest:
         """Keep a new call until its end; record an end that it has already reached."""
         if call.op.state == PENDING or call.op.queued:
             self.calls[call] = None
         else:
             call.settle()
         return call
+
+    on_end = PeerLink.note_change  # as the owner of a goodbye note, which wakes the task that leaves
 
     @property
     def leaves(self) -> bool:
@@ -360,12 +315,12 @@ class MemoryLink(PeerLink):
 
     def on_goodbye(self) -> None:
         """Handle the goodbye: the other process sends and receives no more."""
-        self._has_left = True
+        self.has_left = True
         self._end(f"{self.name} has left")
 
     def _handle_process_end(self, reason: str, *, evident: bool = False) -> None:
         """Handle the end of the other process: a loss, unless one side has said goodbye."""
-        if self._has_left or self._goodbye_sent:
+        if self.has_left or self._goodbye_sent:
             self._close_socket()
         else:
             self.lose(reason, evident=evident)
@@ -387,7 +342,9 @@ class MemoryLink(PeerLink):
         if self.gone is None:
             self.gone = reason
             self.engine.lose(self.member)
-            for call in sorted(self.calls, key=_is_send):  # receives first: their errors name the missing message
+            for call in sorted(
+                self.calls, key=lambda call: not call.receives
+            ):  # receives first: their errors name the missing message
                 call.settle()
             self.on_loss()
 
@@ -412,7 +369,7 @@ class MemoryLink(PeerLink):
         self._goodbye_sent = True
         self.gone = self.gone or "this side has closed"
         if not self._dead:
-            goodbye = self.engine.note(self.member, 0, GOODBYE, 0, _Change(self))
+            goodbye = self.engine.note(self.member, 0, GOODBYE, 0, self)
             await self.until(lambda: goodbye.state != PENDING)
             with suppress(OSError):
                 self.peer.socket.shutdown(socket.SHUT_WR)
@@ -425,17 +382,3 @@ class MemoryLink(PeerLink):
     def progress_counts(self) -> Mapping[Hashable, int]:
         """Return the number of calls that have ended."""
         return {None: self.count}
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """Owner of a goodbye note, which wakes the task that leaves."""
-
-    link: MemoryLink
-
-    def on_end(self) -> None:
-        self.link.note_change()
-
-
-def _is_send(call: MemoryRequest) -> bool:
-    return not call.receives

@@ -24,10 +24,10 @@ from transports.shared_memory import engine as native
 from transports.shared_memory.board import Boards
 from transports.shared_memory.engine import EngineEvents, bells
 from transports.shared_memory.joining import MemoryJoining, ring_bytes
-from transports.shared_memory.memory_link import GOODBYE, MemoryLink, Peer
+from transports.shared_memory.memory_link import GOODBYE, MemoryLink, MemoryRequest, Peer
 from transports.shared_memory.segment import Heap, Segment
-from transports.signature import PlainSignature, Signature
-from transports.wire import Envelope, Wire
+from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
+from transports.wire import OPEN, Envelope, Wire
 
 # The end of a segment, with the words that wake its process.
 _LAST_BYTES = 4096
@@ -227,8 +227,18 @@ class _MemoryWire(LinkedWire[SharedMemory]):
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
         """Write the message into the ring up to its room; the engine writes the rest."""
-        view, lane = as_bytes(data), (self.rank, dst, tag)
-        return self._transport.link(lane, dst).begin_send(lane, view, priority, done, signature)
+        view, lane, mine = as_bytes(data), (self.rank, dst, tag), signature or OPEN_SIGNATURE
+        link, ranks = self._transport.link(lane, dst), self.rank << 32 | dst
+        if link.gone is not None:
+            raise link.loss_error(lane)
+        call = MemoryRequest(link, lane, view.nbytes, done, receives=False, signature=signature)
+        call.op = link.engine.send(
+            link.member, tag, mine.fingerprint, mine.text, None, view.nbytes, view, ranks, priority, call
+        )
+        if call.op.state == native.DONE and not call.op.queued:
+            link.count += 1
+            return None
+        return link.register(call)
 
     def begin_recv(
         self,
@@ -244,7 +254,14 @@ class _MemoryWire(LinkedWire[SharedMemory]):
     ) -> Request:
         """Begin a receive in the engine."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
-        return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done, signature, allocate)
+        link, mine = self._transport.link(lane, src), signature or OPEN_SIGNATURE
+        if link.gone is not None and not link.has_left:
+            raise link.loss_error(lane)
+        loan = link.memory.take(nbytes) if view is None and nbytes != OPEN else None
+        call = MemoryRequest(link, lane, nbytes, done, receives=True, loan=loan, signature=signature)
+        call.allocate, target, ranks = allocate, view if loan is None else loan, src << 32 | self.rank
+        call.op = link.engine.receive(link.member, tag, mine.fingerprint, mine.text, None, nbytes, target, ranks, call)
+        return link.register(call)
 
     def takes_threads(self, peer: int) -> bool:
         """Whether a thread that runs in place of the event loop may begin messages with a peer."""
