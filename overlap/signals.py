@@ -137,10 +137,10 @@ def handling_signals(*, quiet: bool = False) -> Iterator[None]:
         _raise_if_ending()
         return
     handlers = _SignalHandlers()
-    _active.append(handlers)
     try:
-        with handlers.handling():
-            yield
+        _active.append(handlers)
+        handlers.install()
+        yield
         _raise_if_ending()
     except BaseException as error:
         if handlers.first_signal is None or not _follows_from_signal(error, handlers.first_signal):
@@ -149,8 +149,10 @@ def handling_signals(*, quiet: bool = False) -> Iterator[None]:
             notify(f"ended by {handlers.first_signal.name}{handlers.where}{handlers.kept()}")
         raise Terminated(handlers.first_signal, handlers.kept()) from None
     finally:
-        _active.clear()
-        handlers.close()
+        try:
+            handlers.close()
+        finally:
+            handlers.close()  # Ctrl-C may have ended the first call
 
 
 def _raise_if_ending() -> None:
@@ -186,18 +188,13 @@ class _SignalHandlers:
         self._insisting = False
         self._timers: list[threading.Timer] = []
 
-    @contextmanager
-    def handling(self) -> Iterator[None]:
-        """Handle for the block the signals that have no handler."""
+    def install(self) -> None:
+        """Handle the signals that have no handler."""
         self._handled = [number for number in self._handlers if signal.getsignal(number) is signal.SIG_DFL]
         for number in self._handled:
             signal.signal(number, self._handlers[number])
         # a launcher blocks it until here: it would end a process that is still starting
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKING})
-        try:
-            yield
-        finally:
-            self.release()
 
     def release(self) -> None:
         """Restore the default handlers of the signals."""
@@ -206,7 +203,9 @@ class _SignalHandlers:
                 signal.signal(number, signal.SIG_DFL)
 
     def close(self) -> None:
-        """Stop the timers."""
+        """Restore the handlers, and stop the timers; a second call is harmless."""
+        self.release()
+        _active.clear()
         for timer in self._timers:
             timer.cancel()
             timer.join()

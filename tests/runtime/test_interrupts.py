@@ -1,6 +1,7 @@
 """Ctrl-C: raised in the program, and never between two instructions of our own packages."""
 
 import asyncio
+import linecache
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 import trio
 
 import overlap
+from overlap import signals
 from overlap.runtime.interrupts import _find_called, calls_program, deferring_interrupts, finalizer, interruptible
 from overlap.signals import Terminated, handling_signals
 from tests.interrupting import Tracer, sample
@@ -297,6 +299,21 @@ def check_lines(clock: str, count: int, seed: int) -> None:
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_at_some_lines(clock: str) -> None:
     check_lines(clock, 6, 1)
+
+
+def test_handlers_of_signals_are_restored_at_each_line() -> None:
+    """Else a later run would not say that a signal has ended it."""
+
+    def program() -> list[float]:
+        return overlap.run(main, ranks=2, clock="virtual")
+
+    first = Tracer()
+    assert first.run(program) is None
+    passed = sorted(line for line in first.passed if line[0] == signals.__file__)
+    for line in (line for line in passed if linecache.getline(*line).strip() != "try:"):  # Python handles none there
+        Tracer(line, 1).run(program)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, line
+        assert (signals._active, signals._registered_lives) == ([], []), line
 
 
 @pytest.mark.slow
