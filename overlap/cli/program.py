@@ -197,15 +197,13 @@ def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verd
 
 def _verdict(file: Path) -> str:
     """Return the verdict on a trace, if the file is small enough to be read at once."""
-    from ..explain.recorded import sentence
-    from ..timeline import median_step, read_trace
-    from ..timeline.measure.verdict import verdict_of
+    from ..explain.recorded import explain_timeline
+    from ..timeline import read_trace
 
     limit_bytes = _AT_ONCE_BYTES // _GZIP_RATIO if file.suffix == ".gz" else _AT_ONCE_BYTES
     with suppress(OSError, UsageError):
         if file.is_file() and file.stat().st_size <= limit_bytes:
-            timeline = read_trace(file)
-            return sentence(timeline, verdict_of(timeline, step=median_step(timeline)))
+            return explain_timeline(read_trace(file)).verdict
     return ""
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from ..units import format_bytes, format_ns
 from . import causes
-from .bounds import RankStep, gain
+from .bounds import gain
+from .facts import Facts
 from .places import BACKWARD, ProgramPlace, common_place, list_operators, top_places
-from .rank import TINY_KERNEL_NS, RankReport
+from .rank import TINY_KERNEL_NS
 from .ranks import LateRank, Traffic
 from .report import Advice
 
@@ -50,38 +50,16 @@ MANY_CALLS = 50
 """Collectives of a step that are so many and small should be joined."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Facts about a job that advice rests on; places, traffic and report are those of the rank that loses most."""
-
-    report: RankReport
-    step: int | None
-    steps: Mapping[int | None, Mapping[str, int]]  # causes of each step, means of the ranks
-    ranks: Mapping[int | None, Sequence[Mapping[str, int]]]  # causes of each step, of each rank
-    places: Mapping[str, Sequence[tuple[ProgramPlace, int, int]]]
-    late: Sequence[LateRank]
-    last: Mapping[int | None, LateRank]  # rank that others waited for most, of each step
-    traffic: Sequence[Traffic]
-
-    @property
-    def step_ns(self) -> int:
-        """Length of the shown step: the sum of its causes, mean of the ranks, in nanoseconds."""
-        return sum(self.steps[self.step].values())
-
-    def cost_ns(self, *names: str) -> int:
-        """Return the time of some causes in the shown step."""
-        return sum(self.steps[self.step].get(cause, 0) for cause in names)
-
-
 def advice(facts: Facts) -> list[Advice]:
     """Return at most `MAX_ADVICE` changes, that with the largest cause first."""
     items = [
         (ns, item)
-        for rule in _RULES
+        for rule in (_RULES if facts.profile else (_advise_timeline,))
         for ns, item in rule(facts)
-        if item.gain_least_ns is not None or ns >= 2 * WORTH_SHARE * facts.step_ns or len(facts.steps) < MIN_STEPS
-    ]
-    by_cause: dict[str, Advice] = {}
+        if item.gain_least_ns is not None or item.gain_ns is not None or ns >= 2 * WORTH_SHARE * facts.step_ns
+        or len(facts.costs) < MIN_STEPS
+    ]  # fmt: skip
+    by_cause = {"first": facts.first} if facts.first else {}
     for _, item in sorted(items, key=lambda each: -each[0]):
         by_cause.setdefault(item.cause, item)  # one change for each cause: the one that is worth most
     return [*by_cause.values()][:MAX_ADVICE]
@@ -92,11 +70,11 @@ def gain_bounds(facts: Facts, *names: str) -> tuple[int | None, int | None, str]
 
     None, None and a reason if undecidable.
     """
-    found = [gain([RankStep(costs_ns=costs) for costs in facts.ranks[step]], *names) for step in facts.steps]
+    found = [gain([*ranks.values()], *names) for ranks in facts.costs.values()]
     gains, most = [each.stays_ns for each in found], max(each.most_ns for each in found)
     if causes.GC in names:
         gains += [round(GC_WITHOUT_PROFILER * ns) for ns in gains]
-    walls = [sum(costs.values()) for costs in facts.steps.values()]
+    walls = [sum(facts.mean_of(step).values()) for step in facts.costs]
     if len(walls) < MIN_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
     return bound_gains(gains, walls, most)
@@ -132,12 +110,55 @@ def _is_worth(facts: Facts, *names: str) -> bool:
 
 def top_place(facts: Facts, cause: str) -> str:
     """Return the place that costs most for a cause, by operator; "" if none is known."""
-    return next(iter(top_places(facts.places.get(cause, ()), facts.step_ns)), "")
+    found = top_places(facts.places.get(cause, ()), facts.step_ns, by="operator" if facts.profile else "place")
+    return found[0].text() if found else ""
 
 
 def is_launch_bound(facts: Facts) -> bool:
     """Whether kernels are shorter than launches, and are launched one by one."""
     return facts.report.graph_share < MOSTLY_GRAPHS and 0 < facts.report.kernel_median_ns[facts.step] < TINY_KERNEL_NS
+
+
+_AWAIT_LATE = "issue first and await at the end of the step: keep the futures in a list"
+_OWN_CHANGES = {
+    causes.WAIT: "share its work out evenly, or look for what slows its host",
+    causes.WIRE: _AWAIT_LATE,
+    causes.COMM: _AWAIT_LATE,
+    causes.LOOP: "call it in a thread, trio.to_thread.run_sync in a nursery, and await that late",
+    causes.COPY: "copy in parallel with computes, on another stream of the device",
+    causes.QUEUE: "issue on another stream, rank.stream(...), or give it a larger window=",
+}
+"""Changes of a program of ours."""
+_TORCH_CHANGES = {
+    causes.WIRE: "issue first and wait at the end of the step: async_op=True, and keep the works in a list",
+    causes.QUEUE: "issue fewer and larger operations",
+}
+"""Changes of a program of PyTorch with our backend, where there is another word for it."""
+_LARGER = "join arrays before the call, or give DataParallel a larger bucket_bytes="
+_LARGER_TORCH = "flatten tensors before the call, or give DistributedDataParallel a larger bucket_cap_mb="
+
+
+def _advise_timeline(facts: Facts) -> AdviceItems:
+    """Advise on each loss of a timeline that is worth a change; nothing on a whole run."""
+    if facts.step is None:
+        return
+    changes = _OWN_CHANGES | (_TORCH_CHANGES if facts.torch else {})
+    small = [each for each in facts.traffic if each.calls >= MANY_CALLS and 0 < each.nbytes < SMALL_BYTES * each.calls]
+    if small:
+        changes |= dict.fromkeys((causes.WIRE, causes.QUEUE), _LARGER_TORCH if facts.torch else _LARGER)
+    for cause in changes.keys() & facts.mean_ns.keys():
+        if not _is_worth(facts, cause):
+            continue
+        ns, change = facts.cost_ns(cause), gain(facts.shown, cause)
+        evidence = f"{causes.OWN_WORDING[cause]}: {format_ns(ns)} of {format_ns(facts.step_ns)}, mean of the ranks"
+        if small and cause in (causes.WIRE, causes.QUEUE):
+            size = format_bytes(small[0].nbytes // small[0].calls)
+            evidence += f"; {small[0].calls:,} calls of {size} ({small[0].op})"
+        place = str(facts.late[0]) if cause == causes.WAIT else top_place(facts, cause)
+        yield ns, Advice(
+            cause=cause, change=changes[cause], place=place, evidence=evidence, gain_ns=change.stays_ns,
+            gain_most_ns=change.most_ns, gain_text=f"{change}",
+        )  # fmt: skip
 
 
 def _advise_launches(facts: Facts) -> AdviceItems:
@@ -260,7 +281,8 @@ def _advise_startup(facts: Facts) -> AdviceItems:
     if not _is_worth(facts, *_ONE_TIME_CAUSES):
         return
     cause = max(_ONE_TIME_CAUSES, key=facts.cost_ns)
-    often = sum(costs.get(cause, 0) >= WORTH_SHARE * sum(costs.values()) for costs in facts.steps.values())
+    steps = [facts.mean_of(step) for step in facts.costs]
+    often = sum(costs.get(cause, 0) >= WORTH_SHARE * sum(costs.values()) for costs in steps)
     if cause == causes.ALLOCATOR and often > 1:
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"
         yield _gain_item(facts, [cause], change, top_place(facts, cause), f"memory is allocated in {often} steps")
@@ -294,32 +316,39 @@ def _advise_copies(facts: Facts) -> AdviceItems:
 def _advise_late_rank(facts: Facts) -> AdviceItems:
     """Advise on the rank that others wait for most; nothing if it varies by step and no gain shows."""
     if _is_worth(facts, causes.WAIT) and facts.late:
-        worst = max(facts.late, key=lambda late: late.waited_ns)
-        same_cause = [one for one in facts.last.values() if (one.rank, one.cause) == (worst.rank, worst.cause)]
-        mine_ns, others_ns = (
-            round(median(each.get(worst.cause, 0) for each in costs))
-            for costs in ([one.costs_ns for one in same_cause], [one.others_ns for one in same_cause])
-        )
-        varies = 2 * len(same_cause) <= len(facts.last)
+        worst, last = facts.late[0], [late[0] for late in facts.last.values() if late]
+        same_cause = [one for one in last if (one.rank, one.cause) == (worst.rank, worst.cause)]
+        varies = 2 * len(same_cause) <= len(last)
         evidence = f"other ranks wait {format_ns(worst.waited_ns)} for it in this step, added up"
-        if worst.cause in causes.WORDING:
+        mine_ns, others_ns = (
+            round(median(_cause_ns(facts, one, of_others=of_others) for one in same_cause))
+            for of_others in (False, True)
+        )
+        if worst.cause not in ("", causes.UNKNOWN):
             what = causes.WORDING[worst.cause]
             evidence += f"; {what}: {format_ns(mine_ns)} on it, {format_ns(others_ns)} on others (medians)"
-        if "not yet recorded" in worst.cause:
+        if "not yet recorded" in worst.doing:
             change = "record three steps or more: recordings do not begin together, and this wait may be due to that"
         elif varies:
-            often = f"rank {worst.rank} is the last, for this reason, in {len(same_cause)} of {len(facts.last)} steps"
+            often = f"rank {worst.rank} is the last, for this reason, in {len(same_cause)} of {len(last)} steps"
             change = f"look for what varies, such as shapes or other programs: {often}"
         elif worst.cause == causes.COMPUTE and mine_ns > MORE_THAN_OTHERS * others_ns:
             change = f"give rank {worst.rank} as much work as others: compare shapes, then what else its device runs"
         elif worst.cause in causes.HOST and mine_ns > MORE_THAN_OTHERS * others_ns:
             change = f"take that work from rank {worst.rank}, or divide it among the ranks"
         else:
-            change = f"look at rank {worst.rank}, which comes last to {next(iter(worst.ops), 'collectives')}"
-        ns, item = _gain_item(facts, [causes.WAIT], change, f"rank {worst.rank}, which was {worst.doing}", evidence)
+            change = f"look at rank {worst.rank}, which comes last to collectives"
+        ns, item = _gain_item(facts, [causes.WAIT], change, str(worst), evidence)
         if varies and item.gain_least_ns is None:
             return
         yield ns, item
+
+
+def _cause_ns(facts: Facts, late: LateRank, *, of_others: bool) -> float:
+    """Return the time of what a rank was late for, in that step, or the median of the other ranks."""
+    ranks = facts.costs[late.step].items()
+    found = [each.costs_ns.get(late.cause, 0) for rank, each in ranks if (rank != late.rank) is of_others]
+    return median(found) if found else 0
 
 
 def _advise_communication(facts: Facts) -> AdviceItems:

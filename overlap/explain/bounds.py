@@ -24,7 +24,7 @@ class RankStep:
 
     costs_ns: Mapping[str, int]
     transfer_ns: int = 0  # Time in which bytes moved, exposed or not
-    operations: int = 0  # Operations with bytes
+    last_ns: int = 0  # Exposed time in which bytes of the last operation moved: no compute follows it
 
     @property
     def own_ns(self) -> int:
@@ -49,7 +49,7 @@ def gain(ranks: Sequence[RankStep], *names: str) -> Gain:
     """Return the gain of a change that takes some causes away from all ranks.
 
     Without waiting, the ranks share their work out evenly. Without exposed communication, all operations but the last
-    one are hidden, where it is known how many there are.
+    one are hidden, where it is known how long that is exposed.
 
     Args:
         ranks: The same step of each rank; at least one.
@@ -75,4 +75,4 @@ def gain(ranks: Sequence[RankStep], *names: str) -> Gain:
 def _taken_ns(rank: RankStep, cause: str) -> int:
     """Return what a change takes from the own time of a rank."""
     ns = 0 if cause == causes.WAIT else rank.costs_ns.get(cause, 0)
-    return ns - ns // rank.operations if rank.operations and cause in (causes.WIRE, causes.COMM) else ns
+    return max(ns - rank.last_ns, 0) if cause in (causes.WIRE, causes.COMM) else ns

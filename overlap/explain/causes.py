@@ -34,7 +34,7 @@ WORDING = {
 
 OWN_WORDING = WORDING | {
     COPY: "copies and sets of memory",
-    QUEUE: "operations are queued, and nothing runs",
+    QUEUE: "queued: operations wait for others, and nothing runs",
     UNKNOWN: "idle: nothing runs, and nothing is queued",
 }
 """The wording of our own traces, which record all that a rank does."""

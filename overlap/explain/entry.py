@@ -11,7 +11,7 @@ from ..timeline.files.children import Progress
 from ..timeline.files.packed import unpacking
 from ..timeline.spans import Timeline
 from .folder import explain_traces
-from .recorded import judge_timeline
+from .recorded import explain_timeline
 from .report import Why
 
 
@@ -33,7 +33,7 @@ def why(
         return explain_files([source, *more], step=step)
     if more:
         raise UsageError("why: give one timeline, or files; overlap.timeline.merged joins timelines")
-    return judge_timeline(source, step=step)
+    return explain_timeline(source, step=step)
 
 
 def explain_files(

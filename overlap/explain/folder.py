@@ -9,14 +9,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import UsageError
 from ..timeline.files.children import Progress, in_children
 from ..timeline.files.merge import merged
 from ..timeline.files.packed import is_array, is_profile, read_beginning
 from ..timeline.files.reading import read_trace
-from .judgement import judge
+from .profiles import explain_profiles
 from .rank import RankReport, measure_file
-from .recorded import judge_timeline
+from .recorded import explain_timeline
 from .report import SCHEMA, Why, from_json
 
 MAX_REPORT_BYTES = 64 << 20
@@ -47,7 +49,7 @@ def explain_traces(
     if profiles and not named:
         reports = measure_files(profiles, progress or (lambda done, count: None))
         reports = reports if len(reports) == 1 else [_with_named_rank(report) for report in reports]
-        found = judge([report for report in reports if ranks is None or report.rank in ranks], step=step)
+        found = explain_profiles([report for report in reports if ranks is None or report.rank in ranks], step=step)
         note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in other_files)}"
         return replace(found, notes=(*found.notes, note)) if other_files else found
     if profiles:
@@ -55,7 +57,7 @@ def explain_traces(
             f"why: {named[0]} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
         )
     timelines = [read_trace(file) for file in files]
-    return judge_timeline(timelines[0] if len(timelines) == 1 else merged(timelines), step=step)
+    return explain_timeline(timelines[0] if len(timelines) == 1 else merged(timelines), step=step)
 
 
 SMALL_BYTES = 32 << 20
@@ -121,4 +123,6 @@ def _with_named_rank(report: RankReport) -> RankReport:
     found = _RANK.search(Path(report.path).name)
     if report.has_rank or not found:
         return report
-    return replace(report, rank=int(found[1]), world_size=max(report.world_size, int(found[1]) + 1))
+    rank = int(found[1])
+    pieces = replace(report.pieces, rank=np.full_like(report.pieces.rank, rank))
+    return replace(report, rank=rank, world_size=max(report.world_size, rank + 1), pieces=pieces)

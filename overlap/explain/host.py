@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..timeline.files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Int64s, RankProfile
 from ..timeline.files.windows import GRAPH, STEP, Rows, WorkRows, lost_launches, outermost, rows_union, union_all
+from ..timeline.measure.activity import disjoint_pieces
 from ..timeline.measure.intervals import Merged, clip, covered_ns, intersect, intersect_each, subtract, union
 from . import causes
 
@@ -164,24 +165,26 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
     return result.pieces()
 
 
-def compute_pieces(profile: RankProfile, work: WorkRows, compute: Merged) -> tuple[GapPieces, Rows]:
-    """Return the time of computing, divided among kernels or operators of a host, and the row of each piece.
+def work_pieces(profile: RankProfile, work: WorkRows, rows: Rows, cause: str, where: Merged) -> tuple[GapPieces, Rows]:
+    """Return the time of some work, divided among its rows, and the row of each piece.
 
     An instant at which several run belongs to the one that began first.
+
+    Args:
+        profile: The events.
+        work: The work of the device, or of the host.
+        rows: Rows of the work, in order of start.
+        cause: Cause of the pieces.
+        where: Instants that count.
     """
-    rows = work.compute if work.on_device else np.sort(outermost(profile, work.compute))
-    reach_ns = np.maximum.accumulate(profile.end_ns[rows])
-    low_ns = profile.start_ns[rows]
-    low_ns = np.concatenate([low_ns[:1], np.maximum(low_ns[1:], reach_ns[:-1])])
-    is_first = low_ns < profile.end_ns[rows]
-    rows, low_ns = rows[is_first], low_ns[is_first]
-    at, start_ns, end_ns = intersect_each(low_ns, profile.end_ns[rows], compute)
-    rows = rows[at]
+    called = disjoint_pieces(profile.start_ns, profile.end_ns, rows, 0)
+    at, start_ns, end_ns = intersect_each(called.start_ns, called.end_ns, where)
+    rows = called.row[at]
     source = work.launch[rows] if work.on_device else rows
     thread = np.where(source >= 0, profile.thread[source], -1).astype(np.int64)
     return GapPieces(
         start_ns=start_ns, end_ns=end_ns, thread=thread,
-        cause=np.full(len(rows), causes.NAMES.index(causes.COMPUTE), np.int8),
+        cause=np.full(len(rows), causes.NAMES.index(cause), np.int8),
         instant_ns=profile.start_ns[source],
     ), rows  # fmt: skip
 

@@ -32,7 +32,8 @@ def page_lines(why: Why, width: int | None = None) -> list[str]:
         lines += _wrap(line, columns, indent=21)
     for number, item in enumerate(why.advice, 1):
         lines += [""] * (number == 1) + _advice_lines(number, item, columns)
-    for line in (*(f"cannot be told: {each}" for each in why.undecided), *why.notes):
+    shown = [f"step {why.step} is shown; {len(why.steps_ns)} are recorded"] if len(why.steps_ns) > 1 else []
+    for line in (*shown, *(f"cannot be told: {each}" for each in why.undecided), *why.notes):
         lines += _wrap(line, columns, indent=3)
     return lines
 
@@ -52,7 +53,7 @@ def _cause_lines(why: Why) -> Iterator[str]:
 
 def _advice_lines(number: int, item: Advice, width: int) -> list[str]:
     """Return the lines of one piece of advice: the change with its place, then evidence and gain."""
-    where = f" (at {item.place})" if item.place else ""
+    where = f" ({item.place})" if item.place else ""
     return [
         *_wrap(f"{number}. {item.change}{where}", width, indent=3),
         *_wrap(f"   {item.evidence}; gain {item.gain_text}", width, indent=3),

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,7 @@ class ProgramPlace:
         parts = [name or note, self.operator if self.module else ""]
         where = self.frame or (note if name else "")
         text = ", ".join(filter(None, parts))
-        return f"{text} in {where}" if text and where else text or where
+        return f"{text} at {where}" if text and where else text or where
 
 
 def common_place(places: Sequence[tuple[ProgramPlace, int]]) -> ProgramPlace:
@@ -85,28 +86,44 @@ def common_place(places: Sequence[tuple[ProgramPlace, int]]) -> ProgramPlace:
     )
 
 
-def top_places(
-    places: Sequence[tuple[ProgramPlace, int, int]], step_ns: float, rank: str = "", *, by_function: bool = False
-) -> list[str]:
-    """Return the most expensive operators, each with its time and the module and function that have most of it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceTime:
+    """Time at one place of a program."""
 
-    `by_function` returns the most expensive functions instead, or modules where none is recorded.
+    place: str
+    duration_ns: int
+    operators: str = ""  # the most expensive ones, if no operator alone has nearly all of the time
+
+    def text(self, where: str = "") -> str:
+        """Return the place with its time, on some rank if `where` says so: "aten::add (9 ms on rank 1: add, mul)"."""
+        return f"{self.place} ({format_ns(self.duration_ns)}{where}{self.operators and ': '}{self.operators})"
+
+
+def top_places(
+    places: Sequence[tuple[ProgramPlace, int, int]], step_ns: float, *, by: Literal["operator", "function", "place"]
+) -> list[PlaceTime]:
+    """Return the most expensive operators, functions or places, at most `MAX_PLACES`.
+
+    An operator has the module and function that have most of its time. Functions that are not recorded are modules.
     """
     groups: dict[str, list[tuple[ProgramPlace, int]]] = {}
     for place, ns, _ in places:
         if str(place):
             parts = (place.operator, place.module, place.frame, place.phase)
-            name = next(filter(None, (place.frame, place.module, *parts) if by_function else parts))
-            groups.setdefault(f"{place.phase == BACKWARD}{name}", []).append((place, ns))
+            name = next(filter(None, (place.frame, place.module, *parts) if by == "function" else parts))
+            key = str(place) if by == "place" else f"{place.phase == BACKWARD}{name}"
+            groups.setdefault(key, []).append((place, ns))
     sums = sorted(
         ((sum(ns for _, ns in group), common_place(group), group) for group in groups.values()),
         key=lambda each: -each[0],
     )
     return [
-        f"{_describe_group(place, group)} ({format_ns(ns)}{rank}{list_operators(group, ': ') * _has_several(group)})"
-        for ns, place, group in sums[:MAX_PLACES]
-        if ns >= 0.01 * step_ns
-    ]
+        PlaceTime(
+            place=_describe_group(place, group), duration_ns=ns,
+            operators=list_operators(group) if _has_several(group) else "",
+        )
+        for ns, place, group in sums[:MAX_PLACES] if ns >= 0.01 * step_ns
+    ]  # fmt: skip
 
 
 def _has_several(places: Sequence[tuple[ProgramPlace, int]]) -> bool:
@@ -124,13 +141,12 @@ def _describe_group(place: ProgramPlace, group: Sequence[tuple[ProgramPlace, int
     return str(place)
 
 
-def list_operators(places: Sequence[tuple[ProgramPlace, int]], lead: str = "") -> str:
-    """Return at most four operators, the most expensive first, as text after `lead`; "" if none has a name."""
+def list_operators(places: Sequence[tuple[ProgramPlace, int]]) -> str:
+    """Return at most four operators, the most expensive first, as text; "" if none has a name."""
     sums: Counter[str] = Counter()
     for place, ns in places:
         sums[place.operator] += ns
-    names = [name for name, _ in sums.most_common(4) if name]
-    return lead * bool(names) + ", ".join(names)
+    return ", ".join(name for name, _ in sums.most_common(4) if name)
 
 
 class Places:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..timeline.columnar import Table
+from ..timeline.files.messages import operation_name
 from ..timeline.files.profile import RankProfile, read_profile
 from ..timeline.files.windows import (
     GRAPH,
@@ -19,22 +21,22 @@ from ..timeline.files.windows import (
     WorkRows,
     collective_messages,
     issuing_calls,
+    outermost,
     recording_notes,
     rows_union,
     select_work,
     step_windows,
     union_all,
 )
-from ..timeline.measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
+from ..timeline.measure.intervals import Interval, Merged, covered_ns, subtract, union
 from ..units import format_ns
-from .causes import COMM, COPY, NAMES, UNKNOWN
-from .host import LATENCY_NS, GapPieces, compute_pieces, delay_causes, device_gaps, host_gaps, silent_modules
+from .causes import COMM, COMPUTE, COPY, NAMES, UNKNOWN
+from .host import LATENCY_NS, GapPieces, delay_causes, device_gaps, host_gaps, silent_modules, work_pieces
+from .pieces import NO_PIECES, Pieces
 from .places import Places, ProgramPlace, row_threads
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""
-MAX_PIECES = 3_000
-"""Pieces, the longest first, that show what a late rank did."""
 TINY_KERNEL_NS = 20_000
 """A kernel that is shorter takes less time than its launch."""
 
@@ -67,7 +69,7 @@ class ProfiledCollective:
 
 @dataclass(slots=True, kw_only=True)
 class RankReport:
-    """One rank: costs of each step by cause, which add up to its length; instants are on the clock of its host."""
+    """One rank: the pieces of its time, and facts on its kernels; instants are on the clock of its host."""
 
     path: str
     rank: int
@@ -79,11 +81,8 @@ class RankReport:
     on_device: bool
     device: str
     windows: dict[int | None, Interval]
-    costs_ns: dict[int | None, dict[str, int]]
-    places: dict[int | None, dict[str, list[tuple[ProgramPlace, int, int]]]]  # of a cause: the place, time and pieces
+    pieces: Pieces
     calls: list[ProfiledCollective]
-    exposed: list[Interval]
-    pieces: list[tuple[int, int, str, ProgramPlace]]  # the longest pieces of gaps
     kernels: dict[int | None, int]
     kernel_median_ns: dict[int | None, int]
     graph_share: float  # of kernels that graphs launched
@@ -91,6 +90,17 @@ class RankReport:
     notes: list[str] = field(default_factory=list)
     has_python: bool = False
     has_workers: bool = False  # whether a data loader has processes
+
+    def shift(self, by_ns: int) -> None:
+        """Move all instants to another clock, which shows `by_ns` when this one shows 0."""
+        self.begin_ns += by_ns
+        self.windows = {step: (low + by_ns, high + by_ns) for step, (low, high) in self.windows.items()}
+        self.pieces = replace(
+            self.pieces, start_ns=self.pieces.start_ns + by_ns, end_ns=self.pieces.end_ns + by_ns
+        )  # fmt: skip
+        self.calls = [
+            replace(call, start_ns=call.start_ns + by_ns, end_ns=call.end_ns + by_ns) for call in self.calls
+        ]  # fmt: skip
 
 
 def measure_file(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> RankReport:
@@ -103,7 +113,7 @@ def measure_file(path: str | os.PathLike[str], progress: Callable[[int], None] |
 
 
 def measure_profile(profile: RankProfile) -> RankReport:
-    """Return the report on a profile: costs of each step by cause and place, collectives, and facts on kernels."""
+    """Return the report on a profile: pieces of its time with their places, collectives, and facts on kernels."""
     work = select_work(profile)
     windows = step_windows(profile, work)
     comm, compute = rows_union(profile, np.concatenate([work.comm, work.calls])), rows_union(profile, work.compute)
@@ -112,50 +122,34 @@ def measure_profile(profile: RankProfile) -> RankReport:
     for _, cover in held:
         compute = subtract(compute, cover)
     exposed = subtract(comm, compute)
-    alone = subtract(subtract(copies, compute), comm)
     busy = union_all(compute, comm, copies)
     every = union(np.array([low for low, _ in windows.values()]), np.array([high for _, high in windows.values()]))
     gaps = subtract(every, busy)
     if work.on_device:
-        pieces = device_gaps(profile, work, gaps, busy)
+        gap_pieces = device_gaps(profile, work, gaps, busy)
     else:
-        pieces = host_gaps(profile, gaps, held, unknown=bool(profile.header.get("deviceProperties")))
+        gap_pieces = host_gaps(profile, gaps, held, unknown=bool(profile.header.get("deviceProperties")))
     places = Places(profile)
     report = _describe_rank(profile, work, windows)
     report.has_python = places.has_python
     report.has_workers = bool(profile.names_matching(_WORKERS).any())
     report.calls = _collective_calls(profile, work, windows, exposed, places)
-    base_ns = profile.base_ns
-    report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
-    report.notes += [*_mid_recording_note(profile, pieces), *recording_notes(profile, work)]
+    report.notes += [*_mid_recording_note(profile, gap_pieces), *recording_notes(profile, work)]
     if not work.on_device and len(modules := silent_modules(profile)):
         count = len(np.unique(profile.thread[modules]))
         report.notes.append(
             f"modules run on {count} thread{'s' * (count > 1)} without recorded operators: "
             "experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) records them"
         )
-    sums = []
-    for part_pieces, rows in ((pieces, None), compute_pieces(profile, work, compute)):
-        shown, number = _piece_places(profile, places, part_pieces, rows)
-        sums.append(_PieceCosts(part_pieces, shown, number))
-        longest = np.argsort(part_pieces.start_ns - part_pieces.end_ns, kind="stable")[:MAX_PIECES].tolist()
-        instants = ((base_ns + int(part_pieces.start_ns[at]), base_ns + int(part_pieces.end_ns[at])) for at in longest)
-        report.pieces += [
-            (*span, NAMES[part_pieces.cause[at]], shown[number[at]]) for at, span in zip(longest, instants, strict=True)
-        ]
-    for step, window in windows.items():
-        costs: dict[str, int] = {}
-        step_places: dict[str, list[tuple[ProgramPlace, int, int]]] = {}
-        for part in sums:
-            part.add_window(window, costs, step_places)
-        fixed = {COMM: exposed, COPY: alone}
-        for cause, cover in fixed.items():
-            costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
-        report.costs_ns[step] = {cause: ns for cause, ns in costs.items() if ns}
-        copied = [*step_places.get(COPY, ()), *_copy_places(profile, work, places, alone, window)]
-        step_places[COPY] = sorted(copied, key=lambda part: -part[1])
-        report.places[step] = step_places
-    report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
+    computes = work.compute if work.on_device else np.sort(outermost(profile, work.compute))
+    copied = work_pieces(profile, work, work.copies, COPY, subtract(subtract(copies, compute), comm))
+    report.pieces = Pieces.concatenate([
+        _place_pieces(profile, places, gap_pieces),
+        _place_pieces(profile, places, *work_pieces(profile, work, computes, COMPUTE, compute)),
+        _place_pieces(profile, places, *copied, copies=True),
+        _comm_pieces(profile, work, exposed, report.calls),
+    ])  # fmt: skip
+    report.windows = {step: (profile.base_ns + low, profile.base_ns + high) for step, (low, high) in windows.items()}
     return report
 
 
@@ -171,28 +165,61 @@ def _mid_recording_note(profile: RankProfile, pieces: GapPieces) -> list[str]:
     ]
 
 
-def _piece_places(
-    profile: RankProfile, places: Places, pieces: GapPieces, rows: Rows | None
-) -> tuple[list[ProgramPlace], Rows]:
-    """Return places, and for each piece the index of its own; a kernel without one is its own place.
+def _place_pieces(
+    profile: RankProfile, places: Places, part: GapPieces, rows: Rows | None = None, *, copies: bool = False
+) -> Pieces:
+    """Return pieces with the places of their instants; a kernel without one is its own place.
 
     Args:
         profile: The events.
         places: Their places.
-        pieces: Pieces of time.
-        rows: Kernels or operators of the pieces; None for gaps.
+        part: Pieces of time.
+        rows: Kernels, copies or operators of the pieces; None for gaps.
+        copies: Whether the places name the kind of copy.
     """
     # Pieces without a thread have no place; kernels without one get a label of their own, by name.
-    known = np.flatnonzero(pieces.thread >= 0)
-    found, of_known = places.find_numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
-    number, labels = np.full(len(pieces.thread), len(found), np.intp), [*found, _NOWHERE]
+    known = np.flatnonzero(part.thread >= 0)
+    found, of_known = places.find_numbered(part.thread[known].astype(np.int32), part.instant_ns[known])
+    number, labels = np.full(len(part.thread), len(found), np.intp), [*found, ProgramPlace()]
     number[known] = of_known
-    if rows is not None:
+    if copies and rows is not None:
+        pairs, number = np.unique(np.stack([number, profile.name[rows]]), axis=1, return_inverse=True)
+        number = number.reshape(-1)
+        labels = [
+            replace(labels[at], phase=profile.names[name].split(" (")[-1].rstrip(")") or "copy")
+            for at, name in pairs.T.tolist()
+        ]
+    elif rows is not None:
         is_empty = np.array([not str(place) for place in labels])[number]
         names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
         number[is_empty] = len(labels) + index
         labels += [ProgramPlace(operator=_short_kernel_name(profile.names[each])) for each in names.tolist()]
-    return labels, number
+    number = np.where(np.array([bool(str(place)) for place in labels])[number], number, -1)
+    times = profile.base_ns + part.start_ns, profile.base_ns + part.end_ns
+    return Pieces.of(labels, profile.rank, *times, part.cause, place=number)
+
+
+def _comm_pieces(
+    profile: RankProfile, work: WorkRows, exposed: Merged, calls: Sequence[ProfiledCollective]
+) -> Pieces:  # fmt: skip
+    """Return the pieces of exposed communication; the place of one is its operation, and the function that called it.
+
+    Args:
+        profile: The events.
+        work: Its work.
+        exposed: Instants that count.
+        calls: The collectives of the rows `work.comm`.
+    """
+    part, rows = work_pieces(profile, work, np.sort(np.concatenate([work.comm, work.calls])), COMM, exposed)
+    by_row = dict(zip(work.comm.tolist(), calls, strict=True))
+    labels = Table[ProgramPlace]()
+    place = []
+    for row in rows.tolist():
+        call = by_row.get(row)
+        op = call.op if call else operation_name(profile.names[profile.name[row]].removeprefix("c10d::")).strip("_")
+        place.append(labels[ProgramPlace(operator=op, frames=call.place.frames if call else ())])
+    times = profile.base_ns + part.start_ns, profile.base_ns + part.end_ns
+    return Pieces.of(tuple(labels), profile.rank, *times, part.cause, place=np.array(place, np.int64))
 
 
 def _short_kernel_name(kernel: str) -> str:
@@ -201,52 +228,7 @@ def _short_kernel_name(kernel: str) -> str:
     return re.split(r"[<(]", name, maxsplit=1)[0] or kernel[:80]
 
 
-class _PieceCosts:
-    """Sums of pieces by cause and place."""
-
-    def __init__(self, pieces: GapPieces, places: list[ProgramPlace], number: Rows) -> None:
-        self._start_ns, self._end_ns = pieces.start_ns, pieces.end_ns
-        kinds, kind = np.unique(pieces.cause * np.int64(len(places)) + number, return_inverse=True)
-        self._kind = kind.astype(np.int32)
-        self._kinds = [(NAMES[each // len(places)], places[each % len(places)]) for each in kinds.tolist()]
-
-    def add_window(
-        self, window: Interval, costs: dict[str, int], places: dict[str, list[tuple[ProgramPlace, int, int]]]
-    ) -> None:
-        """Add the costs of a window by cause, and by place, the most expensive first."""
-        low, high = window
-        start_ns, end_ns = self._start_ns, self._end_ns
-        # Pieces are disjoint and sorted: those that touch the window follow each other.
-        part = slice(np.searchsorted(end_ns, low, "right"), np.searchsorted(start_ns, high, "left"))
-        ns = np.minimum(end_ns[part], high) - np.maximum(start_ns[part], low)
-        sums_ns = np.bincount(self._kind[part], ns, len(self._kinds)).astype(np.int64)
-        counts = np.bincount(self._kind[part], minlength=len(self._kinds))
-        for at in np.argsort(-sums_ns, kind="stable").tolist():
-            if counts[at]:
-                cause, place = self._kinds[at]
-                costs[cause] = costs.get(cause, 0) + int(sums_ns[at])
-                places.setdefault(cause, []).append((place, int(sums_ns[at]), int(counts[at])))
-
-
 _NOWHERE = ProgramPlace()
-
-
-def _copy_places(
-    profile: RankProfile, work: WorkRows, places: Places, alone: Merged, window: Interval
-) -> list[tuple[ProgramPlace, int, int]]:
-    """Return the places of copies that run alone in a window, with time and count, the most expensive first."""
-    low, high = window
-    rows = work.copies[(profile.start_ns[work.copies] >= low) & (profile.start_ns[work.copies] < high)]
-    took_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], alone)
-    rows = rows[np.argsort(-took_ns, kind="stable")][:200]
-    costs: dict[ProgramPlace, tuple[int, int]] = {}
-    for row, place in zip(rows.tolist(), _launch_places(profile, work, places, rows), strict=True):
-        name = profile.names[profile.name[row]].split(" (")[-1].rstrip(")") or "copy"
-        place = ProgramPlace(operator=place.operator, module=place.module, frames=place.frames, phase=name)
-        ns = int(covered_ns(profile.start_ns[[row]], profile.end_ns[[row]], alone)[0])
-        total_ns, count = costs.get(place, (0, 0))
-        costs[place] = total_ns + ns, count + 1
-    return sorted(((place, *sums) for place, sums in costs.items()), key=lambda each: -each[1])
 
 
 def _launch_places(profile: RankProfile, work: WorkRows, places: Places, rows: Rows) -> list[ProgramPlace]:
@@ -326,7 +308,7 @@ def _describe_rank(profile: RankProfile, work: WorkRows, windows: dict[int | Non
         path=profile.path, rank=profile.rank, world_size=profile.world_size,
         host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=profile.named_rank is not None,
         has_groups=profile.has_groups, begin_ns=profile.base_ns + int(profile.start_ns[0]),
-        device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={},
-        graph_share=float(graphs.mean()) if len(rows) else 0.0, places={}, calls=[], exposed=[], pieces=[],
+        device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, pieces=NO_PIECES,
+        graph_share=float(graphs.mean()) if len(rows) else 0.0, calls=[],
         kernels=counts, kernel_median_ns=medians, kernel_classes_ns=classes,
     )  # fmt: skip

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
-from ..timeline.measure.intervals import Interval, Merged, clip, intersect, length, merge, subtract
+from ..timeline.measure.intervals import Interval, Merged, complement, intersect, length, merge
 from ..units import format_ns
-from .causes import COMM, COMPUTE, WAIT, WIRE, WORDING
+from .causes import COMM, COMPUTE, LOOP, NAMES, UNKNOWN, WAIT, WIRE, WORDING
+from .pieces import Pieces
+from .places import ProgramPlace
 from .rank import ProfiledCollective, RankReport
 
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -20,191 +21,189 @@ SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ba
 _OUT_OF_ORDER = 0.1
 """Part of matched collectives that may end on a rank before another has begun: with more, they are not the same."""
 
+Match = Mapping[int, ProfiledCollective]
+"""One collective by rank."""
 
-@dataclass(slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LateRank:
     """A rank that others waited for in a step."""
 
-    rank: int
+    rank: int | None  # None: one that is not recorded
     step: int | None
-    waited_ns: int = 0  # of all other ranks, added up
-    did: Counter[str] = field(default_factory=Counter)  # in that time: nanoseconds of each cause, or of other states
-    places: dict[str, Counter[str]] = field(default_factory=dict)  # of each cause
-    ops: Counter[str] = field(default_factory=Counter)
-    costs_ns: Mapping[str, int] = field(default_factory=dict)  # of its step, by cause
-    others_ns: Mapping[str, int] = field(default_factory=dict)  # the same of the other ranks, medians
-
-    @property
-    def cause(self) -> str:
-        """Name of the rank's main activity while others waited for it; "" if it is unknown."""
-        return self.did.most_common(1)[0][0] if self.did else ""
+    waited_ns: int  # of all other ranks, added up
+    cause: str  # its main activity in that time; "" if it is unknown
+    place: ProgramPlace  # of that, or of what it had to come to
 
     @property
     def doing(self) -> str:
         """Activity of the rank for most of the time, with the place."""
-        if self.cause not in WORDING:
-            return self.cause or "doing something that is not recorded"
-        place = next((text for text, _ in self.places.get(self.cause, Counter()).most_common(1)), "")
-        where = f" ({place})" if place else ""
-        return f"{'idle: ' * (self.cause != COMPUTE)}{WORDING[self.cause]}{where}"
+        where = str(self.place)
+        if self.cause == COMPUTE:
+            return f"compute {where}".rstrip()
+        if self.cause in ("", UNKNOWN):
+            is_state = not self.place.operator and not self.place.frames
+            return (where if is_state else f"its program, before {where}") or "doing something that is not recorded"
+        if self.cause == LOOP:
+            return f"its program at {self.place.frame}"
+        if self.cause in (WIRE, COMM):
+            return where or "in other communication"
+        named = self.place.operator or self.place.module or self.place.phase
+        return f"{WORDING[self.cause]}{', ' if named else ' at '}{where}" if where else WORDING[self.cause]
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, which was {self.doing}"
+        return f"rank {self.rank} ({self.doing})" if self.rank is not None else "a rank that is not recorded"
 
 
-@dataclass(slots=True, kw_only=True)
-class MatchedRanks:
-    """Matches of the collectives of several ranks. It divides their exposed communication: see `divide_exposed`."""
-
-    reports: list[RankReport]
-    late: dict[tuple[int, int | None], LateRank] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def missing(self) -> list[int]:
-        """Ranks of the world that have no file, ascending."""
-        world = max(report.world_size for report in self.reports)
-        return sorted(set(range(world)) - {report.rank for report in self.reports})
-
-    def divide_exposed(self) -> None:
-        """Divide the exposed communication of each rank and step into waiting and wire, where it can be known."""
-        if len(self.reports) < 2:
-            return
-        matches = self._match_collectives()
-        if not matches:
-            self.notes.append("collectives of the ranks cannot be matched: waiting and wire cannot be told apart")
-            return
-        offsets = self._clock_offsets(matches)
-        waits: dict[int, dict[int, list[Interval]]] = {report.rank: {} for report in self.reports}
-        judged: dict[int, list[Interval]] = {report.rank: [] for report in self.reports}
-        lateness: list[tuple[int, str, int, int]] = []  # the late rank, the operation, and from when to when it was
-        broken = 0
-        for calls in matches:
-            starts = {rank: call.start_ns - offsets[rank] for rank, call in calls.items()}
-            late = max(starts, key=lambda rank: (starts[rank], -rank))
-            met_ns = starts[late]
-            broken += any(call.end_ns - offsets[rank] < met_ns for rank, call in calls.items())
-            for rank, call in calls.items():
-                judged[rank].append((call.start_ns, call.end_ns))
-                until_ns = min(met_ns + offsets[rank], call.end_ns)
-                if rank != late and until_ns > call.start_ns:
-                    waits[rank].setdefault(late, []).append((call.start_ns, until_ns))
-            first_ns = min(starts.values())
-            lateness.append((late, calls[late].op, first_ns + offsets[late], met_ns + offsets[late]))
-        if broken > _OUT_OF_ORDER * len(matches):
-            self.notes.append(
-                f"{broken} of {len(matches)} matched collectives end on a rank before another has begun: clocks do "
-                "not fit, or the files are of two runs; waiting and wire cannot be told apart"
-            )
-            return
-        for report in self.reports:
-            self._divide_rank(report, waits[report.rank], merge(judged[report.rank]))
-        self._describe_late(lateness, offsets)
-
-    def _match_collectives(self) -> list[dict[int, ProfiledCollective]]:
-        """Return synchronising collectives that all members of the group recorded, by rank, with fitting sizes."""
-        world = max(report.world_size for report in self.reports)
-        by_key: dict[tuple[str, str, int], dict[int, ProfiledCollective]] = {}
-        several = any(report.has_groups for report in self.reports)
-        if several and any(not call.group for report in self.reports for call in report.calls):
-            self.notes.append("collectives that do not name their group, of which the job has several: not matched")
-        for report in self.reports:
-            for call in report.calls:
-                if call.op in SYNCHRONISING and (call.group or not several):
-                    by_key.setdefault((call.group, call.op, call.number), {})[report.rank] = call
-        complete = [
-            calls
-            for calls in by_key.values()
-            if len(calls) == (next(iter(calls.values())).group_size or world) and len(calls) > 1
-        ]
-        same = [calls for calls in complete if len({call.nbytes for call in calls.values()}) == 1 or _is_uneven(calls)]
-        if len(same) < len(complete):
-            self.notes.append(f"{len(complete) - len(same)} collectives differ in size between ranks: left out")
-        return same
-
-    def _clock_offsets(self, matches: Sequence[dict[int, ProfiledCollective]]) -> dict[int, int]:
-        """Return, by rank, how far its clock is ahead of the first rank's, by ends of collectives; adds a note."""
-        hosts = {report.host for report in self.reports}
-        first = self.reports[0].rank
-        if len(hosts) == 1 and "" not in hosts:
-            self.notes.append("clocks: one host, one clock")
-            return {report.rank: 0 for report in self.reports}
-        offsets, errors = {first: 0}, []
-        for report in self.reports[1:]:
-            ends = [
-                calls[report.rank].end_ns - calls[first].end_ns
-                for calls in matches
-                if report.rank in calls and first in calls
-            ]
-            offsets[report.rank] = round(median(ends)) if ends else 0
-            errors += [abs(end - offsets[report.rank]) for end in ends]
-        off_ns = median(errors) if errors else 0
-        why = "hosts are not named" if "" in hosts else f"{len(hosts)} hosts"
-        self.notes.append(
-            f"clocks: {why}: aligned on the ends of {len(matches)} collectives, within {format_ns(off_ns)} (median)"
-        )
-        return offsets
-
-    def _divide_rank(self, report: RankReport, waits: dict[int, list[Interval]], judged: Merged) -> None:
-        """Replace one rank's exposed communication, in its costs, by waiting, wire and undecided time."""
-        exposed = merge(report.exposed)
-        for step, window in report.windows.items():
-            undivided = clip(exposed, window)
-            undecided_ns = length(subtract(undivided, judged))
-            undivided = intersect(undivided, judged)
-            waited_ns = 0
-            for late, intervals in sorted(waits.items(), key=lambda each: each[0]):
-                cover = merge(intervals)
-                ns = length(intersect(undivided, cover))
-                undivided = subtract(undivided, cover)
-                waited_ns += ns
-                if ns:
-                    self.late.setdefault((late, step), LateRank(rank=late, step=step)).waited_ns += ns
-            costs = report.costs_ns[step]
-            costs.pop(COMM, None)
-            for cause, ns in ((COMM, undecided_ns), (WAIT, waited_ns), (WIRE, length(undivided))):
-                if ns:
-                    costs[cause] = ns
-
-    def _describe_late(self, lateness: Sequence[tuple[int, str, int, int]], offsets: Mapping[int, int]) -> None:
-        """Add the activity of late ranks between the first rank's arrival and their own."""
-        reports = {report.rank: report for report in self.reports}
-        for late, op, first_ns, met_ns in lateness:
-            report = reports[late]
-            step = next((step for step, (low, high) in report.windows.items() if low <= met_ns < high), None)
-            entry = self.late.get((late, step))
-            if entry is None or met_ns <= first_ns:
-                continue
-            entry.ops[op] += met_ns - first_ns
-            low_ns = report.windows[step][0]
-            if first_ns < low_ns:
-                lag_ns = (
-                    report.begin_ns
-                    - offsets[late]
-                    - min(other.begin_ns - offsets[other.rank] for other in self.reports)
-                )
-                unseen_ns = max(min(report.begin_ns, low_ns) - first_ns, 0)
-                entry.did[f"not yet recorded (its recording begins {format_ns(lag_ns)} after the first)"] += unseen_ns
-                entry.did["not yet at work on its device in this step"] += low_ns - first_ns - unseen_ns
-                first_ns = low_ns
-            rest_ns = met_ns - first_ns
-            for start_ns, end_ns, cause, place in report.pieces:
-                ns = min(end_ns, met_ns) - max(start_ns, first_ns)
-                if ns > 0:
-                    entry.did[cause] += ns
-                    entry.places.setdefault(cause, Counter())[str(place)] += ns * bool(str(place))
-                    rest_ns -= ns
-            comm = clip(merge(report.exposed), (first_ns, met_ns))
-            entry.did["in other communication"] += length(comm)
-            entry.did[COMPUTE] += max(rest_ns - length(comm), 0)
-            others = [other.costs_ns[step] for other in self.reports if other is not report and step in other.costs_ns]
-            entry.costs_ns = report.costs_ns[step]
-            entry.others_ns = {
-                cause: round(median(other.get(cause, 0) for other in others)) for cause in entry.costs_ns
-            }
+def late_ranks(pieces: Pieces, step: int | None) -> list[LateRank]:
+    """Return the ranks that others waited for in pieces of a step, the most awaited first."""
+    found = []
+    for rank, waits in pieces.by_late():
+        lengths_ns = waits.end_ns - waits.start_ns
+        sums_ns = np.zeros((len(NAMES) + 1, len(waits.places) + 1), np.int64)
+        np.add.at(sums_ns, (waits.did, waits.place), lengths_ns)
+        did = int(sums_ns.sum(axis=1).argmax())
+        place = int(sums_ns[did].argmax())
+        found.append(LateRank(
+            rank=rank if rank >= 0 else None, step=step, waited_ns=int(lengths_ns.sum()),
+            cause=NAMES[did] if did < len(NAMES) else "",
+            place=waits.places[place] if place < len(waits.places) else ProgramPlace(),
+        ))  # fmt: skip
+    return sorted(found, key=lambda each: -each.waited_ns)
 
 
-def _is_uneven(calls: dict[int, ProfiledCollective]) -> bool:
+def missing_ranks(reports: Sequence[RankReport]) -> list[int]:
+    """Return the ranks of the world that have no file, ascending."""
+    return sorted(set(range(max(report.world_size for report in reports))) - {report.rank for report in reports})
+
+
+def divide_exposed(reports: Sequence[RankReport]) -> tuple[Pieces, list[str]]:
+    """Return the pieces of all ranks, and notes: exposed communication is waiting or wire, where it can be known.
+
+    Instants of the reports and of the pieces are on the clock of the first rank, if collectives can be matched.
+    """
+    notes: list[str] = []
+    if len(reports) > 1:
+        if matches := _match_collectives(reports, notes):
+            _align_clocks(reports, matches, notes)
+            matches = _match_collectives(reports, [])
+            if not (broken := _out_of_order(matches)):
+                _divide_waits(reports, matches)
+            else:
+                notes.append(broken)
+        else:
+            notes.append("collectives of the ranks cannot be matched: waiting and wire cannot be told apart")
+    pieces = Pieces.concatenate([report.pieces for report in reports])
+    every = _fill_gaps(reports, pieces)
+    return replace(pieces, places=every.places).follow_waits(every), notes
+
+
+def _match_collectives(reports: Sequence[RankReport], notes: list[str]) -> list[Match]:
+    """Return synchronising collectives that all members of the group recorded, by rank, with fitting sizes."""
+    world = max(report.world_size for report in reports)
+    by_key: dict[tuple[str, str, int], dict[int, ProfiledCollective]] = {}
+    several = any(report.has_groups for report in reports)
+    if several and any(not call.group for report in reports for call in report.calls):
+        notes.append("collectives that do not name their group, of which the job has several: not matched")
+    for report in reports:
+        for call in report.calls:
+            if call.op in SYNCHRONISING and (call.group or not several):
+                by_key.setdefault((call.group, call.op, call.number), {})[report.rank] = call
+    complete = [
+        calls
+        for calls in by_key.values()
+        if len(calls) == (next(iter(calls.values())).group_size or world) and len(calls) > 1
+    ]
+    same: list[Match] = [
+        calls for calls in complete if len({call.nbytes for call in calls.values()}) == 1 or _is_uneven(calls)
+    ]
+    if len(same) < len(complete):
+        notes.append(f"{len(complete) - len(same)} collectives differ in size between ranks: left out")
+    return same
+
+
+def _align_clocks(reports: Sequence[RankReport], matches: Sequence[Match], notes: list[str]) -> None:
+    """Move the instants of all ranks to the clock of the first, by ends of collectives; add a note."""
+    hosts = {report.host for report in reports}
+    first = reports[0].rank
+    if len(hosts) == 1 and "" not in hosts:
+        notes.append("clocks: one host, one clock")
+        return
+    errors = []
+    for report in reports[1:]:
+        both = [calls for calls in matches if report.rank in calls and first in calls]
+        ends = [calls[report.rank].end_ns - calls[first].end_ns for calls in both]
+        ahead_ns = round(median(ends)) if ends else 0
+        errors += [abs(end - ahead_ns) for end in ends]
+        report.shift(-ahead_ns)
+    off_ns = median(errors) if errors else 0
+    why = "hosts are not named" if "" in hosts else f"{len(hosts)} hosts"
+    notes.append(
+        f"clocks: {why}: aligned on the ends of {len(matches)} collectives, within {format_ns(off_ns)} (median)"
+    )
+
+
+def _out_of_order(matches: Sequence[Match]) -> str:
+    """Return a note if too many collectives end on a rank before another has begun; "" if not."""
+    met_ns = [max(call.start_ns for call in calls.values()) for calls in matches]
+    broken = sum(
+        any(call.end_ns < begun_ns for call in calls.values())
+        for calls, begun_ns in zip(matches, met_ns, strict=True)
+    )  # fmt: skip
+    if broken <= _OUT_OF_ORDER * len(matches):
+        return ""
+    return (
+        f"{broken} of {len(matches)} matched collectives end on a rank before another has begun: clocks do not fit, or "
+        "the files are of two runs; waiting and wire cannot be told apart"
+    )
+
+
+def _divide_waits(reports: Sequence[RankReport], matches: Sequence[Match]) -> None:
+    """Divide the exposed communication of each rank that is in matched collectives into waiting and wire."""
+    waits: dict[int, dict[int, list[Interval]]] = {report.rank: {} for report in reports}
+    judged: dict[int, list[Interval]] = {report.rank: [] for report in reports}
+    for calls in matches:
+        late = max(calls, key=lambda rank: (calls[rank].start_ns, -rank))
+        for rank, call in calls.items():
+            judged[rank].append((call.start_ns, call.end_ns))
+            until_ns = min(calls[late].start_ns, call.end_ns)
+            if rank != late and until_ns > call.start_ns:
+                waits[rank].setdefault(late, []).append((call.start_ns, until_ns))
+    for report in reports:
+        exposed = report.pieces.is_cause(COMM)
+        rest, undecided = report.pieces.take(exposed).split(merge(judged[report.rank]))
+        parts = [report.pieces.take(~exposed), undecided]
+        for late, intervals in sorted(waits[report.rank].items()):
+            waiting, rest = rest.split(merge(intervals))
+            parts.append(replace(
+                waiting, cause=np.full(len(waiting), NAMES.index(WAIT), np.int8), late=np.full(len(waiting), late),
+                place=np.full(len(waiting), -1),
+            ))  # fmt: skip
+        parts.append(replace(rest, cause=np.full(len(rest), NAMES.index(WIRE), np.int8)))
+        report.pieces = Pieces.concatenate(parts)
+
+
+def _fill_gaps(reports: Sequence[RankReport], pieces: Pieces) -> Pieces:
+    """Return the pieces of all ranks without gaps: what is not recorded is unknown, and why."""
+    if not len(pieces):
+        return pieces
+    low_ns, high_ns = int(pieces.start_ns.min()), int(pieces.end_ns.max())
+    begin_ns = min(report.begin_ns for report in reports)
+    parts = [pieces]
+    for report in reports:
+        recorded = pieces.of_rank(report.rank, (low_ns, high_ns)).cover(*NAMES)
+        gaps = intersect(complement(recorded), merge([(low_ns, high_ns)]))
+        lag = f"not yet recorded (its recording begins {format_ns(report.begin_ns - begin_ns)} after the first)"
+        for cover, state in ((merge([(low_ns, report.begin_ns)]), lag), (merge([(report.begin_ns, high_ns)]), "")):
+            where = intersect(gaps, cover)
+            places = (ProgramPlace(phase=state),)
+            parts.append(Pieces.of(
+                places, report.rank, where.start_ns, where.end_ns, UNKNOWN, place=0 if state else -1
+            ))  # fmt: skip
+    return Pieces.concatenate(parts)
+
+
+def _is_uneven(calls: Match) -> bool:
     """Whether sizes of a collective may differ between ranks."""
     return next(iter(calls.values())).op in ("all_to_all", "all_gather", "reduce_scatter")
 

@@ -1,94 +1,116 @@
-"""Reports on traces of our own and of other tools: their verdict, and a change for each large loss."""
+"""Facts on timelines: traces of ours, and of other tools but PyTorch's profiler."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from ..errors import UsageError
 from ..ranklist import named_ranks
-from ..timeline.measure.metrics import Breakdown, breakdowns_by_step, median_step
-from ..timeline.measure.verdict import Verdict, verdict_of
-from ..timeline.spans import ORIGIN, STARVED, Timeline
-from ..units import format_ns
-from .advice import MAX_ADVICE, WORTH_SHARE
-from .bounds import RankStep, gain
-from .causes import COMM, COMPUTE, COPY, LOOP, OWN_WORDING, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
+from ..timeline.measure.intervals import covered_ns
+from ..timeline.measure.metrics import (
+    Breakdown,
+    Coverage,
+    breakdowns_by_step,
+    coverage,
+    issued_in,
+    median_step,
+    of_steps,
+)
+from ..timeline.measure.operations import sum_operations
+from ..timeline.spans import CUT, ORIGIN, STARVED, Timeline
+from .bounds import RankStep
+from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE
+from .facts import Facts
+from .judgement import explain
 from .oddities import oddities
-from .report import Advice, Cause, Why, mean_costs
+from .pieces import Pieces
+from .ranks import Traffic, late_ranks
+from .report import Advice, Why
+from .spans import pieces_of_spans
 
-_AWAIT_LATE = "issue first and await at the end of the step: keep the futures in a list"
-_CHANGES = {
-    WAIT: "share its work out evenly, or look for what slows its host",
-    WIRE: _AWAIT_LATE,
-    COMM: _AWAIT_LATE,
-    LOOP: "call it in a thread, trio.to_thread.run_sync in a nursery, and await that late",
-    COPY: "copy in parallel with computes, on another stream of the device",
-    QUEUE: "issue on another stream, rank.stream(...), or give it a larger window=",
-}
-"""Change of the program for each loss."""
-_TORCH_CHANGES = {
-    WIRE: "issue first and wait at the end of the step: async_op=True, and keep the works in a list",
-    QUEUE: "issue fewer and larger operations",
-}
-"""Changes of programs of PyTorch, where there is another word for it."""
-_LARGER = "join arrays before the call, or give DataParallel a larger bucket_bytes="
-_LARGER_TORCH = "flatten tensors before the call, or give DistributedDataParallel a larger bucket_cap_mb="
+Steps = Mapping[int | None, Sequence[Breakdown]]
+"""Times of ranks by step."""
+NO_STEPS: Steps = {}
 
 
-def judge_timeline(timeline: Timeline, *, step: int | None = None) -> Why:
+def explain_timeline(
+    timeline: Timeline, *, step: int | None = None, whole: bool = False, ranks: Iterable[int] | None = None
+) -> Why:
     """Return the report on a step of a timeline; without a step, on the median one, or on the whole run without steps.
 
+    Args:
+        timeline: The run.
+        step: The step.
+        whole: Whether the report is on the whole run.
+        ranks: World ranks to look at; None: all that have spans.
+
     Raises:
-        UsageError: No rank has recorded the step, or there is no span.
+        UsageError: No rank has recorded the step, there is no span, or a rank has none.
     """
     if step is not None and step not in timeline.steps():
         raise UsageError(f"why: no step {step} is recorded; leave out the step to have one chosen")
-    return build_report(timeline, step=median_step(timeline) if step is None else step)
+    shown = None if whole else median_step(timeline) if step is None else step
+    covers = coverage(timeline, step=shown, ranks=ranks)
+    pieces, steps = pieces_of_spans(timeline, of_steps(covers)), breakdowns_by_step(timeline)
+    return explain(facts_of(timeline, covers, pieces, step=shown, steps=steps))
 
 
-def build_report(timeline: Timeline, *, step: int | None) -> Why:
-    """Return the report on a step of a timeline, or on the whole run if `step` is None."""
-    verdict = verdict_of(timeline, step=step)
-    rows = breakdowns_by_step(timeline)
-    costs = {
-        number: [(row.rank, _cost_by_cause(row, verdict)) for row in of_step if row.wall_ns]
-        for number, of_step in rows.items()
-    }
-    mean_ns = mean_costs([cost for _, cost in costs.get(step, [])])
-    total_ns = sum(mean_ns.values()) or 1
-    wording = OWN_WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
-    starved, ranks = _starved_advice(timeline), _rank_steps(timeline, rows.get(step, ()), verdict)
-    return Why(
-        verdict=sentence(timeline, verdict), origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
-        world_size=timeline.world_size, step=step, step_ns=verdict.wall_ns,
-        steps_ns={
-            "all" if number is None else str(number): max((row.wall_ns for row in of_step), default=0)
-            for number, of_step in rows.items()
+def facts_of(
+    timeline: Timeline, covers: Sequence[Coverage], pieces: Pieces, *, step: int | None, steps: Steps = NO_STEPS
+) -> Facts:
+    """Return the facts on a step of a timeline, or on the whole run if `step` is None.
+
+    Args:
+        timeline: The run.
+        covers: Its ranks; those that mark no steps while others do count in no figure of a step.
+        pieces: The pieces of the ranks that count.
+        step: The step.
+        steps: Times of the ranks in each step, for the report; the sentence needs those of none.
+    """
+    counted = of_steps(covers)
+    shown = {cover.rank: cover.breakdown() for cover in counted}
+    partial = is_partial(timeline)
+    every = {number: {row.rank: row for row in rows if row.rank in shown} for number, rows in steps.items()}
+    every[step] = shown
+    last_ns = _last_exposed(timeline, counted, step)
+    foreign = ORIGIN in timeline.meta
+    places = pieces.places_by_cause()
+    if partial:
+        places[COMM] = [*places.pop(WIRE, ()), *places.pop(WAIT, ())]
+    return Facts(
+        origin=timeline.meta.get(ORIGIN, "overlap"), world_size=timeline.world_size, step=step,
+        walls_ns={at: max((row.wall_ns for row in rows.values()), default=0) for at, rows in every.items()},
+        costs={
+            at: {
+                rank: RankStep(
+                    costs_ns=_cost_by_cause(row, partial=partial), transfer_ns=row.transfer_ns,
+                    last_ns=last_ns[rank] if at == step else 0,
+                )
+                for rank, row in rows.items() if row.wall_ns
+            }
+            for at, rows in every.items()
         },
-        causes=tuple(
-            Cause(
-                cause=cause, text=wording[cause], duration_ns=ns, share=ns / total_ns,
-                places=_cause_places(verdict, cause)
-            )
-            for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]) if ns
-        ),
-        advice=tuple([*([starved] if starved else []), *_advice(verdict, mean_ns, ranks)][:MAX_ADVICE]),
-        undecided=tuple(filter(None, [oddities(timeline)])),
-        costs=tuple(
-            (rank, number, cause, ns)
-            for number, of_step in costs.items()
-            for rank, cost in of_step
-            for cause, ns in cost.items()
-        ),
+        places=places, last={step: late_ranks(pieces, step)}, traffic=_traffic(timeline, counted),
+        communicates=any(row.comm_ns for row in shown.values()), ours=not foreign,
+        torch="torch" in timeline.meta, first=_starved_advice(timeline), cut=CUT in timeline.meta,
+        unknown="other ranks are not in the trace" if partial else "",
+        undecided=[*filter(None, [oddities(timeline)]), *_hidden_question(timeline, shown)],
     )  # fmt: skip
 
 
-def sentence(timeline: Timeline, verdict: Verdict) -> str:
-    """Return the sentence on a timeline: its verdict, after the first thing to repair if computes had no processor."""
-    starved = _starved_advice(timeline)
-    return f"{starved.evidence}: {starved.change}; {verdict}" if starved else str(verdict)
+def is_partial(timeline: Timeline) -> bool:
+    """Whether the trace lacks arrivals of other ranks: it is of another tool, and not of all ranks."""
+    return ORIGIN in timeline.meta and len(np.unique(timeline.columns.rank)) < timeline.world_size
+
+
+def _hidden_question(timeline: Timeline, rows: dict[int, Breakdown]) -> list[str]:
+    """Return that nobody can tell what was hidden, if there is communication and no compute."""
+    if any(row.compute_ns for row in rows.values()) or not any(row.comm_ns for row in rows.values()):
+        return []
+    how = "; overlap.torch.record(model, optimizer) records that of modules" if "torch" in timeline.meta else ""
+    return [f"what was hidden, as no compute is recorded{how}"]
 
 
 def _starved_advice(timeline: Timeline) -> Advice | None:
@@ -107,9 +129,9 @@ def _starved_advice(timeline: Timeline) -> Advice | None:
     )  # fmt: skip
 
 
-def _cost_by_cause(row: Breakdown, verdict: Verdict) -> dict[str, int]:
+def _cost_by_cause(row: Breakdown, *, partial: bool) -> dict[str, int]:
     """Return the costs of a rank by cause; they add up to its wall time."""
-    exposed = {COMM: row.exposed_ns} if verdict.partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
+    exposed = {COMM: row.exposed_ns} if partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
     costs = {
         COMPUTE: row.compute_ns,
         **exposed,
@@ -121,48 +143,27 @@ def _cost_by_cause(row: Breakdown, verdict: Verdict) -> dict[str, int]:
     return {cause: ns for cause, ns in costs.items() if ns}
 
 
-def _cause_places(verdict: Verdict, cause: str) -> tuple[str, ...]:
-    """Return at most three places of a cause from the verdict; none for causes without places."""
-    if cause == WAIT:
-        return tuple(f"rank {rank} ({did})" for rank, did, _ in verdict.blamed()[:3] if rank is not None)
-    if cause in (WIRE, COMM):
-        return tuple(str(each) for each, _ in verdict.moved()[:3])
-    if cause in (LOOP, QUEUE):
-        return tuple(str(each) for each in (verdict.kept if cause == LOOP else verdict.queues)[:3])
-    return ()
-
-
-def _rank_steps(timeline: Timeline, rows: Sequence[Breakdown], verdict: Verdict) -> list[RankStep]:
-    """Return what the gains of a step rest on, for each of its ranks."""
+def _last_exposed(timeline: Timeline, covers: Sequence[Coverage], step: int | None) -> dict[int, int]:
+    """Return, by rank, for how long bytes of the last operation that it issued in a step were exposed."""
     columns = timeline.columns
-    moving = columns.is_operation & (columns.nbytes > 0)
-    if verdict.step is not None:
-        moving &= columns.step == verdict.step
-    counts = dict(zip(*(each.tolist() for each in np.unique(columns.rank[moving], return_counts=True)), strict=True))
+    issued = issued_in(timeline, {cover.rank: cover.window for cover in covers}, step) & (columns.nbytes > 0)
+    found, rows_of = {}, columns.rows_by_rank(issued)
+    for cover in covers:
+        rows = rows_of.get(cover.rank, np.zeros(0, np.intp))
+        last = rows[np.lexsort((columns.end_ns[rows], columns.called_ns[rows]))[-1:]]
+        found[cover.rank] = int(covered_ns(columns.moved_ns[last], columns.end_ns[last] + 1, cover.wire).sum())
+    return found
+
+
+def _traffic(timeline: Timeline, covers: Sequence[Coverage]) -> list[Traffic]:
+    """Return the operations of a step by line, means of the ranks, the most exposed first."""
+    ranks = len(covers)
     return [
-        RankStep(
-            costs_ns=_cost_by_cause(row, verdict), transfer_ns=row.transfer_ns, operations=counts.get(row.rank, 0)
+        Traffic(
+            op=f"{row.op} at {row.call_site}" if row.call_site else row.op, group="", group_size=row.ranks,
+            calls=round(row.count / ranks), nbytes=row.nbytes // ranks, total_ns=row.transfer_ns // ranks,
+            exposed_ns=row.exposed_ns // ranks, algorithm_gb_s=row.algbw_bytes_per_s / 1e9,
+            bus_gb_s=row.busbw_bytes_per_s / 1e9, link_gb_s=None, waits_at_least_ns=0,
         )
-        for row in rows if row.wall_ns
+        for row in sum_operations(timeline, covers)
     ]  # fmt: skip
-
-
-def _advice(verdict: Verdict, mean_ns: Mapping[str, int], ranks: Sequence[RankStep]) -> list[Advice]:
-    """Return a change for each loss that is worth one, the largest first; none without steps or ranks."""
-    if verdict.step is None or not verdict.ranks:
-        return []
-    total_ns = sum(mean_ns.values()) or 1
-    changes = _CHANGES | (_TORCH_CHANGES if verdict.torch else {})
-    if verdict.small is not None:
-        changes = changes | dict.fromkeys((WIRE, QUEUE), _LARGER_TORCH if verdict.torch else _LARGER)
-    items = []
-    for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]):
-        if cause in changes and ns >= WORTH_SHARE * total_ns:
-            places = _cause_places(verdict, cause)
-            evidence = f"{OWN_WORDING[cause]}: {format_ns(ns)} of {format_ns(total_ns)}, mean of the ranks"
-            change = gain(ranks, cause)
-            items.append(Advice(
-                cause=cause, change=changes[cause], place=places[0] if places else "", evidence=evidence,
-                gain_ns=change.stays_ns, gain_most_ns=change.most_ns, gain_text=f"{change}",
-            ))  # fmt: skip
-    return items

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from overlap import why
 from overlap.cli.processes import _BOOT
 from overlap.timeline import read_trace
-from overlap.timeline.measure.verdict import verdict_of
 from tests.cli.conftest import ROOT
 
 WORLD = """
@@ -297,7 +297,7 @@ def test_each_run_writes_a_trace_of_its_own(overlap, script, tmp_path):
     told = "look at it with `overlap timeline a.json` or at ui.perfetto.dev"
     first, verdict = err.splitlines()
     assert (code, first) == (0, f"overlap: trace in a.json (and a-2.json); {told}")
-    assert verdict == f"overlap: {verdict_of(read_trace(tmp_path / 'a-2.json'))}"
+    assert verdict == f"overlap: {why(tmp_path / 'a-2.json').verdict}"
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["a-2.json", "a.json"]
     assert [read_trace(tmp_path / name).world_size for name in ("a.json", "a-2.json")] == [2, 3]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from html import escape
 from io import StringIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,7 +15,6 @@ import pytest
 import overlap
 from overlap import uncaught
 from overlap.timeline import Recorder, Timeline, TimelineView
-from overlap.timeline.measure.verdict import verdict_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +70,7 @@ step 0: 2 of 2 ranks, virtual time; ranks in one row are equal
  rank/us  wall  compute  hidden  hid%  wait  wire  idle  spread
 2 like 0  1000     1000     0.0   n/a   0.0   0.0   0.0    0.0%
 
-step 1000 us: compute 1000, idle 0.0; communication: none recorded"""
+step 1000 us: compute 1000"""
 
 
 class Terminal(StringIO):
@@ -95,9 +95,9 @@ def test_a_terminal_of_ipython_draws_a_timeline_as_text(monkeypatch: pytest.Monk
     assert printed[2:] == [TEXT, TEXT, repr(empty)]
 
 
-def test_a_verdict_is_text_that_wraps() -> None:
-    verdict = verdict_of(recorded(), step=0)
-    assert f">{verdict}</pre>" in verdict._repr_html_()
+def test_a_report_is_text_that_wraps() -> None:
+    found = overlap.why(recorded(), step=0)
+    assert f">{escape(str(found))}</pre>" in found._repr_html_()
 
 
 def test_ipython_shows_errors_without_frames_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_the_first_program_sends_gradients_while_it_computes_and_says_how_much_w
         assert (len(computed), len(sent)) == (8, 8)
         assert min(s.info.issued_ns for s in sent if s.info) < max(s.end_ns for s in computed)
     timeline = overlap.timeline.Timeline.collect(recorders, world_size=2)
-    assert "hidden" in str(overlap.why(timeline, step=1).verdict)
+    assert "exposed" in str(overlap.why(timeline, step=1).verdict)
 
 
 def test_the_program_that_connects_prints_what_is_said(tmp_path: Path) -> None:

@@ -187,8 +187,8 @@ def between_graphs(rec, start):
 
 
 CASES = {
-    "launch": (launch_bound, {"launch": 9_000, "compute": 1_000}, f"Block_3, aten::add in {LINE}"),
-    "sync": (synchronised, {"compute": 9_000, "sync": 995, "launch": 5}, f"aten::item in {LINE}"),
+    "launch": (launch_bound, {"launch": 9_000, "compute": 1_000}, f"Block_3, aten::add at {LINE}"),
+    "sync": (synchronised, {"compute": 9_000, "sync": 995, "launch": 5}, f"aten::item at {LINE}"),
     "data": (loading, {"compute": 3_000, "data": 6_990, "launch": 10}, "data.py:7 (__getitem__)"),
     "python": (slow_python, {"compute": 3_000, "python": 6_990, "launch": 10}, "train.py:40 (log)"),
     "gc": (collecting, {"compute": 3_000, "gc": 6_500, "python": 490, "launch": 10}, "train.py:40 (log)"),
@@ -199,21 +199,21 @@ CASES = {
     "communication": (small_collectives, {"compute": 6_000, "communication": 4_000}, "100 all_reduce"),
     "queue": (queued, {"compute": 9_950, "queue": 50}, ""),
     "event": (other_stream, {"compute": 9_100, "event": 900}, ""),
-    "startup": (loading_code, {"compute": 3_000, "startup": 6_900, "launch": 100}, f"aten::conv2d in {LINE}"),
+    "startup": (loading_code, {"compute": 3_000, "startup": 6_900, "launch": 100}, f"aten::conv2d at {LINE}"),
     "compile by Triton": (autotuning, {"compute": 3_000, "compile": 6_990, "launch": 10}, LINE),
     "sync by a shape": (
         dynamic_shapes,
         {"compute": 8_000, "sync": 1_985, "copy": 10, "launch": 5},
-        f"aten::nonzero in {LINE}",
+        f"aten::nonzero at {LINE}",
     ),
-    "copy on the device": (cloning, {"compute": 7_000, "copy": 3_000}, f"Device -> Device under aten::clone in {LINE}"),
+    "copy on the device": (cloning, {"compute": 7_000, "copy": 3_000}, f"Device -> Device under aten::clone at {LINE}"),
     "communication of FSDP": (gathering, {"compute": 6_000, "communication": 4_000}, "1 all_gather, 1 GiB"),
     "communication by symmetric memory": (
         symmetric_memory,
         {"compute": 7_000, "communication": 3_000},
         "10 all_reduce",
     ),
-    "launch between graphs": (between_graphs, {"compute": 6_000, "launch": 4_000}, f"aten::copy_ in {LINE}"),
+    "launch between graphs": (between_graphs, {"compute": 6_000, "launch": 4_000}, f"aten::copy_ at {LINE}"),
     "unrecorded": (lost_launch, {"compute": 4_000, "unrecorded": 6_000}, ""),
 }
 
@@ -275,13 +275,13 @@ def test_a_place_is_the_deepest_function_that_most_of_the_time_is_in(tmp_path):
         rec.kernel(start + 9_000, start + 10_000, launch=start + 8_995)
 
     found = recorded(tmp_path, plant)
-    assert found.causes[0].places == ("Block, aten::add in layer.py:7 (forward) (8 ms)",)
+    assert found.causes[0].places == ("Block, aten::add at layer.py:7 (forward) (8 ms)",)
 
 
 def test_a_device_that_is_busy_gets_no_advice(tmp_path):
     found = recorded(tmp_path, queued)
     assert (found.advice, found.undecided) == ((), ())
-    assert "computes for 100% of it" in found.verdict
+    assert found.verdict.startswith("step 10.0 ms: compute 9.9 (")
 
 
 def test_one_step_promises_no_gain(tmp_path):
@@ -336,7 +336,7 @@ def test_a_backward_operator_has_the_place_of_its_forward(tmp_path):
         rec.kernel(start + 9_895, start + 10_000, launch=start + 9_890, tid=AUTOGRAD)
 
     found = recorded(tmp_path, plant, steps=1)
-    assert found.causes[0].places[0].startswith("the backward of Linear_0, aten::linear in model.py:3 (forward)")
+    assert found.causes[0].places[0].startswith("the backward of Linear_0, aten::linear at model.py:3 (forward)")
 
 
 def test_kernels_belong_to_the_step_that_launched_them(tmp_path):
@@ -367,9 +367,9 @@ def test_work_from_before_the_recording_is_not_blamed_on_the_host(tmp_path):
     found = overlap.why(rec.write(tmp_path / "t.json"))
     assert costs(found) == {"unrecorded": 459_980, "compute": 5_010}
     assert found.verdict == (
-        "the recording takes 465.0 ms: it cannot be told why 460.0 ms (99%) of it are lost: recording began in the "
-        "middle: the work after 460 ms of it had been launched as it began, and what the device did before that work "
-        "is not recorded; of the other 5.0 ms, 100% are computing"
+        "whole recording 465.0 ms: compute 5.0; 460.0 (99%) nothing is recorded, and it cannot be told why: recording "
+        "began in the middle: the work after 460 ms of it had been launched as it began, and what the device did "
+        "before that work is not recorded"
     )
 
 
@@ -380,7 +380,7 @@ def test_queued_work_that_nothing_explains_is_not_explained(tmp_path):
     rec.kernel(5_000, 6_000, launch=4_990)
     rec.kernel(46_000, 47_000, launch=5_000)
     found = overlap.why(rec.write(tmp_path / "t.json"))
-    assert "nothing shows what the device waited for; of the other 7.0 ms, 29% are computing" in found.verdict
+    assert "nothing shows what the device waited for" in found.verdict
 
 
 def test_operators_of_the_host_are_no_compute_of_a_device_without_kernels(tmp_path):
@@ -515,7 +515,7 @@ def test_a_place_of_computing_is_a_function_with_its_operators(tmp_path):
     found = recorded(tmp_path, plant)
     (cause,) = found.causes
     assert cause.places == ("mask.py:3 (positions) (10 ms: aten::where, aten::sin, aten::cos)",)
-    assert "the largest part at mask.py:3 (positions)" in found.verdict
+    assert "mask.py:3 (positions))" in found.verdict
 
 
 def test_a_backward_belongs_to_the_last_operator_with_its_number(tmp_path):
@@ -551,4 +551,4 @@ def test_events_that_are_left_out_are_the_reason_of_what_they_hide(tmp_path):
         rec.kernel(start + 8_000, start + 2_000, launch=start + 1_500)  # ends before it starts
         rec.kernel(start + 9_000, start + 10_000, launch=start + 8_990)
 
-    assert "are lost: 3 events end before they start: left out" in recorded(tmp_path, plant).verdict
+    assert "it cannot be told why: 3 events end before they start: left out" in recorded(tmp_path, plant).verdict

@@ -108,8 +108,8 @@ def test_a_changed_program_gains(name):
 def test_the_bounds_of_a_step_are_worked_out_by_hand():
     """Rank 1 is late by 40: own times of 60 and 100, and 20 in which bytes move, of which 10 are exposed."""
     ranks = [
-        RankStep(costs_ns={"compute": 50, "wire": 10, "waiting": 40}, transfer_ns=20, operations=2),
-        RankStep(costs_ns={"compute": 60, "loop": 30, "wire": 10}, transfer_ns=20, operations=2),
+        RankStep(costs_ns={"compute": 50, "wire": 10, "waiting": 40}, transfer_ns=20, last_ns=5),
+        RankStep(costs_ns={"compute": 60, "loop": 30, "wire": 10}, transfer_ns=20, last_ns=5),
     ]
     assert gain(ranks, "waiting") == Gain(stays_ns=20, most_ns=30)
     assert gain(ranks, "wire") == Gain(stays_ns=5, most_ns=10)

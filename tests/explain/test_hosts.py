@@ -23,10 +23,10 @@ def in_a_loop(rec, start):
 def test_a_loop_over_small_operators_comes_first(tmp_path):
     found = host(tmp_path, in_a_loop)
     assert found.verdict == (
-        "step 1 takes 10.0 ms: for many small operators: 500 calls of aten::item, 10 us each, at aten::item in "
-        f"{LINE} (8 ms with the Python between them); try: replace the loop by operators on the whole batch (or "
-        "torch.vmap, torch.compile)"
+        f"step 10.0 ms: compute 7.0; 3.0 (30%) Python between operators ({LINE}); try: replace the loop by operators "
+        "on the whole batch (or torch.vmap, torch.compile) (500 calls of aten::item, 10 us each)"
     )
+    assert found.advice[0].place == f"aten::item at {LINE} (8 ms with the Python between them)"
 
 
 def test_few_or_long_operators_are_no_loop(tmp_path):
@@ -47,7 +47,7 @@ def test_a_collective_of_gloo_has_the_line_of_its_call(tmp_path):
 
     found = host(tmp_path, plant, world=2)
     assert costs(found) == {"compute": 2_000, "communication": 8_000}
-    assert found.advice[0].place == "c10d::allreduce_ in train.py:30 (average)"
+    assert found.advice[0].place == "c10d::allreduce_ at train.py:30 (average)"
 
 
 def test_a_call_of_a_message_that_blocks_communicates(tmp_path):
@@ -172,7 +172,7 @@ def test_a_note_of_the_user_is_a_part_of_a_place(tmp_path):
         rec.note("fetch_from_s3", start, start + 9_000)
         rec.op("aten::mm", start + 9_000, start + 10_000)
 
-    assert host(tmp_path, plant).causes[0].places == ("fetch_from_s3 in train.py:40 (log) (9 ms)",)
+    assert host(tmp_path, plant).causes[0].places == ("fetch_from_s3 at train.py:40 (log) (9 ms)",)
 
 
 def test_an_operator_has_the_time_of_a_function_only_if_it_takes_nearly_all(tmp_path):
@@ -216,4 +216,4 @@ def test_what_takes_long_beside_kernels_is_named(tmp_path):
         rec.op("aten::mm", start + 9_000, start + 9_999)
         rec.kernel(start + 9_990, start + 10_000, launch=start + 9_980)
 
-    assert recorded(tmp_path, plant).verdict.endswith("; 10% are: the host launches too slowly")
+    assert "; 1.0 (10%) the host launches too slowly (aten::mm); try: " in recorded(tmp_path, plant).verdict

@@ -48,12 +48,12 @@ def test_waiting_is_charged_to_the_late_rank_and_what_it_did(tmp_path):
         1: {"compute": 6_500, "wire": 500, "data": 2_990, "launch": 10},
     }
     waiting = next(cause for cause in found.causes if cause.cause == "waiting")
-    assert waiting.places[0].startswith("rank 1, which was idle: the data loader (data.py:9 (decode))")
+    assert waiting.places[0].startswith("rank 1 (the data loader at data.py:9 (decode))")
     assert "clocks: one host, one clock" in found.notes
     assert found.verdict == (
-        "step 1 takes 10.0 ms: 1.5 ms (15%, mean of 2 ranks) are waiting for rank 1, which was idle: the data loader "
-        "(data.py:9 (decode)); it comes last to all_reduce; try: take that work from rank 1, or divide it among the "
-        "ranks"
+        "step 10.0 ms: compute 6.5, exposed 2.0 (20%): 1.5 waiting for rank 1 (the data loader at data.py:9 (decode)), "
+        "0.5 on the wire (all_reduce); 1.5 (15%) the data loader (data.py:9 (decode)); try: take that work from rank "
+        "1, or divide it among the ranks, -1.5 ms if the rest stays, at most -2 ms"
     )
 
 
@@ -123,7 +123,7 @@ def test_a_rank_whose_recording_begins_later_is_not_blamed(tmp_path):
         rec.collective(start + 500, 5_000, launch=start + 8)
     found = write(tmp_path, recordings)
     waiting = next(cause for cause in found.causes if cause.cause == "waiting")
-    assert "rank 1, which was not yet recorded (its recording begins 4 ms after the first)" in waiting.places[0]
+    assert "rank 1 (not yet recorded (its recording begins 4 ms after the first))" in waiting.places[0]
     assert any(item.change.startswith("record three steps or more") for item in found.advice)
 
 

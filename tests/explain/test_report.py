@@ -65,17 +65,18 @@ def test_a_newer_version_and_other_json_are_refused():
 def test_the_page_of_a_profile(tmp_path):
     found = overlap.why(profile(tmp_path, [10_000] * 3))
     assert page_lines(found, 100) == [
-        "step 1 takes 10.0 ms: launch-bound: for 9.0 ms (90%) the device is idle, as the host launches its",
-        "100 kernels (median 10 us) too slowly, the largest part at aten::add in train.py:12 (step) (9 ms);",
-        'try: torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch',
+        "step 10.0 ms: compute 1.0; 9.0 (90%) the host launches too slowly (aten::add at train.py:12 (step));",
+        'try: torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch, -9 ms if',
+        "the rest stays, at most -9 ms",
         "",
-        "      9.0 ms  90%  the host launches too slowly: aten::add in train.py:12 (step) (9 ms)",
-        "      1.0 ms  10%  computing: aten::add in train.py:12 (step) (1 ms)",
+        "      9.0 ms  90%  the host launches too slowly: aten::add at train.py:12 (step) (9 ms)",
+        "      1.0 ms  10%  computing: aten::add at train.py:12 (step) (1 ms)",
         "",
-        '1. torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch (at aten::add',
-        "   in train.py:12 (step) (9 ms))",
+        '1. torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch (aten::add at',
+        "   train.py:12 (step) (9 ms))",
         "   100 kernels of 10 us (median); the queue of the device is empty; gain 9 ms to 9 ms a step (over 3",
         "   steps) if the rest stays, at most 9 ms",
+        "step 1 is shown; 3 are recorded",
     ]
     assert str(found) in found._repr_html_().replace("&quot;", '"')
 
@@ -117,7 +118,7 @@ def test_a_regression_names_the_cause_that_grew(tmp_path):
     new, old = profile(tmp_path, [12_000] * 3, "new.json"), profile(tmp_path, [10_000] * 3, "old.json")
     assert compare(overlap.why(new), overlap.why(old)).sentence == (
         "regression: a step takes 10 ms before, 12 ms now (+20.0%), of which 1.8 ms more is the host launches too "
-        "slowly at aten::add in train.py:12 (step) (10.8 ms); 3 and 3 steps, none overlap"
+        "slowly at aten::add at train.py:12 (step) (10.8 ms); 3 and 3 steps, none overlap"
     )
 
 
@@ -197,7 +198,7 @@ def test_dumps_of_flight_recorders_are_judged_as_hangs(tmp_path, capsys):
 def test_a_verdict_on_a_part_of_a_file_says_so(tmp_path):
     path = profile(tmp_path, [10_000] * 3)
     path.write_bytes(path.read_bytes()[:-40_000])
-    assert "of a file that was cut off takes" in overlap.why(path).verdict
+    assert " ms of a file that was cut off: compute " in overlap.why(path).verdict
 
 
 def test_what_another_tool_has_not_recorded_is_not_idle(tmp_path):
@@ -208,7 +209,7 @@ def test_what_another_tool_has_not_recorded_is_not_idle(tmp_path):
     assert {cause.text: cause.duration_ns for cause in found.causes} == {
         "computing": 10_000, "nothing is recorded": 5_000,
     }  # fmt: skip
-    assert "idle or not recorded 5.0" in found.verdict
+    assert "; 5.0 (33%) nothing is recorded" in found.verdict
 
 
 def test_the_page_of_the_documentation_has_each_cause():

@@ -16,7 +16,6 @@ import overlap
 from overlap.collectives.reduce import Array
 from overlap.parallel import SGD, Checkpoints, DataParallel, Local, Pipeline, Sequential, Sharded, hooks, schedules
 from overlap.timeline import Recorder, Timeline
-from overlap.timeline.measure.verdict import verdict_of
 
 HERE = r"[\w/]*test_named_lines.py"
 
@@ -112,7 +111,7 @@ def test_a_verdict_names_the_line_that_asked_for_the_update() -> None:
 
     slow = overlap.Virtual(conditions=overlap.Conditions(stragglers=(1,), straggler_factor=100))
     recorders = overlap.run(train, ranks=2, clock=slow)
-    verdict = str(verdict_of(Timeline.collect(recorders, world_size=2), step=1))
+    verdict = overlap.why(Timeline.collect(recorders, world_size=2), step=1).verdict
     assert re.search(rf"rank 1 \(compute 'update' at {HERE}:{line_of('the verdict')}\)", verdict.replace("\n", " "))
 
 

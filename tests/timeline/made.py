@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from overlap.explain.recorded import explain_timeline
 from overlap.timeline import CollectiveInfo, Span, Timeline, TimelineView
 
 LIMIT_NS = 30
@@ -20,6 +21,11 @@ def comm(rank, start, met, end, *, seq=0, issued=None, ranks=tuple(range(RANKS))
         end_ns=end, ranks=ranks, awaited_ns=awaited,
     )  # fmt: skip
     return Span(rank=rank, kind="comm", lane="comm", name=op, start_ns=start, end_ns=end, info=info)
+
+
+def sentence(timeline, **how):
+    """Return the sentence on a step, or on the whole run, and maybe on some ranks."""
+    return explain_timeline(timeline, whole="step" not in how, **how).verdict
 
 
 def span_order(span):

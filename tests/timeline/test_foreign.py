@@ -13,7 +13,6 @@ from overlap.errors import OverlapError, UsageError
 from overlap.explain.oddities import oddities
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.measure.verdict import verdict_of
 
 
 def written(tmp_path, document, name="t.json"):
@@ -59,7 +58,7 @@ def test_the_files_of_two_ranks_of_pytorch_become_one_timeline(tmp_path):
     assert (first.op, first.nbytes, first.ranks, first.seq) == ("all_reduce", 4096, (0, 1), 0)
     assert (first.last_rank_wait_ns, second.last_rank_wait_ns) == (30_000, 0)
     assert first.start_ns == 1_700_000_000_000_040_000
-    assert "waiting for rank 1 (compute 'aten::linear')" in str(verdict_of(timeline, step=4))
+    assert "waiting for rank 1 (compute 'aten::linear')" in overlap.why(timeline, step=4).verdict
 
 
 def test_kernels_are_computes_and_those_of_a_library_communication(tmp_path):
@@ -84,7 +83,9 @@ def test_kernels_are_computes_and_those_of_a_library_communication(tmp_path):
 
 def test_without_a_compute_lane_nothing_is_called_hidden(tmp_path):
     timeline = read_trace(written(tmp_path, kineto(0, [gloo(0, 50)], world=1)))
-    assert str(verdict_of(timeline)).endswith("; no compute is recorded, so nobody can tell what was hidden")
+    found = overlap.why(timeline)
+    assert "compute not recorded" in found.verdict
+    assert "what was hidden, as no compute is recorded" in found.undecided
 
 
 def test_a_program_of_torch_hears_what_records_its_computes(monkeypatch, tmp_path):
@@ -94,10 +95,10 @@ def test_a_program_of_torch_hears_what_records_its_computes(monkeypatch, tmp_pat
         with overlap.connect(0, 1) as connection:
             connection.describe(**meta)
             connection.rank.all_reduce([1.0]).result()
-        return str(verdict_of(read_trace(max(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns))))
+        return overlap.why(max(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns)).undecided[-1]
 
-    assert told().endswith("; no compute is recorded, so nobody can tell what was hidden")
-    assert told(torch="yes").endswith("what was hidden; overlap.torch.record(model, optimizer) records that of modules")
+    assert told().endswith("what was hidden, as no compute is recorded")
+    assert told(torch="yes").endswith("recorded; overlap.torch.record(model, optimizer) records that of modules")
 
 
 @pytest.mark.parametrize("how", ["failed", "was stopped"])

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import overlap
 from overlap.explain.oddities import oddities
 from overlap.timeline.files.reading import read_trace
 from overlap.timeline.measure.metrics import breakdowns
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.measure.verdict import verdict_of
 from overlap.timeline.spans import Timeline
 
 Event = dict[str, Any]
@@ -98,12 +98,13 @@ def test_symmetric_memory_communicates(tmp_path: Path) -> None:
 def test_one_rank_of_several_cannot_tell_waiting_from_the_wire(tmp_path: Path) -> None:
     kernels = [*launched(1, 10, 50, 10), *launched(2, 20, 60, 30, "ncclDevKernel_AllReduce", 9)]
     timeline = read(tmp_path, *kernels, world=2)
-    said = verdict_of(timeline)
-    assert "30.0 on the wire or waiting for a rank that is not in the trace (ncclDevKernel_AllReduce)" in str(said)
-    assert said.partial
-    alone = verdict_of(read(tmp_path, *kernels, world=1))
-    assert "30.0 on the wire (ncclDevKernel_AllReduce)" in str(alone)
-    assert not alone.partial
+    found = overlap.why(timeline)
+    wait_or_wire = "wait or wire cannot be told: other ranks are not in the trace"
+    assert f"30.0 communicating (ncclDevKernel_AllReduce); {wait_or_wire}" in found.verdict
+    assert found.cost_ns("communication") == 30_000
+    alone = overlap.why(read(tmp_path, *kernels, world=1))
+    assert "30.0 on the wire (ncclDevKernel_AllReduce)" in alone.verdict
+    assert alone.cost_ns("communication") == 0
 
 
 def test_copies_are_neither_idle_nor_compute(tmp_path: Path) -> None:
@@ -112,8 +113,9 @@ def test_copies_are_neither_idle_nor_compute(tmp_path: Path) -> None:
     timeline = read(tmp_path, *kernels, copy)
     (row,) = breakdowns(timeline)
     assert (row.wall_ns, row.compute_ns, row.copy_ns, row.idle_ns) == (90_000, 20_000, 65_000, 5_000)
-    assert str(verdict_of(timeline)) == (
-        "whole run 90.0 us: compute 20.0, copies 65.0, idle or not recorded 5.0; communication: none recorded"
+    assert overlap.why(timeline).verdict == (
+        "whole recording 90.0 us: compute 20.0; 65.0 (72%) copies and sets of memory with nothing in parallel; 5.0 "
+        "(6%) nothing is recorded"
     )
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import overlap
 from overlap.errors import UsageError
 from overlap.timeline import breakdowns, read_trace
-from overlap.timeline.measure.verdict import verdict_of
 
 SCALARS = (
     st.none()
@@ -76,7 +76,7 @@ DOCUMENTS = {"of a profiler": PROFILES, "of Neuron": NEURON, "ours": OURS, "any"
 def shown(path):
     timeline = read_trace(path)
     breakdowns(timeline)
-    verdict_of(timeline)
+    overlap.why(timeline)
 
 
 def refused(read, path):

@@ -9,8 +9,7 @@ import pytest
 
 from overlap import UsageError
 from overlap.cli import main
-from overlap.timeline import CollectiveInfo, Span, Timeline, merged, read_trace, write_trace
-from overlap.timeline.measure.verdict import verdict_of
+from overlap.timeline import CollectiveInfo, Span, Timeline, breakdowns, merged, read_trace, write_trace
 
 
 def comm(rank: int, start_ns: int, end_ns: int, *, met_ns: int | None = None, seq: int = 0) -> Span:
@@ -72,8 +71,8 @@ def test_messages_of_several_tags_meet_those_of_their_own_tag() -> None:
 def test_a_send_that_ended_before_its_receiver_came_has_not_waited() -> None:
     one = merged([part(message(0, 10, 12, tag=0)), part(message(1, 500, 501, tag=0))])
     assert [span.info.met_ns for span in one.spans if span.info] == [10, 500]
-    verdict = verdict_of(one)
-    assert (verdict.waiting_ns, verdict.wire_ns) == (0, 3)
+    rows = breakdowns(one)
+    assert [sum(getattr(row, name) for row in rows) for name in ("waiting_ns", "wire_ns")] == [0, 3]
 
 
 def test_what_is_not_of_one_run_is_refused() -> None:

@@ -12,10 +12,12 @@ from overlap.cli.timeline.tables import (
     critical_path_table,
     operations_table,
 )
-from overlap.timeline import Span, write_trace
+from overlap.explain.recorded import explain_timeline
+from overlap.explain.spans import pieces_of_spans
+from overlap.timeline import Span, breakdowns, write_trace
 from overlap.timeline.measure.critical_path import critical_path
+from overlap.timeline.measure.metrics import coverage
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.measure.verdict import verdict_of
 from overlap.units import columns
 from tests.timeline.made import comm, compute, timeline_of, traces
 
@@ -44,9 +46,9 @@ def test_operations_are_added_up_by_place():
 @given(traces())
 def test_exposed_time_of_lines_adds_up_to_that_of_the_ranks(timeline):
     """Traces have up to four operations in flight together."""
-    rows, verdict = operations(timeline), verdict_of(timeline)
-    assert sum(row.exposed_ns for row in rows) == verdict.exposed_ns
-    assert sum(row.exposed_waiting_ns for row in rows) == verdict.waiting_ns
+    rows, ranks = operations(timeline), breakdowns(timeline)
+    assert sum(row.exposed_ns for row in rows) == sum(rank.exposed_ns for rank in ranks)
+    assert sum(row.exposed_waiting_ns for row in rows) == sum(rank.waiting_ns for rank in ranks)
 
 
 def test_operations_in_flight_together_share_exposed_time():
@@ -56,8 +58,8 @@ def test_operations_in_flight_together_share_exposed_time():
         comm(0, 1, 4, 30, seq=1, site="b.py:1"),
     )
     assert [(row.call_site, row.exposed_ns) for row in operations(timeline)] == [("a.py:1", 4 + 14), ("b.py:1", 2 + 10)]
-    causes = {cause.call_site: cause.duration_ns for cause in verdict_of(timeline).causes if cause.doing == "wire"}
-    assert causes == {"a.py:1": 14, "b.py:1": 2 + 10}
+    (wire,) = [cause for cause in explain_timeline(timeline).causes if cause.cause == "wire"]
+    assert wire.places == ("all_reduce at a.py:1 (14 ns)", "all_reduce at b.py:1 (12 ns)")
 
 
 def test_an_operation_that_began_before_the_window_of_its_step_is_exposed_in_it():
@@ -72,7 +74,8 @@ def test_an_operation_that_began_before_the_window_of_its_step_is_exposed_in_it(
         ]
     timeline = timeline_of(*spans)
     (row,) = operations(timeline, step=1)
-    assert (row.count, row.exposed_ns, verdict_of(timeline, step=1).exposed_ns) == (1, 90, 90)
+    (rank,) = breakdowns(timeline, step=1)
+    assert (row.count, row.exposed_ns, rank.exposed_ns) == (1, 90, 90)
 
 
 def test_operations_belong_to_the_step_that_issued_them():
@@ -116,10 +119,11 @@ def overlapping_steps():
 def test_tables_of_steps_that_overlap_say_what_the_verdict_says():
     timeline = overlapping_steps()
     for step, waiting_ns in ((0, 0), (1, 20)):
-        verdict = verdict_of(timeline, step=step)
-        assert verdict.waiting_ns == waiting_ns
+        exposed_ns = sum(rank.exposed_ns for rank in breakdowns(timeline, step=step))
+        pieces = pieces_of_spans(timeline, coverage(timeline, step=step))
+        assert pieces.costs().get("waiting", 0) == waiting_ns
         (row,) = operations(timeline, step=step)
-        assert (row.count, row.exposed_ns, row.exposed_waiting_ns) == (2, verdict.exposed_ns, waiting_ns)
+        assert (row.count, row.exposed_ns, row.exposed_waiting_ns) == (2, exposed_ns, waiting_ns)
 
 
 def test_the_critical_path_goes_through_the_late_rank():

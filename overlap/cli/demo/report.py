@@ -192,9 +192,9 @@ def gain_verdict(comparison: DemoComparison, of: Gain, *, width: int) -> str:
 
 
 def verdict(view: TimelineView, *, width: int) -> str:
-    """Return a verdict in lines of that width, at most four of 80 columns; places are told without their folders."""
-    sentence = _FOLDERS.sub("", view.verdict.text(named=1))
-    return "\n".join(wrapped(f"with overlap, {sentence}", width))
+    """Return the losses of a picture's sentence in lines of that width; places are without their folders."""
+    losses = _FOLDERS.sub("", view.sentence.partition("; try: ")[0])
+    return "\n".join(wrapped(f"with overlap, {losses}", width))
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from ...errors import UsageError
 from ...explain.entry import explain_files
 from ...explain.oddities import oddities
-from ...explain.recorded import sentence
-from ...explain.report import Why
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
 from ...ranklist import listed, unlisted
 from ...settings import Option
-from ...timeline.draw.view import TimelineView
 from ...timeline.files.kineto import PROFILER
 from ...timeline.files.merge import merged
 from ...timeline.files.reading import read_trace
@@ -88,16 +85,16 @@ def main(args: argparse.Namespace) -> int:
     if wrong := oddities(timeline):
         notify(wrong)
     ranks = _read_ranks(args.rank)
-    step, profile = _read_step(args.step, timeline), None
+    step, sentence = _read_step(args.step, timeline), None
     if timeline.meta.get(ORIGIN) == PROFILER:
         profile = explain_files(args.files, step=None if args.step is None else step, ranks=ranks)
-        step = profile.step if args.step is None else step
+        sentence, step = profile.verdict, profile.step if args.step is None else step
     if args.output is not None:
         from . import show
 
-        view = _with_sentence(show.view(args, timeline, step, ranks), timeline, profile)
+        view = show.view(args, timeline, step, ranks, sentence)
         return 0 if show.write_svg(view, args.output) else EXIT_FAILED
-    _print_pages(args, timeline, step, ranks, profile)
+    _print_pages(args, timeline, step, ranks, sentence)
     return 0
 
 
@@ -131,7 +128,7 @@ def _option_spelling(option: str) -> str:
 
 
 def _print_pages(
-    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, profile: Why | None
+    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, sentence: str | None
 ) -> None:
     """Print the requested pages."""
     from . import show
@@ -140,17 +137,11 @@ def _print_pages(
     if args.step is None and step is not None:
         steps = len(timeline.steps())
         console.print(f"showing step {step}, the median of {steps} by wall time (--step N|all)", soft_wrap=True)
-    view = _with_sentence(show.view(args, timeline, step, ranks), timeline, profile)
+    view = show.view(args, timeline, step, ranks, sentence)
     if args.ops or args.critical_path:
         show.tables(console, args, timeline, step, ranks, view)
     else:
         show.picture(console, view, timeline, ranks)
-
-
-def _with_sentence(view: TimelineView, timeline: Timeline, profile: Why | None) -> TimelineView:
-    """Return a picture that ends with the sentence that `overlap why` prints of its files."""
-    view.sentence = sentence(timeline, view.verdict) if profile is None else profile.verdict
-    return view
 
 
 def _merge_files(files: Sequence[str], path: str) -> bool:

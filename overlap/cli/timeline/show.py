@@ -30,9 +30,11 @@ def console(args: argparse.Namespace) -> Console:
     return on
 
 
-def view(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> TimelineView:
-    """Return the picture that the options ask for."""
-    return TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii, all=args.all)
+def view(
+    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, sentence: str | None
+) -> TimelineView:
+    """Return the picture that the options ask for, which ends with a sentence, or else with that on the timeline."""
+    return TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii, all=args.all, sentence=sentence)
 
 
 def picture(on: Console, shown: TimelineView, timeline: Timeline, ranks: Sequence[int] | None) -> None:
@@ -62,7 +64,7 @@ def tables(
     lines: list[str] = []
     if args.ops:
         rows = operations(timeline, step=step, ranks=ranks)
-        lines += [*operations_table(rows, ranks=view.verdict.ranks, width=on.width), ""]
+        lines += [*operations_table(rows, ranks=view.counted, width=on.width), ""]
     if args.critical_path:
         path = critical_path(timeline, step=step, ranks=ranks)
         lines += [*critical_path_table(path, width=on.width), ""]
@@ -85,6 +87,4 @@ def write_svg(view: TimelineView, path: str) -> bool:
     """Write the picture as SVG; return False if it could not be written."""
     recorder = RichConsole(file=StringIO(), record=True, width=_SVG_COLUMNS, color_system="truecolor")
     recorder.print(view)
-    return write_file(
-        recorder.export_svg(title=str(view.verdict), theme=DEFAULT_TERMINAL_THEME), path, option="--output"
-    )
+    return write_file(recorder.export_svg(title=view.sentence, theme=DEFAULT_TERMINAL_THEME), path, option="--output")

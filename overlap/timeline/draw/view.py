@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ...explain.causes import WAIT
+from ...explain.judgement import explain
+from ...explain.recorded import facts_of
+from ...explain.spans import pieces_of_spans
 from ...ranklist import listed
 from ...units import wrapped
 from ..measure.intervals import Interval, Merged, union
-from ..measure.late import reasons
 from ..measure.metrics import Breakdown, Coverage, coverage, of_steps
-from ..measure.verdict import Verdict, judge
 from ..spans import CUT, ENDED, Timeline
 from .axis import ruler
 from .folding import Fold, fold, table_lines
@@ -63,10 +65,11 @@ class TimelineView:
         ascii: Draw with `#`, `=`, `~`, `!` and `.` only. Dumb terminals and streams that are not UTF-8 get that anyway.
         all: Whether every rank gets a row of its own, however many there are.
         rows: At most so many rows, each with two lanes, whatever the height; None: as many as fit.
+        sentence: The last line; None: the sentence of `overlap.why` on the timeline.
 
     Attributes:
-        verdict: The verdict on the step, or on the run.
-        sentence: The last line; the verdict, unless it is set.
+        sentence: The last line.
+        counted: Number of ranks whose means the sentence has.
         length_ns: The longest rank's time.
 
     Raises:
@@ -83,17 +86,28 @@ class TimelineView:
         ascii: bool = False,
         all: bool = False,
         rows: int | None = None,
+        sentence: str | None = None,
     ) -> None:
         self._width, self._ascii, self._most_rows = width, ascii, rows
         self._shows_all_ranks = all or ranks is not None
         self._covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
         self._rows = [cover.breakdown() for cover in self._covers.values()]
-        found = reasons(timeline, list(self._covers.values()))
-        self.verdict: Verdict = judge(timeline, list(self._covers.values()), found, step=step)
-        self.sentence: str = str(self.verdict)
-        self._waits = found.waits()
+        covers = list(self._covers.values())
+        pieces = pieces_of_spans(timeline, covers)
+        self._waits = {
+            rank: np.stack([waits.start_ns, waits.end_ns, waits.late], axis=1)
+            for rank, waits in pieces.take(pieces.is_cause(WAIT) & (pieces.late >= 0)).by_rank()
+        }
+        counted = pieces.take(np.isin(pieces.rank, [cover.rank for cover in of_steps(covers)]))
+        self._blamed_ns = {
+            rank: int((waits.end_ns - waits.start_ns).sum()) for rank, waits in counted.by_late() if rank >= 0
+        }
+        self.sentence: str = (
+            explain(facts_of(timeline, covers, counted, step=step)).verdict if sentence is None else sentence
+        )
         self._stream_activity = _stream_activity(timeline, self._covers)
-        self.length_ns: int = self.verdict.wall_ns
+        self.counted: int = len(of_steps(covers))
+        self.length_ns: int = max(row.wall_ns for row in of_steps(self._rows))
         self._title = f"{_title_text(timeline, step, len(self._covers))}{_uncounted_note(self._rows)}"
 
     def lines(
@@ -156,7 +170,7 @@ class TimelineView:
 
     def _choose_rows(self, height: int | None, used_lines: int) -> list[Fold]:
         """Return the rows to draw: one for each rank if all are drawn, or else as many as the screen has room for."""
-        blamed_ns = {rank: ns for rank, _, ns in self.verdict.blamed() if rank is not None}
+        blamed_ns = self._blamed_ns
         if self._shows_all_ranks:
             return [
                 Fold(ranks=(rank,), drawn=rank, spread=0.0, blamed_ns=blamed_ns.get(rank, 0), culprit=False)

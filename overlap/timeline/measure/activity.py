@@ -58,15 +58,19 @@ class Activity:
         near = timeline.columns.near(window)
         self.columns = columns = timeline.columns if near.all() else timeline.columns.take(near)
         self.last: Rows = last_rows(columns)
-        does = columns.is_kind("compute") | columns.is_kind("comm") | columns.is_kind("program")
-        self._rows = columns.rows_by_rank(does & (columns.end_ns > window[0]) & (columns.start_ns < window[1]))
+        inside = (columns.end_ns > window[0]) & (columns.start_ns < window[1])
+        self._rows = columns.rows_by_rank(inside & ~columns.is_kind("step"))
         self._moved_ns, self._called_ns = columns.moved_ns, columns.called_ns
         self._keepers = keeper_rows(columns)
         self._pieces: dict[int, ActivityPieces] = {}
 
+    def rows(self, rank: int) -> Rows:
+        """Return the spans of a rank that are in the window."""
+        return self._rows.get(rank, _NOTHING)
+
     def oldest_operations(self, rank: int, where: Merged) -> ActivityPieces:
         """Return, for each instant in `where`, the oldest operation that moves bytes, or else the oldest that waits."""
-        return self._oldest_pieces(self._rows.get(rank, _NOTHING), where)
+        return self._oldest_pieces(self.rows(rank), where)
 
     def pieces(self, rank: int) -> ActivityPieces:
         """Return all that a rank did, in order and without overlaps: a gap is time in which only its program can run.
@@ -74,14 +78,15 @@ class Activity:
         A rank computes before its event loop is kept, and that before it moves bytes, and moves bytes before it waits.
         """
         if rank not in self._pieces:
-            self._pieces[rank] = self._rank_pieces(self._rows.get(rank, _NOTHING))
+            self._pieces[rank] = self._rank_pieces(self.rows(rank))
         return self._pieces[rank]
 
     def _rank_pieces(self, rows: Rows) -> ActivityPieces:
         """Compute the pieces of a rank from the rows of its spans: compute, then kept loops, then operations."""
         columns = self.columns
-        compute = _disjoint_pieces(columns, columns.of_kind("compute", rows), COMPUTE)
-        program = _disjoint_pieces(columns, columns.of_kind("program", rows), PROGRAM)
+        times = columns.start_ns, columns.end_ns
+        compute = disjoint_pieces(*times, columns.of_kind("compute", rows), COMPUTE)
+        program = disjoint_pieces(*times, columns.of_kind("program", rows), PROGRAM)
         at, start_ns, end_ns = intersect_each(program.start_ns, program.end_ns, complement(_union(compute)))
         local = ActivityPieces.concatenate(
             [compute, ActivityPieces(start_ns, end_ns, program.doing[at], self._keepers[program.row[at]])]
@@ -144,10 +149,17 @@ def _union(pieces: ActivityPieces) -> Merged:
     return union(pieces.start_ns, pieces.end_ns)
 
 
-def _disjoint_pieces(columns: SpanColumns, rows: Rows, doing: int) -> ActivityPieces:
-    """Return pieces of spans, in order of start, each cut where a span before it ends; covered spans have none."""
-    rows = rows[np.lexsort((columns.end_ns[rows], columns.start_ns[rows]))]
-    start_ns, end_ns = columns.start_ns[rows], columns.end_ns[rows]
+def disjoint_pieces(start_ns: Int64s, end_ns: Int64s, rows: Rows, doing: int) -> ActivityPieces:
+    """Return pieces of spans, in order of start, each cut where a span before it ends; covered spans have none.
+
+    Args:
+        start_ns: Start of each span.
+        end_ns: End of each span.
+        rows: The spans.
+        doing: Activity of all of them.
+    """
+    rows = rows[np.lexsort((end_ns[rows], start_ns[rows]))]
+    start_ns, end_ns = start_ns[rows], end_ns[rows]
     start_ns[1:] = np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1])
     return ActivityPieces(start_ns, end_ns, np.full(len(rows), doing), rows).take(start_ns < end_ns)
 

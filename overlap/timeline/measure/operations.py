@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from ...collectives.kinds import Collective
 from ..columnar import Rows, SpanColumns, run_starts
 from ..spans import ORIGIN, Timeline
 from .activity import WAITING, Activity
-from .metrics import coverage, issued_in, of_steps
+from .metrics import Coverage, coverage, issued_in, of_steps
 
 _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for each in Collective}
 
@@ -52,12 +52,15 @@ class Operations:
 def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
     """Return the sums over operations that ranks issued in a step, by line, the most exposed first.
 
-    Exposed time is that inside the windows, so that it adds up to what the verdict says: also that of operations of the
-    same line that another step has issued. If none of the operations of a
-    line was issued in the step, those count that were under way and exposed. Arguments and errors are those of
-    `metrics.coverage`.
+    Exposed time is that inside the windows, so that it adds up to that of the ranks: also that of operations of the
+    same line that another step has issued. If none of the operations of a line was issued in the step, those count that
+    were under way and exposed. Arguments and errors are those of `metrics.coverage`.
     """
-    covers = of_steps(coverage(timeline, step=step, ranks=ranks))
+    return sum_operations(timeline, of_steps(coverage(timeline, step=step, ranks=ranks)))
+
+
+def sum_operations(timeline: Timeline, covers: Sequence[Coverage]) -> list[Operations]:
+    """Return the same of some ranks, at least one."""
     activity = Activity(timeline, (min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)))
     exposed_ns = np.zeros((2, len(activity.columns)), np.int64)  # by row: all, and waiting
     for cover in covers:

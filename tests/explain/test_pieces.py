@@ -1,4 +1,4 @@
-"""Why communication was exposed: the sum is exact, and each nanosecond has the cause that one finds by looking."""
+"""Pieces of a timeline: the sum is exact, and each nanosecond has the cause that one finds by looking."""
 
 from dataclasses import replace
 
@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlap.explain.causes import NAMES, WAIT, WIRE
+from overlap.explain.pieces import MAX_CHAIN_RANKS
+from overlap.explain.ranks import late_ranks
+from overlap.explain.spans import pieces_of_spans, spent_ns
 from overlap.timeline import Span, breakdowns
 from overlap.timeline.measure.activity import Activity
-from overlap.timeline.measure.late import MAX_CHAIN_RANKS, causes, reasons, spent_ns
 from overlap.timeline.measure.meetings import PAIRED, last_rows
 from overlap.timeline.measure.metrics import coverage
 from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
@@ -54,27 +57,30 @@ def found_by_looking(timeline, victim, now):
         return None, "wire"
     passed = {victim}
     if (rank := last_of(timeline, span)) in passed:
-        return None, "unknown"
+        return None, ""
     while True:
         what, under = doing(timeline, rank, now)
         passed.add(rank)
         if what != "waiting" or last_of(timeline, under) in passed or len(passed) > MAX_CHAIN_RANKS:
-            return rank, "program" if what == "waiting" else what
+            return rank, "unrecorded" if what in ("waiting", "program") else what
         rank = last_of(timeline, under)
 
 
 @given(traces())
 def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
     covers = coverage(timeline)
-    told = {}
-    found = reasons(timeline, covers)
-    times = zip(found.victim.tolist(), found.start_ns.tolist(), found.end_ns.tolist(), strict=True)
-    for victim, start_ns, end_ns in times:
-        for now in range(start_ns, end_ns):
-            assert (victim, now) not in told
-            (cause,) = found.within((now, now + 1), victim)
-            told[victim, now] = cause.rank, cause.doing
+    told, spent = {}, {}
+    found = pieces_of_spans(timeline, covers)
+    for piece in range(len(found)):
+        victim, cause = int(found.rank[piece]), NAMES[found.cause[piece]]
+        late, did = int(found.late[piece]), NAMES[found.did[piece]] if found.did[piece] >= 0 else ""
+        for now in range(found.start_ns[piece], found.end_ns[piece]):
+            assert (victim, now) not in spent
+            spent[victim, now] = cause
+            if cause in (WAIT, WIRE):
+                told[victim, now] = (late if late >= 0 else None, did) if cause == WAIT else (None, "wire")
     for row, cover in zip(breakdowns(timeline), covers, strict=True):
+        assert {now for rank, now in spent if rank == row.rank} == set(range(*cover.window))
         counted = {"compute": 0, "wire": 0, "waiting": 0, "idle": 0, "transfer": 0, "queued": 0}
         mine = [span for span in timeline.spans if span.rank == row.rank and span.kind == "comm"]
         for now in range(*cover.window):
@@ -86,6 +92,7 @@ def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
             busy = "compute" if computing else "wire" if moving else "waiting" if active else ""
             what = busy or ("queued" if queued else "idle")
             counted[what] += 1
+            assert spent[row.rank, now] == {"queued": "queue", "idle": "unrecorded"}.get(what, what)
             if what in ("wire", "waiting"):
                 assert told.pop((row.rank, now)) == found_by_looking(timeline, row.rank, now)
         assert counted == {
@@ -129,15 +136,6 @@ def test_what_each_rank_did_is_what_one_finds_by_looking(timeline):
             assert (what, None if what == "compute" else span) == doing(timeline, rank, now)
 
 
-@given(traces())
-def test_causes_add_up_to_what_is_exposed(timeline):
-    found = causes(timeline)
-    for row in breakdowns(timeline):
-        mine = [cause for cause in found if cause.victim == row.rank]
-        assert sum(cause.duration_ns for cause in mine) == row.exposed_ns
-        assert sum(c.duration_ns for c in mine if (c.rank, c.doing) == (None, "wire")) == row.wire_ns
-
-
 @pytest.mark.parametrize("late", ["send", "recv"])
 def test_the_late_rank_is_named_with_its_own_call(late):
     """The ends of a message are one operation, with two names and two lines."""
@@ -147,12 +145,22 @@ def test_the_late_rank_is_named_with_its_own_call(late):
         )
         for rank, name in enumerate(("send", "recv"))
     ]
-    (cause,) = [cause for cause in causes(timeline_of(*ends)) if cause.rank is not None]
-    assert (cause.rank, str(cause)) == (late == "recv", f"its program, before {late} at {late}.py:1")
+    (found,) = [each for rank in (0, 1) for each in only(timeline_of(*ends), rank) if each[0] is not None]
+    assert found[:2] == (late == "recv", f"its program, before {late} at {late}.py:1")
 
 
-def only(timeline, victim=0):
-    return [(c.rank, str(c), c.duration_ns) for c in causes(timeline) if c.victim == victim]
+def only(timeline, victim=0, step=None):
+    """Return the reasons of exposed communication on a rank: the awaited rank, what it did, or the operation; time."""
+    found = pieces_of_spans(timeline, coverage(timeline, step=step))
+    found = found.take((found.rank == victim) & found.is_cause(WAIT, WIRE))
+    sums = {}
+    for at in range(len(found)):
+        piece = found.take(np.array([at]))
+        late = late_ranks(piece, None)
+        known = bool(late) and late[0].rank is not None
+        key = (late[0].rank, late[0].doing) if known else (None, str(piece.places[piece.place[0]]), bool(late))
+        sums[key] = sums.get(key, 0) + int(piece.end_ns[0] - piece.start_ns[0])
+    return sorted(((*key[:2], ns) for key, ns in sums.items()), key=lambda each: (-each[2], each[1]))
 
 
 def test_the_last_rank_is_told_with_what_it_computed_and_where():
@@ -200,7 +208,7 @@ def test_what_a_rank_computed_before_its_step_began_is_no_excess_of_the_step():
         *steps, compute(0, 0, 10, "update"), compute(1, 6, 16, "update"), compute(0, 10, 14, "backward"),
         compute(1, 16, 20, "backward"), comm(0, 14, 20, 30), comm(1, 20, 20, 30),
     )  # fmt: skip
-    told = [str(cause) for cause in causes(timeline, step=1) if cause.rank == 1]
+    told = [did for rank, did, _ in only(timeline, step=1) if rank == 1]
     assert told == ["compute 'backward' at train.py:1", "compute 'update' at train.py:1"]
 
 
@@ -244,7 +252,8 @@ def test_a_wait_for_somebody_who_is_not_recorded_says_so():
         (None, "all_reduce at train.py:9", 10),
         (None, "all_reduce at train.py:9", 2),
     ]
-    assert [cause.doing for cause in causes(timeline_of(comm(0, 0, 10, 12)))] == ["unknown", "wire"]
+    (late,) = late_ranks(pieces_of_spans(timeline := timeline_of(comm(0, 0, 10, 12)), coverage(timeline)), None)
+    assert (late.rank, str(late), late.waited_ns) == (None, "a rank that is not recorded", 10)
 
 
 def test_a_rank_that_marks_no_steps_does_not_vanish():

@@ -1,0 +1,199 @@
+"""Pieces of time: the one table of lost time, for traces of ours and of other tools.
+
+The pieces of a rank are disjoint, in order, and without gaps, so those of a step add up to its length: every nanosecond
+has one cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..timeline.columnar import Int64s, Mask, Rows, run_starts
+from ..timeline.measure.intervals import Interval, Merged, complement, expand_ranges, intersect_each, union
+from .causes import LOOP, NAMES, UNKNOWN, WAIT
+from .places import ProgramPlace
+
+MAX_CHAIN_RANKS = 16
+"""Longest chain of ranks, each waiting for the next, that is followed."""
+
+PlaceCost = tuple[ProgramPlace, int, int]
+"""A place, its time in nanoseconds, and its number of pieces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pieces:
+    """Columns of n pieces, sorted by rank and start."""
+
+    places: tuple[ProgramPlace, ...]  # table of places
+    rank: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    cause: NDArray[np.int8]  # index in `causes.NAMES`
+    place: Int64s  # of the cause, index in `places`, or -1; of a wait, what the late rank had to come to, or does
+    late: Int64s  # rank that a wait is for, or that keeps the event loop; -1 if there is none, or it is not known
+    did: NDArray[np.int8]  # cause of the late rank at that time; -1 for pieces that are no waits
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @classmethod
+    def of(
+        cls, places: Sequence[ProgramPlace], rank: int, start_ns: Int64s, end_ns: Int64s, cause: str | NDArray[np.int8],
+        *, place: Int64s | int = -1, late: Int64s | int = -1,
+    ) -> Pieces:  # fmt: skip
+        """Return pieces of one rank between n instants each."""
+        count = len(start_ns)
+        causes = np.full(count, NAMES.index(cause), np.int8) if isinstance(cause, str) else cause
+        return cls(
+            places=tuple(places), start_ns=start_ns, end_ns=end_ns, cause=causes, did=np.full(count, -1, np.int8),
+            rank=np.full(count, rank, np.int64), place=np.broadcast_to(place, count).astype(np.int64),
+            late=np.broadcast_to(late, count).astype(np.int64),
+        )  # fmt: skip
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Pieces]) -> Pieces:
+        """Return the pieces of several parts, sorted; equal tables of places are kept once."""
+        parts = [part for part in parts if len(part)] or list(parts[:1])
+        tables: dict[int, int] = {}
+        places: list[ProgramPlace] = []
+        shifted = []
+        for part in parts:
+            if id(part.places) not in tables:
+                tables[id(part.places)] = len(places)
+                places += part.places
+            shifted.append(np.where(part.place < 0, -1, part.place + tables[id(part.places)]))
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        columns["place"] = np.concatenate(shifted)
+        found = cls(places=parts[0].places if len(tables) == 1 else tuple(places), **columns)
+        return found.take(np.lexsort((found.start_ns, found.rank)))
+
+    def take(self, which: Mask | Rows) -> Pieces:
+        """Return some pieces: a mask keeps their order, row numbers give the order."""
+        return replace(self, **{name: getattr(self, name)[which] for name in _COLUMNS})
+
+    def is_cause(self, *names: str) -> Mask:
+        """Return the mask of the pieces of some causes."""
+        return np.isin(self.cause, [NAMES.index(name) for name in names])
+
+    def cover(self, *names: str) -> Merged:
+        """Return the instants of the pieces of some causes, on any rank."""
+        which = self.is_cause(*names)
+        return union(self.start_ns[which], self.end_ns[which])
+
+    def split(self, cover: Merged) -> tuple[Pieces, Pieces]:
+        """Return the parts of the pieces inside a union, and those outside."""
+        inside, outside = (self._intersect(each) for each in (cover, complement(cover)))
+        return inside, outside
+
+    def _intersect(self, cover: Merged) -> Pieces:
+        row, start_ns, end_ns = intersect_each(self.start_ns, self.end_ns, cover)
+        return replace(self.take(row), start_ns=start_ns, end_ns=end_ns)
+
+    def of_rank(self, rank: int, window: Interval) -> Pieces:
+        """Return the pieces of a rank, cut at the edges of a window. Cost: the size of that part."""
+        first, last = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
+        low = first + int(np.searchsorted(self.end_ns[first:last], window[0], "right"))
+        high = first + int(np.searchsorted(self.start_ns[first:last], window[1], "left"))
+        part = self.take(np.arange(low, max(low, high)))
+        return replace(
+            part, start_ns=np.maximum(part.start_ns, window[0]), end_ns=np.minimum(part.end_ns, window[1])
+        )  # fmt: skip
+
+    def within(self, windows: Mapping[int, Interval]) -> Pieces:
+        """Return the pieces of the ranks that have a window, cut at its edges."""
+        parts = [self.of_rank(rank, window) for rank, window in windows.items()]
+        return Pieces.concatenate(parts) if parts else self.take(np.zeros(0, np.intp))
+
+    def costs(self) -> dict[str, int]:
+        """Return the time of each cause in nanoseconds, the largest first, without causes that take none."""
+        sums_ns = np.zeros(len(NAMES), np.int64)
+        np.add.at(sums_ns, self.cause, self.end_ns - self.start_ns)
+        return {NAMES[at]: int(sums_ns[at]) for at in np.argsort(-sums_ns, kind="stable").tolist() if sums_ns[at]}
+
+    def places_by_cause(self) -> dict[str, list[PlaceCost]]:
+        """Return the places of each cause, the most expensive first."""
+        known = self.take(self.place >= 0)
+        keys, kind = np.unique(known.cause.astype(np.int64) * len(self.places) + known.place, return_inverse=True)
+        sums_ns = np.zeros(len(keys), np.int64)
+        np.add.at(sums_ns, kind, known.end_ns - known.start_ns)
+        counts = np.bincount(kind, minlength=len(keys))
+        found: dict[str, list[PlaceCost]] = {}
+        for at in np.argsort(-sums_ns, kind="stable").tolist():
+            cause, place = divmod(int(keys[at]), len(self.places))
+            found.setdefault(NAMES[cause], []).append((self.places[place], int(sums_ns[at]), int(counts[at])))
+        return found
+
+    def by_rank(self) -> Iterator[tuple[int, Pieces]]:
+        """Yield the ranks, and the pieces of each."""
+        firsts = run_starts(self.rank)
+        for which in np.split(np.arange(len(self)), firsts[1:]) if len(self) else ():
+            yield int(self.rank[which[0]]), self.take(which)
+
+    def by_late(self) -> Iterator[tuple[int, Pieces]]:
+        """Yield the ranks that others waited for, and the waits for each; -1 is a rank that is not recorded."""
+        waits = self.take(self.is_cause(WAIT))
+        for rank in np.unique(waits.late).tolist():
+            yield rank, waits.take(waits.late == rank)
+
+    def follow_waits(self, every: Pieces, doing: Callable[[Pieces], Pieces] | None = None) -> Pieces:
+        """Return the pieces with each wait divided by what the rank did that it is for in the end.
+
+        A late rank that waits itself is followed to the one that it waits for, up to `MAX_CHAIN_RANKS`. Cost: a pass
+        over the waits for each rank of the longest chain.
+
+        Args:
+            every: The pieces of all ranks, without gaps at the time of the waits; they share the table of places.
+            doing: Changes waits that were followed to their end; None: nothing does.
+        """
+        waiting = self.is_cause(WAIT) & (self.late >= 0)
+        waits, done = self.take(waiting), []
+        passed = waits.rank[:, None]
+        while len(waits):
+            index, parts = every._during(waits)
+            late = waits.late[index]
+            passed = np.concatenate([passed[index], late[:, None]], axis=1)
+            further = parts.is_cause(WAIT) & (parts.late >= 0) & (passed.shape[1] < MAX_CHAIN_RANKS)
+            further &= (passed != parts.late[:, None]).all(axis=1)
+            # While nothing is known of a late rank, or it waits in a circle, its program had to come to the operation.
+            idle = (parts.is_cause(UNKNOWN) & (parts.place < 0)) | parts.is_cause(WAIT)
+            parts = replace(
+                parts, rank=waits.rank[index], cause=waits.cause[index],
+                did=np.where(further, -1, np.where(idle, NAMES.index(UNKNOWN), parts.cause)).astype(np.int8),
+                place=np.where(idle & ~further, waits.place[index], parts.place),
+                late=np.where(further | (parts.is_cause(LOOP) & (parts.late >= 0)), parts.late, late),
+            )  # fmt: skip
+            done.append(parts.take(~further))
+            waits, passed = parts.take(further), passed[further]
+        if not done:
+            return self
+        followed = Pieces.concatenate(done)
+        return Pieces.concatenate([self.take(~waiting), doing(followed) if doing else followed])
+
+    def _during(self, waits: Pieces) -> tuple[Rows, Pieces]:
+        """Return what the late ranks did during waits, cut at their edges, and before it the wait of each piece."""
+        indices, parts = [np.zeros(0, np.intp)], [self.take(np.zeros(0, np.intp))]
+        order = np.argsort(waits.late, kind="stable")
+        for which in np.split(order, run_starts(waits.late[order])[1:]):
+            first, last = np.searchsorted(self.rank, [waits.late[which[0]], waits.late[which[0]] + 1]).tolist()
+            begin = np.searchsorted(self.end_ns[first:last], waits.start_ns[which], "right")
+            stop = np.searchsorted(self.start_ns[first:last], waits.end_ns[which], "left")
+            at, row = expand_ranges(begin, np.maximum(begin, stop))
+            index, part = which[at], self.take(first + row)
+            indices.append(index)
+            parts.append(replace(
+                part, start_ns=np.maximum(part.start_ns, waits.start_ns[index]),
+                end_ns=np.minimum(part.end_ns, waits.end_ns[index]),
+            ))  # fmt: skip
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return np.concatenate(indices), Pieces(places=self.places, **columns)
+
+
+_COLUMNS = tuple(field.name for field in fields(Pieces) if field.name != "places")
+
+_NONE = np.zeros(0, np.int64)
+NO_PIECES = Pieces.of((), 0, _NONE, _NONE, UNKNOWN)
+"""A table without pieces."""

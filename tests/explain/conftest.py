@@ -1,0 +1,3 @@
+"""Fixtures of timelines, which the sentence is on."""
+
+from tests.timeline.conftest import training as training
