@@ -13,7 +13,7 @@ import topology
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import BODY_LIMIT_BYTES, MemberLost, MemberNotice, MessageError, RankEvent, decode_event
 from overlap.runtime.world import World
-from transports import NeuronLink, Router, Statistics, Transport, Wire
+from transports import NeuronLink, Router, Transport, Wire
 from transports.efa import Efa
 from transports.shared_memory import SharedMemory
 
@@ -37,9 +37,6 @@ class Part(Transport):
     def wire(self, rank: int) -> Wire:
         assert rank in self.ranks
         return self.whole.wire(rank)
-
-    def statistics(self) -> Statistics:
-        return self.whole.statistics()
 
     def open(self) -> AbstractAsyncContextManager[Self]:
         raise AssertionError("the test opens the whole")
