@@ -130,7 +130,7 @@ class RunConfig(RunSettings):
     def lines(self) -> Iterator[str]:
         """Yield a line for each field that text can set: its name, its value and its source."""
         for name, one in self.options().items():
-            if one.read is not None and not one.hidden:
+            if one.read is not None:
                 value = getattr(self, name)
                 text = one.default_text if value is None else format_setting(getattr(value, "name", value))
                 yield f"{name:<17} {text:<50} {self.sources.get(name, 'default')}".rstrip()

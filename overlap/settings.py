@@ -39,7 +39,7 @@ class Option:
     variable: bool = True  # Whether the environment variable `OVERLAP_<NAME>` sets it
     nodes: bool = False  # Whether it concerns several processes
     wire: bool = False  # Whether it is passed on to the transport that joins them
-    hidden: bool = False  # Whether the help leaves it out
+    variable_only: bool = False  # Whether commands leave it to the variable: tests and benchmarks set it
     short: str | None = None  # The option with one letter
     rare: bool = False  # Whether only `--help-all` shows it
     repeated: bool = False  # Whether the option may be given several times; its value is a list
@@ -209,7 +209,7 @@ class RunSettings:
     )  # fmt: skip
     cluster: str | topology.Cluster | None = option(
         read=str, metavar="NAME", check=check_cluster,
-        help='cluster of machines, such as trn1.32xlarge or "trn2.48xlarge x4"; default: the program\'s, or local',
+        help='cluster of machines, such as "trn2.48xlarge x4"; default: the program\'s, or local',
     )  # fmt: skip
     timeout_s: float | None = option(
         default="no limit",
@@ -242,21 +242,24 @@ class RunSettings:
     )
     processes: int | None = option(
         read=count, metavar="N", nodes=True, variable=False,
-        help="spread the ranks over N processes of this host, which share memory; default: 1",
+        help="spread the ranks over N processes of this host; they share memory; default: 1",
     )  # fmt: skip
     ranks_per_process: int | None = option(
         rare=True, read=count, metavar="N", nodes=True, variable=False,
         help="ranks of each process; default: those of --ranks or --cluster divided, or 1",
     )  # fmt: skip
     nnodes: int | None = option(
+        rare=True,
         read=count, metavar="N", nodes=True, variable=False,
         help="hosts, each of which starts --processes of its own; needs --node-rank and --rdzv-endpoint; default: 1",
     )  # fmt: skip
     node_rank: int | None = option(
+        rare=True,
         default="this host alone",
         read=index, metavar="I", help="number of this host, from 0 to --nnodes - 1", nodes=True, variable=False,
     )  # fmt: skip
     rdzv_endpoint: str | None = option(
+        rare=True,
         read=str, metavar="HOST:PORT", help="where host 0 listens; default: a free port of this host", nodes=True,
         variable=False,
     )  # fmt: skip
@@ -286,7 +289,7 @@ class RunSettings:
         wire=True,
     )
     peer_direct: bool | None = option(
-        rare=True,
+        variable_only=True,
         read=switch,
         help="arrays are sent and received where they are (default); by sockets",
         off="through a copy; of sockets, a bounce buffer",
@@ -302,10 +305,9 @@ class RunSettings:
         wire=True,
     )
     unix: bool | None = option(
-        rare=True,
+        variable_only=True,
         read=switch,
-        help="Unix sockets inside one machine (default)",
-        off="TCP there too",
+        help="Unix sockets inside one machine (default), not TCP",
         nodes=True,
         wire=True,
     )
@@ -350,7 +352,7 @@ class RunSettings:
     )  # fmt: skip
     max_restarts: int | None = option(
         default="0",
-        read=index, metavar="N", help="start the world again up to N times if it fails (see --state-dir)",
+        read=index, metavar="N", help="start the world again up to N times if it fails; see --state-dir",
         nodes=True, variable=False,
     )  # fmt: skip
     survive: bool | None = option(
@@ -359,6 +361,7 @@ class RunSettings:
         off="the loss of a process ends the run (default)",
     )  # fmt: skip
     witness: str | None = option(
+        rare=True,
         default="the memory of this host",
         read=str, metavar="DIR", nodes=True, variable=False, check=partial(check_folder, "witness"),
         help="with --survive on several hosts: a folder that all of them share, which decides who goes on",
@@ -371,6 +374,7 @@ class RunSettings:
         "host that answers 300",
     )  # fmt: skip
     log_dir: str | None = option(
+        rare=True,
         default="the terminal",
         read=str, metavar="DIR", help="output of process I goes to DIR/process-I.log, not to the terminal", nodes=True,
         variable=False,
@@ -381,9 +385,6 @@ class RunSettings:
         read=switch, help="[process I] before each line (default with several)",
         off="lines as they are", nodes=True, variable=False,
     )  # fmt: skip
-    unannounced: bool | None = option(
-        read=switch, nodes=True, variable=False, hidden=True
-    )  # a command that starts this one reports the end
     grace_s: float | None = option(
         rare=True,
         read=seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10", nodes=True,

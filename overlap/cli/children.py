@@ -15,8 +15,6 @@ from ..errors import OverlapError
 from ..launch.lifeline import tie_to_pipe
 from ..processes.place import without_membership
 
-GRACE_S = 5.0
-
 _ROOT = str(Path(__file__).parents[2])
 
 
@@ -51,14 +49,10 @@ class Child(subprocess.Popen[bytes]):
             os.close(lifeline)
 
     def end(self) -> None:
-        """Terminate the process; after `GRACE_S` kill its session (mpiexec and others end theirs)."""
+        """Kill the session of the process; the processes of `overlap run` and of mpiexec end with it."""
         if self.poll() is None:
-            self.terminate()
-            try:
-                self.wait(timeout=GRACE_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.pid, signal.SIGKILL)
-                self.wait()
+            os.killpg(self.pid, signal.SIGKILL)
+            self.wait()
         os.close(self._held)
         if self.stdout is not None:
             self.stdout.close()
@@ -97,8 +91,7 @@ def start(
         before: A command that runs this one.
         variables: Further environment variables.
     """
-    ours = ["--no-prefix", "--unannounced"]
-    command = [*before, sys.executable, "-m", "overlap", "run", *options, *ours, "-m", *program]
+    command = [*before, sys.executable, "-m", "overlap", "run", *options, "--no-prefix", "-m", *program]
     plain = {name: value for name, value in environment().items() if not name.startswith("OVERLAP_")}
     environ = without_membership(plain) | dict(variables or {})
     return Child(command, environ)

@@ -15,8 +15,6 @@ from .parser import Parser
 
 T = TypeVar("T")
 
-_HIDDEN = argparse.SUPPRESS
-
 
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
     """Return a reader for argparse, which reports its `UsageError` with the name of the option."""
@@ -63,7 +61,7 @@ def shared_option(name: str, remark: str = "", **details: Any) -> Option:
         remark: Meaning in this command alone, which replaces the help after the first semicolon.
         details: Changed fields of the option.
     """
-    one = SHARED[name] if name in SHARED else replace(RunConfig.options()[name], rare=False)
+    one = SHARED[name] if name in SHARED else replace(RunConfig.options()[name], rare=False, variable_only=False)
     help = f"{one.help.partition(';')[0]}; {remark}" if remark else one.help
     return replace(one, help=help, **details)
 
@@ -92,14 +90,14 @@ def add_options(
         usual: Names that `--help` shows, besides `--help-all`; None: those that are not marked as rare.
     """
     for name, one in options.items():
-        if one.read is not None:
+        if one.read is not None and not one.variable_only:
             one = one if usual is None else replace(one, rare=name not in usual)
             _add_option(to.add_argument, name, one)
 
 
 def values(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
     """Return the values of those options that the command line gives, by name."""
-    every = {name: getattr(args, name) for name, one in options.items() if one.read is not None}
+    every = {name: getattr(args, name, None) for name in options}
     return {name: value for name, value in every.items() if value is not None}
 
 
@@ -110,18 +108,18 @@ def option_flag(name: str, one: Option) -> str:
 
 def _add_option(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
     """Add an option, and `--no-...` if it can be off."""
-    help, flag = _HIDDEN if option.hidden else option.help, option_flag(name, option)
+    flag = option_flag(name, option)
     details: dict[str, Any] = {"action": "store_true", "default": None}
     if option.metavar is not None:
         assert option.read is not None
         action = "append" if option.repeated else "store"
         details = {"action": action, "type": as_argument(option.read), "metavar": option.metavar}
     flags = [flag] if option.short is None else [option.short, flag]
-    written = add(*flags, dest=name, help=help, **details)
+    written = add(*flags, dest=name, help=option.help, **details)
     if option.off is not None:
         off = f"--no-{flag[2:]}"
         negative = add(off, dest=name, action="store_false", default=None, help=option.off)
-        negative.rare = option.rare  # type: ignore[attr-defined]
+        negative.rare = True  # type: ignore[attr-defined]
     written.rare = option.rare  # type: ignore[attr-defined]
 
 
@@ -134,7 +132,7 @@ def add_settings(parser: Parser, config: type[RunConfig] = RunConfig) -> None:
     variables = ", ".join(
         variable_name(name) for name, option in options.items() if option.variable and option.read is not None
     )
-    parser.more += f"\nVariables: {variables}.\n"
+    parser.epilog = f"{parser.epilog}\nVariables: {variables}.\n"
     add_options(parser, {name: option for name, option in options.items() if not option.nodes})
     group = parser.add_argument_group("several processes")
     add_options(group, {name: option for name, option in options.items() if option.nodes})

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, NoReturn
 
 from ..errors import UsageError
 from ..units import wrapped
-
-_BESIDE = re.compile(r"(?<=\S) {2,}(?=\S)")
-"""The gap between an example and its explanation."""
-
-_DEEPEST = 6
-"""Largest indentation of a wrapped line: an explanation on a line of its own may have stood further right."""
-
 
 _SIMILAR = 0.75
 """Least share of equal letters in an option that is meant by another word, as `SequenceMatcher.ratio` counts."""
@@ -44,12 +36,11 @@ class Parser(argparse.ArgumentParser):
     doubles_separator = False
     """Whether `--` ends the options of a command behind its program: argparse drops the first after a positional."""
 
-    more = ""
-    """A paragraph at the end of `--help-all`."""
-
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, formatter_class=HelpFormatter)
-        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options, and exit")
+        super().__init__(prog, formatter_class=HelpFormatter, add_help=False)
+        self._optionals.title, self._positionals = "arguments", self._optionals
+        self.add_argument("-h", "--help", action=_Help, nargs=0, help="show the usual options, and exit").rare = True  # type: ignore[attr-defined]
+        self.add_argument("--help-all", action=_Help, nargs=0, help="show all options with their defaults, and exit")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, with each `--` twice where the command needs one of them."""
@@ -68,8 +59,7 @@ class Parser(argparse.ArgumentParser):
 
     def flags(self) -> set[str]:
         """Return the long options, also the rare ones."""
-        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        return {flag for action in shown for flag in action.option_strings if flag.startswith("--")}
+        return {flag for action in self._actions for flag in action.option_strings if flag.startswith("--")}
 
     def _suggest_option(self, words: str) -> str:
         """Return "; did you mean --ranks?" for the first of some words, or nothing if no option is similar."""
@@ -86,28 +76,37 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Layout of help: paragraphs are wrapped; of an indented line, the explanation goes below the example."""
+    """Layout of help: prose is wrapped, and examples are not."""
 
     everything = False
-    """Whether rare options are shown."""
+    """Whether rare options are shown, and of each option the remarks after the first semicolon of its help."""
 
     def add_argument(self, action: argparse.Action) -> None:
         """Show an option, unless it is a rare one."""
-        if self._shows(action):
+        if self.everything or not getattr(action, "rare", False):
             super().add_argument(action)
 
     def add_usage(self, usage: Any, actions: Iterable[argparse.Action], *rest: Any) -> None:
-        """Show the line of usage without rare options."""
-        super().add_usage(usage, list(filter(self._shows, actions)), *rest)
+        """Show the line of usage, without each option."""
+        needed = [self._format_args(action, action.dest.upper()) for action in actions if not action.option_strings]
+        super().add_usage(usage or " ".join(["%(prog)s [options]", *needed]), actions, *rest)
 
-    def _shows(self, action: argparse.Action) -> bool:
-        """Whether an option is shown: rare ones only by `--help-all`, which itself needs no place in the usage."""
-        return self.everything or not getattr(action, "rare", False)
+    def _expand_help(self, action: argparse.Action) -> str:
+        """Return the help of an option (called by argparse)."""
+        text = super()._expand_help(action)
+        return text if self.everything else text.partition(";")[0]
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Return the spellings of an option, and its value once (called by argparse)."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Lay out paragraphs: lines without indent are prose, all others are examples (called by argparse)."""
+        """Wrap the lines without indent, which are prose; examples stay as they are (called by argparse)."""
         groups = groupby(text.splitlines(), key=lambda line: bool(line) and not line.startswith(" "))
-        return "\n".join(indent + line for prose, lines in groups for line in _fit_paragraph(list(lines), width, prose))
+        parts = [wrapped(" ".join(lines), width) if prose else list(lines) for prose, lines in groups]
+        return "\n".join(indent + line for part in parts for line in part)
 
 
 class FullHelpFormatter(HelpFormatter):
@@ -116,38 +115,14 @@ class FullHelpFormatter(HelpFormatter):
     everything = True
 
 
-class _HelpAll(argparse.Action):
-    """The option `--help-all`: shows the help with all options, and exits, before other arguments are missed."""
+class _Help(argparse.Action):
+    """`--help`, with the first paragraphs of the texts, or `--help-all`; before other arguments are missed."""
 
-    def __call__(self, parser: Any, *_: object) -> None:
+    def __call__(self, parser: Any, _: object, __: object, option: str | None = None) -> None:
         """Print the help and exit."""
-        parser.formatter_class = FullHelpFormatter
-        parser.epilog = f"{parser.epilog}\n{parser.more}"
+        if option == "--help-all":
+            parser.formatter_class = FullHelpFormatter
+        else:
+            parser.description, parser.epilog = (text.split("\n\n")[0] for text in (parser.description, parser.epilog))
         parser.print_help()
         parser.exit()
-
-
-def _fit_paragraph(lines: list[str], width: int, prose: bool) -> Iterator[str]:
-    """Yield the lines of a paragraph in `width` columns: prose is wrapped, examples get their explanation below."""
-    if all(len(line) <= width for line in lines):
-        yield from lines
-    elif prose:
-        yield from wrapped(" ".join(lines), width)
-    else:
-        for line in lines:
-            yield from _split_example(line, width)
-
-
-def _split_example(line: str, width: int) -> Iterator[str]:
-    """Yield the parts of an indented line, each explanation below its example."""
-    if len(line) <= width:
-        yield line
-        return
-    stripped = line.strip()
-    indent = " " * min(len(line) - len(line.lstrip()), _DEEPEST)
-    for number, part in enumerate(_BESIDE.split(stripped)):
-        begin = indent + "    " * (number > 0)
-        if part.startswith("overlap "):  # a command, to be copied
-            yield begin + part
-        else:
-            yield from wrapped(part, width, first=begin, rest=f"{indent}    ")

@@ -149,8 +149,7 @@ def _join_trace(path: str | os.PathLike[str], job: str) -> None:
 def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
     """Report how the run ended, and return its exit code."""
     if outcome.asked is not None:
-        if not config.unannounced:
-            notify("\n".join([f"{_SIGNALS[outcome.asked]}{_saved_state(outcome)}", *_rank_states(outcome)]))
+        notify("\n".join([f"{_SIGNALS[outcome.asked]}{_saved_state(outcome)}", *_rank_states(outcome)]))
         return 128 + outcome.asked
     guilty = culprit(outcome.endings)
     if guilty is None:

@@ -37,7 +37,7 @@ def add_program(parser: Parser) -> None:
     parser.allow_abbrev = False
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run MODULE, as python -m does")
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="Python file")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the program")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments").rare = True  # type: ignore[attr-defined]
     parser.set_defaults(flags=parser.flags)
 
 

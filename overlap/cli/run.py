@@ -15,9 +15,11 @@ from ..launch.report import report
 from ..notice import write_stderr
 from ..processes.place import find_place
 from ..processes.status import Status, report_to_launcher, status_from_error
+from ..settings import Option
 from ..signals import Terminated, handling_signals
+from ..units import switch
 from .engine import on_engine
-from .options import add_settings, given_settings
+from .options import add_options, add_settings, given_settings
 from .output import output_path
 from .parser import Parser
 from .processes import on_hosts, run_processes
@@ -26,20 +28,20 @@ from .world_size import starts_processes, with_ranks
 
 _DESCRIPTION = """\
 Run a program: all ranks in this process, or with --processes in several. Options win over the arguments of its
-overlap.run(...), so the same file runs with other ranks, on another machine or with a trace, unchanged.
+overlap.run(...).
 """
 
 _EPILOG = """\
 examples:
-  overlap run --ranks 4 train.py --epochs 3   what follows the script is the script's
-  overlap run --trace run.json --timeout 60 -m mypackage.train
+  overlap run --ranks 4 --trace run.json train.py --epochs 3
   overlap run --processes 2 --ranks 8 train.py
-  overlap run --survive --processes 8 train.py
   overlap run --max-restarts 3 --state-dir state train.py
-"""
 
-_MORE = """
-The first of two hosts, the other of which has --node-rank 1:
+  overlap run --timeout 60 -m mypackage.train
+  overlap run --survive --processes 8 train.py
+
+What follows the script is the script's, so the same file runs with other ranks, on another machine or with a trace,
+unchanged. The first of two hosts, the other of which has --node-rank 1:
   overlap run --nnodes 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 --processes 4 train.py
 
 Settings can also be environment variables, such as OVERLAP_TRACE; the option wins.
@@ -54,11 +56,12 @@ Ctrl-C lets the processes end in peace, a second one ends them at once.
 
 def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog, parser.more = _DESCRIPTION, _EPILOG, _MORE
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_settings(parser)
-    parser.add_argument(
-        "--show-config", action="store_true", help="print every setting with its source, and run nothing"
-    )
+    show_config = {
+        "show_config": Option(read=switch, rare=True, help="print every setting with its source, and run nothing")
+    }
+    add_options(parser, show_config)
     add_program(parser)
 
 

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 _LOCKED_S = 5.0
 
 _DESCRIPTION = """\
-Run an unchanged PyTorch program with many ranks in this process, in virtual time, once for each seed. A seed decides
-how fast the ranks are and in which order they take turns, and which faults happen. The first seed that fails is made
-smaller and explained: ranks, operations, lines.
+Run an unchanged PyTorch program with many ranks in this process, in virtual time, once for each seed.
+
+A seed decides how fast the ranks are and in which order they take turns, and which faults happen. The first seed that
+fails is made smaller and explained: ranks, operations, lines.
 """
 
 _EPILOG = """\
 examples:
-  overlap test train.py --ranks 8                       is the order of its collectives right?
-  overlap test train.py --ranks 8 --seeds 200 --same    and do all ranks end with the same weights?
-  overlap test train.py --ranks 4 --faults die,late     does it name the rank that died?
+  overlap test train.py --ranks 8 --seeds 200 --same
+  overlap test train.py --ranks 4 --faults die,late
   overlap test train.py --ranks 2 --faults "die(rank=1, at=3)" -- --steps 5
 """
 
@@ -68,7 +68,7 @@ def fill(parser: Parser) -> None:
 
 
 def _fill_options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, OPTIONS)
+    add_options(parser, OPTIONS, usual=OPTIONS.keys() - {"same_updates", "timeout"})
     parser.set_defaults(ranks=2, seeds=1, seed=0, cluster="local", faults="", timeout=60.0)
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the ranks print")
 

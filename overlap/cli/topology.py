@@ -1,4 +1,4 @@
-"""`overlap topology MACHINE`: its devices and wires, legal groups and rings, and the verdict on one group."""
+"""`overlap topology [MACHINE]`: its devices and wires, legal groups and rings, and the verdict on one group."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ _LISTED_GROUPS = 4
 _LEAST_WIDTH = 60
 
 _DESCRIPTION = """\
-Draw a machine, such as trn1.32xlarge, "trn2.48xlarge x4" or a TOML file: its devices and wires, the bandwidth of these,
-the legal groups of ranks, and the rings of devices.
+Draw a machine: its devices and wires, the bandwidth of these, the legal groups of ranks, and the rings of devices.
 """
 
 _EPILOG = f"""\
@@ -47,7 +46,9 @@ OPTIONS = {
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("machine", metavar="MACHINE", help="name or TOML file")
+    parser.add_argument(
+        "machine", nargs="?", default="local", metavar="MACHINE", help="name or TOML file; default: local"
+    )
     add_options(parser, OPTIONS)
 
 

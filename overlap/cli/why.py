@@ -30,11 +30,11 @@ up. What a trace cannot show is said: "cannot be told", and why.
 
 _EPILOG = """\
 examples:
-  overlap why rank0.json.gz                      a trace of PyTorch's profiler
-  overlap why traces/                            the traces of several ranks of one job
-  overlap why new/ --compare old/                regression or noise, from the steps of both
+  overlap why rank0.json.gz           a trace of PyTorch's profiler
+  overlap why traces/                 the traces of several ranks of one job
+  overlap why new/ --compare old/     regression or noise, by their steps
   overlap why new/ --compare old.json --fail-if regression --fail-if "sync > 5%"
-  overlap why traces/ --json > why.json          as data; `overlap why why.json` shows it again
+  overlap why traces/ --json > why.json
 """
 
 REGRESSION = "regression"

@@ -191,7 +191,7 @@ class ComputeCosts:
         amounts = "flops= and bytes_moved=, or " if self.roofline.flops_per_s else ""
         return (
             f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or {amounts}"
-            "a profile of a real run, as overlap run --trace TRACE writes it: --profile TRACE of overlap simulate, or "
+            "a profile of a real run, as overlap run --trace TRACE writes it: "
             f"clock=overlap.Virtual(profile=TRACE){known_names}"
         )
 

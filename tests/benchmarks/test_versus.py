@@ -11,7 +11,6 @@ import pytest
 
 import overlap
 from overlap import StallError, UsageError
-from overlap.cli import children
 from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, dtype_named
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
@@ -165,8 +164,7 @@ def test_a_peer_that_hangs_is_ended_with_all_its_processes(fake, started, monkey
     assert all(process.returncode is not None for process in started)
 
 
-def test_a_peer_that_ignores_the_signal_is_killed(fake, started, monkeypatch):
-    monkeypatch.setattr(children, "GRACE_S", 0.01)
+def test_a_peer_that_ignores_signals_is_killed(fake, started, monkeypatch):
     deaf = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.close(1); signal.pause()"
     monkeypatch.setattr(contenders, "_told", lambda peer, ranks, errors: ranks[0].stdout.read() or 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -366,13 +364,14 @@ def test_what_overlap_run_is_told():
     layout = ProcessLayout(processes=2, tcp=True, rails="4", peer_direct=False, transport="efa")
     assert layout.options(6, algorithm="ring") == [
         *("--processes", "2", "--ranks-per-process", "3", "--cluster", "local x2", "--timeout", "600"),
-        *("--transport", "efa"),
-        *("--no-unix", "--no-peer-direct", "--rails", "4", "--algorithm", "ring"),
+        *("--transport", "efa", "--rails", "4", "--algorithm", "ring"),
     ]
+    assert layout.variables == {"OVERLAP_UNIX": "0", "OVERLAP_PEER_DIRECT": "0"}
     for checksums, option in ((True, "--checksums"), (False, "--no-checksums")):
         assert ProcessLayout(processes=2, checksums=checksums).options(2)[-1] == option
     assert ProcessLayout(processes=2).options(2, rows=3)[6:8] == ["--timeout", "1800"]
-    assert ProcessLayout(processes=2).options(2)[8:] == ["--transport", "auto", "--unix", "--peer-direct"]
+    assert ProcessLayout(processes=2).options(2)[8:] == ["--transport", "auto"]
+    assert ProcessLayout(processes=2).variables == {"OVERLAP_UNIX": "1", "OVERLAP_PEER_DIRECT": "1"}
 
 
 def test_what_joins_processes_needs_several(capsys):

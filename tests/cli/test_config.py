@@ -219,19 +219,21 @@ def test_errors_name_who_said_it_unless_it_was_the_program(overlap, script, monk
 
 def test_the_configuration_is_shown_with_its_sources(overlap, monkeypatch):
     monkeypatch.setenv("OVERLAP_ALGORITHM", "ring")
-    code, out, err = overlap("run", "--processes", "2", "--ranks-per-process", "3", "--no-unix", "--show-config")
+    monkeypatch.setenv("OVERLAP_UNIX", "0")
+    code, out, err = overlap("run", "--processes", "2", "--ranks-per-process", "3", "--no-bind", "--show-config")
     assert (code, err) == (0, "")
     rows = dict(line.split(maxsplit=1) for line in out.splitlines())
-    assert {name: rows[name].split() for name in ("processes", "ranks", "unix", "algorithm", "trace")} == {
+    assert {name: rows[name].split() for name in ("processes", "ranks", "unix", "bind", "algorithm", "trace")} == {
         "processes": ["2", "--processes"],
         "ranks": ["6", "--ranks-per-process"],
-        "unix": ["0", "--no-unix"],
+        "unix": ["0", "OVERLAP_UNIX"],
+        "bind": ["0", "--no-bind"],
         "algorithm": ["ring", "OVERLAP_ALGORITHM"],
         "trace": ["none", "is", "kept", "default"],
     }
     assert rows["join_timeout_s"].split() == ["60", "default"]
     assert not any(row.startswith("- ") for row in rows.values())
-    assert list(rows) == [name for name, one in RunConfig.options().items() if one.read and not one.hidden]
+    assert list(rows) == [name for name, one in RunConfig.options().items() if one.read]
 
 
 def test_the_launcher_is_shown_too(overlap, monkeypatch):
@@ -298,8 +300,8 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
 def test_the_help_lists_every_option_and_every_variable(overlap):
     out = overlap("run", "--help-all")[1]
     for name, one in RunConfig.options().items():
-        if one.read is not None and not one.hidden:
-            assert f" {option_flag(name, one)}" in out
+        if one.read is not None:
+            assert one.variable_only is not (f" {option_flag(name, one)} " in out)
             assert one.variable is (f"OVERLAP_{name.upper()}" in out)
 
 

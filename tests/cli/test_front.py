@@ -58,7 +58,7 @@ def test_every_command_has_help(overlap, name):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_one_screen(overlap, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(overlap(name, "--help")[1].splitlines()) <= 60
+    assert len(overlap(name, "--help")[1].splitlines()) <= 24
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -76,7 +76,7 @@ def test_help_has_two_examples(overlap, name):
 
 def test_help_is_shown_as_it_is_written(overlap):
     line = "\n    wall = compute only + overlapped + exposed + kept + copy + queued + idle\n"
-    assert line in overlap("timeline", "--help")[1]
+    assert line in overlap("timeline", "--help-all")[1]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -84,12 +84,6 @@ def test_help_fits_a_narrow_terminal_but_for_commands_to_be_copied(overlap, monk
     monkeypatch.setenv("COLUMNS", "80")
     lines = overlap(name, "--help")[1].splitlines()
     assert [line for line in lines if len(line) > 80 and not line.startswith("  overlap ")] == []
-
-
-def test_what_is_said_of_an_example_stands_below_it_where_there_is_no_room_beside(overlap, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    told = '--cluster "trn2.48xlarge x4" train.py --epochs 3\n      what follows the script is the script'
-    assert told in overlap("simulate", "--help")[1]
 
 
 @pytest.mark.parametrize("former", GONE)

@@ -128,7 +128,9 @@ $ overlap simulate --cluster trn1.32xlarge --ranks 8 --efficiency 1.5 train.py
 $ overlap simulate --cluster trn1.32xlarge --ranks 8 --dtype int4 train.py
 ...dtype: no peak is known for 'int4' on Trainium1
 $ overlap simulate --profile gone.json train.py
-...gone.json
+...unrecognized arguments: --profile
+$ overlap run --no-unix --peer-direct train.py
+...unrecognized arguments: --no-unix
 $ overlap simulate --jitter -1 train.py
 ...jitter: expected 0 or more, got -1.0
 $ overlap simulate --algorithm magic train.py

@@ -280,7 +280,8 @@ def test_computes_by_the_roofline(simulated, script):
 def test_computes_by_a_profile_of_a_real_run(overlap, simulated, script):
     assert overlap("run", "--ranks", "2", "--trace", "real.json", script(TRAIN))[0] == 0
     text = TRAIN.replace(", seconds=0.001", "")
-    [run] = simulated(*WHERE, "--profile", "real.json", script(text))
+    text = text.replace("ranks=3", "ranks=3, clock=overlap.Virtual(profile='real.json')")
+    [run] = simulated(*WHERE, script(text))
     assert run["compute_ns"] == 2 * Profile.read("real.json").median_ns["backward"]
 
 
@@ -393,7 +394,7 @@ def test_a_compute_without_a_cost(overlap, script):
     code, _, err = overlap("simulate", *WHERE, script(TRAIN.replace(", seconds=0.001", "")))
     assert code == 1
     assert "compute 'backward' has no cost on the virtual clock" in err.splitlines()[-1]
-    assert " writes it: --profile TRACE of overlap simulate, or clock=overlap.Virtual(profile=TRACE); also" in err
+    assert " writes it: clock=overlap.Virtual(profile=TRACE); also" in err
 
 
 def test_a_deadlock_ends_at_once(overlap, script):

@@ -446,7 +446,7 @@ print(*overlap.run(main))
 def test_a_world_waits_for_a_rank_that_is_busy(tmp_path: Path, rank: int, how: str) -> None:
     """The other one has more to send than fits on the way."""
     (tmp_path / "busy.py").write_text(BUSY)
-    with running(tmp_path, "--no-unix", "busy.py", str(rank), how) as job:
+    with running(tmp_path, "busy.py", str(rank), how) as job:
         out, err = job.communicate(timeout=120)
     assert (job.returncode, out) == (0, "2.0\n2.0\n"), err
 
@@ -456,7 +456,9 @@ def running(folder: Path, *arguments: str, size: str = "--processes") -> Iterato
     """Launch processes of a world of two, or with `--nnodes` those of one of two hosts."""
     command = ("-m", "overlap", "run", size, "2", "--no-prefix", *arguments)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
-    ours = {"PYTHONPATH": str(Path(__file__).parents[2]), "OVERLAP_SECRET": "of this test"}
+    ours = {"PYTHONPATH": str(Path(__file__).parents[2]), "OVERLAP_SECRET": "of this test"} | (
+        {"OVERLAP_UNIX": "0"} if size == "--processes" else {}
+    )
     with Python(*command, cwd=folder, env=plain | ours) as job:
         try:
             yield job
@@ -468,7 +470,7 @@ def running(folder: Path, *arguments: str, size: str = "--processes") -> Iterato
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_world_waits_for_a_busy_rank_of_another_host(tmp_path: Path, rank: int) -> None:
     (tmp_path / "busy.py").write_text(APART + BUSY)
-    with running(tmp_path, "--no-unix", "busy.py", str(rank), "native") as job:
+    with running(tmp_path, "busy.py", str(rank), "native") as job:
         out, err = job.communicate(timeout=120)
     assert (job.returncode, out) == (0, "2.0\n2.0\n"), err
     said = f"process {rank} (rank {rank}) has been silent for 5 s: its host 127.0.0.1 answers: "

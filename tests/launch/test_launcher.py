@@ -321,15 +321,6 @@ def test_a_signal_to_one_process_names_it(job):
     assert (code, without_patience(err)) == (130, [named])
 
 
-@pytest.mark.slow
-def test_a_command_of_ours_says_itself_why_it_ends_what_it_has_started(job):
-    one = job(WAIT, "--processes", "2", "--unannounced")
-    one.lines(2)
-    one.process.send_signal(signal.SIGTERM)
-    found, out, err = one.end()
-    assert (found, out, without_patience(err)) == (143, "", [])
-
-
 DEAF = """
 def deaf(*_):
     print("no", flush=True)

@@ -98,7 +98,7 @@ def timeline(folder: Path, *options: str) -> str:
 
 
 def test_a_flipped_bit_names_the_operation_the_peer_and_the_place(tmp_path: Path) -> None:
-    run = launched(tmp_path, script(tmp_path, FLIPS), "--processes", "2", "--no-unix", "--checksums")
+    run = launched(tmp_path, script(tmp_path, FLIPS), "--processes", "2", "--checksums", OVERLAP_UNIX="0")
     assert run.returncode == 1
     what = (
         r"process 0 \(rank 0\) is lost: the last connection to it was lost: a bad frame: bytes 0 to 400000 of the "

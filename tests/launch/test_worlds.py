@@ -50,9 +50,9 @@ def clean(**more: str) -> dict[str, str]:
     return plain | {"PYTHONPATH": ROOT, "NO_COLOR": "1"} | more
 
 
-def launched(folder: Path, script: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def launched(folder: Path, script: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = ("-m", "overlap", "run", *options, script)
-    return interpreters.run(*command, cwd=folder, env=clean(), timeout=LIMIT_S)
+    return interpreters.run(*command, cwd=folder, env=clean(**variables), timeout=LIMIT_S)
 
 
 def hosts(count: int) -> tuple[str, ...]:
@@ -68,9 +68,9 @@ def results(size: int, each: int) -> list[str]:
 
 
 WAYS = (
-    (),
-    ("--no-unix", "--rails", "2"),
-    ("--no-unix", "--no-peer-direct"),
+    ((), {}),
+    (("--rails", "2"), {"OVERLAP_UNIX": "0"}),
+    ((), {"OVERLAP_UNIX": "0", "OVERLAP_PEER_DIRECT": "0"}),
 )
 
 
@@ -114,12 +114,12 @@ def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "way",
-    [*(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[:2]), WAYS[2]],  # the test of traces goes the first
+    ("options", "variables"),
+    [*(pytest.param(*way, marks=pytest.mark.slow) for way in WAYS[:2]), WAYS[2]],  # the test of traces goes the first
     ids=["Unix", "TCP, two rails", "TCP, staged"],
 )
-def test_two_nodes_of_two_ranks(tmp_path: Path, way: tuple[str, ...]) -> None:
-    run = launched(tmp_path, program(tmp_path), *hosts(2), "--ranks-per-process", "2", *way)
+def test_two_nodes_of_two_ranks(tmp_path: Path, options: tuple[str, ...], variables: dict[str, str]) -> None:
+    run = launched(tmp_path, program(tmp_path), *hosts(2), "--ranks-per-process", "2", *options, **variables)
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
 

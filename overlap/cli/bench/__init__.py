@@ -35,6 +35,7 @@ OPTIONS = {
 
 _DESCRIPTION = """\
 Measure an operation over a range of sizes: time, bandwidth, and whether every result was right.
+
 OP is its long or short name (all_reduce or allr, reduce_scatter or redsct, all_gather or allg,
 all_to_all or alltoall, broadcast or bcast, reduce or red, gather, scatter, send_recv or sendrecv).
 """
@@ -42,7 +43,7 @@ all_to_all or alltoall, broadcast or bcast, reduce or red, gather, scatter, send
 _EPILOG = """\
 examples:
   overlap bench all_reduce -b 8 -e 64M --ranks 2,4
-  overlap bench allr -b 64M --processes 2 --ranks 4   two processes with two ranks each, which share memory
+  overlap bench allr -b 64M --processes 2 --ranks 4
 
 Sizes: K, M, G and KiB, MiB, GiB are binary; kB, MB, GB are decimal. The exit code is 1 if a result was wrong.
 """
@@ -54,15 +55,22 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
     add = parser.add_argument
     add("operation", choices=NAMES, metavar="OP", help="operation to measure")
-    add("-b", "--minbytes", metavar="SIZE", help="smallest size; default 8; alone, the only size")
-    add("-e", "--maxbytes", metavar="SIZE", help="largest size; default 64M")
-    add("-f", "--stepfactor", type=float, default=2.0, metavar="X", help="each size is X times the last; default 2")
-    add("-n", "--iters", type=as_argument(count), default=20, metavar="N", help="samples; default 20")
-    add("-w", "--warmup_iters", type=as_argument(index), default=5, metavar="N", help="samples before; default 5")
-    add("-d", "--datatype", default="float32", metavar="TYPE", help="such as float32 (or float), int8, bfloat16")
-    add("-o", "--op", default="sum", metavar="OP", help=f"{', '.join(OPS)}; default sum")
+    add("-b", "--minbytes", metavar="SIZE", help="smallest size; default: 8; alone, the only size")
+    add("-e", "--maxbytes", metavar="SIZE", help="largest size; default: 64M")
+    add("-f", "--stepfactor", type=float, default=2.0, metavar="X", help="each size is X times the last; default: 2")
+    add("-n", "--iters", type=as_argument(count), default=20, metavar="N", help="number of samples; default: 20")
+    add(
+        "-w",
+        "--warmup_iters",
+        type=as_argument(index),
+        default=5,
+        metavar="N",
+        help="number of samples before these; default: 5",
+    )
+    add("-d", "--datatype", default="float32", metavar="TYPE", help="such as bfloat16; default: float32")
+    add("-o", "--op", default="sum", metavar="OP", help=f"reduction; {', '.join(OPS)}; default: sum")
     add("-r", "--root", type=int, default=0, metavar="RANK", help=shared_option("root").help)
-    add_options(parser, OPTIONS)
+    add_options(parser, OPTIONS, usual={"ranks", "processes", "json"})
 
 
 def main(args: argparse.Namespace) -> int:

@@ -29,15 +29,17 @@ MAX_RANKS = 64  # threads that compute at the same time: more of them would only
 _DESCRIPTION = """\
 Show what overlap does: train a classifier of handwritten digits, data-parallel, over links paced to a stated speed,
 once with all communication after the backward pass, once with each gradient travelling while the next one is
-computed. Both compute exactly the same numbers; the report says how much time overlap saved, and how much was
+computed.
+
+Both compute exactly the same numbers; the report says how much time overlap saved, and how much was
 possible.
 """
 
 _EPILOG = """\
 examples:
-  overlap demo                                     8 ranks, links about half as busy as compute
+  overlap demo
   overlap demo --ranks 4 --trace demo.trace.json
-  overlap timeline demo.trace.json --step 3        look closer
+  overlap timeline demo.trace.json --step 3
 
 examples/21_with_and_without.py of a checkout shows every training strategy like this, in virtual time.
 

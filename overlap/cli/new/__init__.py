@@ -23,8 +23,8 @@ that runs the test. Everything in it runs at once, and is there to be changed.
 
 _EPILOG = """\
 examples:
-  overlap new first           numpy arrays and overlap.parallel
-  overlap new first --torch   PyTorch, DistributedDataParallel on the backend `overlap`
+  overlap new first           a program of overlap.parallel and numpy
+  overlap new first --torch   one of PyTorch's DistributedDataParallel
 """
 
 _OPTIONS = {"torch": Option(read=switch, help="a PyTorch program")}

@@ -29,15 +29,14 @@ line for each rank: its actions, such as 0F0,0F1,0B0,0B1 (stage, F forward, B ba
 microbatch), as PyTorch writes them. One that misses an action, or never ends, is refused.
 """
 
-_EPILOG = """\
+_EPILOG = f"""\
 examples:
   overlap plan all_reduce --bytes 32MiB --cluster "trn2.48xlarge x4"
-  overlap plan all_gather --bytes 256K --cluster trn1.32xlarge --group 0-7
   overlap plan 1f1b --ranks 4 --microbatches 8
-  overlap plan mine.csv
-"""
 
-_MORE = f"""\
+  overlap plan all_gather --bytes 256K --cluster trn1.32xlarge --group 0-7
+  overlap plan mine.csv
+
 collectives: {", ".join(GENERATORS)}
 
 schedules: {", ".join(FAMILIES)}
@@ -54,7 +53,7 @@ _SUBJECTS = {"collective": collective, "schedule": schedule}
 
 def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog, parser.more = _DESCRIPTION, _EPILOG, _MORE
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("subject", metavar="SUBJECT", help="OP or SCHEDULE")
     add_options(parser, _SHARED)
     for name, subject in _SUBJECTS.items():

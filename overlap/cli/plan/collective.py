@@ -20,13 +20,13 @@ from ..output import Result, field, page_width
 
 OPTIONS = {
     "bytes": Option(
-        read=str, metavar="SIZE", help="the larger one of a rank's input and output, such as 32MiB; always needed"
+        read=str, metavar="SIZE", help="the larger one of input and output, such as 32MiB; always needed"
     ),
     "cluster": shared_option("cluster", "or a .toml file; always needed"),
     "dtype": shared_option("dtype", "default: float32"),
-    "root": shared_option("root"),
-    "exact": Option(read=switch, help="only algorithms that reduce every element in the order of ranks: exact=True"),
-    "top": Option(read=index, metavar="N", help="alternatives to print; default: 8"),
+    "root": shared_option("root", rare=True),
+    "exact": Option(read=switch, rare=True, help="reduce every element in the order of ranks; as exact=True"),
+    "top": Option(read=index, rare=True, metavar="N", help="alternatives to print; default: 8"),
 }  # fmt: skip
 
 

@@ -23,21 +23,22 @@ from .simulation import SAMPLES, Simulation, progress_pulse, simulate
 
 _DESCRIPTION = """\
 Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
-is communication, and how much of that is exposed. Options win over the arguments of its overlap.run(...);
-everything else stays, also the assumptions of its clock=overlap.Virtual(...).
-Computes take the time that they state (seconds=, or flops= and bytes_moved= by the device's peak) or that of a
---profile.
+is communication, and how much of that is exposed.
+
+Options win over the arguments of its overlap.run(...); everything else stays, also the assumptions of its
+clock=overlap.Virtual(...). Computes take the time that they state: seconds=, or flops= and bytes_moved= by the
+device's peak.
 """
 
-_EPILOG = """\
+_EPILOG = f"""\
 examples:
-  overlap simulate --cluster "trn2.48xlarge x4" train.py --epochs 3     what follows the script is the script's
-  overlap simulate --cluster "trn2.48xlarge x4" --json train.py         many settings: a loop of the shell around it
+  overlap simulate --cluster "trn2.48xlarge x4" train.py --epochs 3
+  overlap simulate --cluster "trn2.48xlarge x4" --json train.py
+
+What follows the script is the script's.
 
 The exit code is 0, 1 if the program fails, 2 for bad usage, 130 for Ctrl-C.
-"""
 
-_MORE = f"""\
 A program that has a global name {SAMPLES} gets a throughput too.
 """
 
@@ -45,13 +46,13 @@ OPTIONS = {name: shared_option(name) for name in ("trace", "json", "width", "asc
 OPTIONS["state_dir"] = shared_option("state_dir", "in virtual time nothing is kept")
 """Options that are no settings of a simulation."""
 
-_USUAL = {"cluster", "nodes", "ranks", "algorithm", "efficiency", "profile", "jitter"}
+_USUAL = {"cluster", "nodes", "ranks", "algorithm", "efficiency", "jitter"}
 
 
 def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog, parser.more = _DESCRIPTION, _EPILOG, _MORE
-    add_options(parser, OPTIONS)
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    add_options(parser, OPTIONS, usual={"trace", "json"})
     group = parser.add_argument_group("the cluster and what is assumed of it")
     add_options(group, PARAMETERS, usual=_USUAL)
     add_program(parser)

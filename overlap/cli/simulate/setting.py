@@ -13,7 +13,7 @@ from ...config import RunConfig
 from ...cost.select import check_algorithm
 from ...processes.life import DEFAULT_RANKS, find_cluster
 from ...settings import Option
-from ...simulation import Profile, Roofline
+from ...simulation import Roofline
 from ...units import integer, number, switch
 from ..options import shared_option
 
@@ -26,7 +26,6 @@ PARAMETERS: Mapping[str, Option] = {
     "dtype": shared_option("dtype", "that ranks compute in"),
     "efficiency": Option(read=number, metavar="E", help="share of the peak that computes reach"),
     "memory_efficiency": Option(read=number, metavar="E", help="share of the memory's bandwidth that they reach"),
-    "profile": Option(read=str, metavar="TRACE", help="computes take what those of their name took in TRACE"),
     "peer_direct": shared_option("peer_direct", "by network adapters"),
     "shapes_only": Option(read=switch, help="arrays have shape and dtype, and no data"),
     "alike": Option(
@@ -41,7 +40,7 @@ PARAMETERS: Mapping[str, Option] = {
 """Options of a simulation by name."""
 
 _CONDITIONS = ("seed", "jitter")
-_ASSUMED = ("dtype", "efficiency", "memory_efficiency", "profile", "peer_direct", "shapes_only", "alike")
+_ASSUMED = ("dtype", "efficiency", "memory_efficiency", "peer_direct", "shapes_only", "alike")
 _SIZE = ("nodes", "lnc", "ranks")
 _WHERE = ("cluster", *_SIZE)
 
@@ -49,15 +48,13 @@ LOCAL = "local"
 
 
 def check_setting(values: Mapping[str, object]) -> dict[str, Any]:
-    """Read the profile and check the values, as far as they do not depend on the program.
+    """Check the values, as far as they do not depend on the program.
 
     Raises:
         UsageError: If a value is impossible.
         TopologyError: If there is no such cluster, or it is too small.
     """
     setting = dict(values)
-    if "profile" in setting:
-        setting["profile"] = Profile.read(str(setting["profile"]))
     if "algorithm" in setting:
         check_algorithm(str(setting["algorithm"]))
     if "cluster" in setting:

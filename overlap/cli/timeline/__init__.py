@@ -39,13 +39,12 @@ host did while a device was idle. The last line is the verdict: how long the ste
 
 _EPILOG = """\
 examples:
-  overlap run --trace run.trace.json train.py    record one
-  overlap timeline run.trace.json                draw its median step
+  overlap run --trace run.trace.json train.py
   overlap timeline run.trace.json --step 3 --rank 0,4-7
-  overlap timeline run.trace.json -o run.svg     write the picture
   overlap timeline run.trace.json --ops --critical-path
+
+  overlap timeline run.trace.json -o run.svg
   overlap timeline run-process0.json run-process1.json -o run.json
-                                                 make one file of those of several processes
 
 The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 """

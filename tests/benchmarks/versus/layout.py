@@ -40,10 +40,14 @@ class ProcessLayout:
     def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
         """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
         options = [*run_options(self.processes, ranks, rows=rows), "--transport", self.transport]
-        options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
         options += [] if self.rails is None else ["--rails", self.rails]
         options += [] if self.checksums is None else ["--checksums" if self.checksums else "--no-checksums"]
         return options if algorithm is None else [*options, "--algorithm", algorithm]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Settings of `overlap run` without an option."""
+        return {"OVERLAP_UNIX": str(int(not self.tcp)), "OVERLAP_PEER_DIRECT": str(int(self.peer_direct))}
 
     def describe(self) -> str:
         """Return the layout in words."""
@@ -108,5 +112,5 @@ def measure_cases(
         return
     options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
     program = [MEMBER, AssignmentInTurn(cases=cases, sampling=sampling).to_json()]
-    for case, row in zip(cases, read_json_lines([start(options, program)]), strict=True):
+    for case, row in zip(cases, read_json_lines([start(options, program, variables=layout.variables)]), strict=True):
         yield summarize(case, sampling, row["told"])

@@ -112,7 +112,7 @@ def measure_in_turn(
             except ContenderUnavailableError as reason:
                 say(str(reason))
         options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
-        process = start(options, [MEMBER, ours.to_json()])
+        process = start(options, [MEMBER, ours.to_json()], variables=layout.variables)
         told = read_json_lines([process])
         turns.admit(_OURS, layout.processes, lambda: process.poll() is None)
         for name, other in others.items():
