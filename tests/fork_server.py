@@ -18,7 +18,7 @@ from importlib import import_module
 
 PRELOADED = (
     "overlap.cli.run",
-    "overlap.cli.restarts",
+    "overlap.launch.restarts",
     "overlap.cli.simulate",
     "overlap.cli.timeline",
     "overlap.processes.connect",

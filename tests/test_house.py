@@ -428,7 +428,7 @@ def test_a_node_loads_nothing_that_is_used_by_few() -> None:
     """Every process of a job, and its launcher, would take as long again to start."""
     loaded = modules_after("import overlap.cli.run", whole=True)
     few = (
-        "overlap.cli.restarts",
+        "overlap.launch.restarts",
         "overlap.flight.ends",
         "overlap.parallel",
         "overlap.simulation",

@@ -29,6 +29,7 @@ from ..processes.place import DEFAULT_JOB, LONGEST_JOB, find_place, without_memb
 from ..processes.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
 from ..processes.shared_folder import host_file
 from ..processes.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
+from .program import relative_path
 from .world_size import process_count
 
 GRACE_S = 10.0  # as in torchrun
@@ -120,16 +121,15 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
             witness=witness,
         )
         kills_before = oom_kills()
-        outcome = _run_with_restarts(spec, config) if config.max_restarts else trio.run(launch, spec)
+        if config.max_restarts:
+            from ..launch.restarts import launch_again  # not at the top: every process would load it
+
+            outcome = launch_again(spec, config, relative_path(config.state_dir))
+        else:
+            outcome = trio.run(launch, spec)
     if config.trace is not None and hosts == 1:
         _join_trace(config.trace, spec.job)
     return _report_end(outcome, oom_kills() - kills_before, config)
-
-
-def _run_with_restarts(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
-    from .restarts import run_again  # not at the top: every process would load it
-
-    return run_again(spec, config)
 
 
 def _join_trace(path: str | os.PathLike[str], job: str) -> None:

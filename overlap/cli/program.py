@@ -178,7 +178,7 @@ def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verd
     if place is not None and place.process != 0:  # the first process prints it for all
         yield
         return
-    shown_path = name or _relative_path(path)
+    shown_path = name or relative_path(path)
     well = False
     try:
         yield
@@ -207,7 +207,7 @@ def _verdict(file: Path) -> str:
     return ""
 
 
-def _relative_path(path: str | os.PathLike[str] | None) -> str:
+def relative_path(path: str | os.PathLike[str] | None) -> str:
     """Return a path relative to the current folder, as users write it: a launcher has made it absolute."""
     if path is None:
         return ""

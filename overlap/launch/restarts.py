@@ -8,14 +8,24 @@ of usage there is no other attempt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
+import trio
+
+from ..config import RunConfig
 from ..errors import UsageError
+from ..flight.ends import last_signs_of_process
+from ..flight.folder import ENDING, default_folder
+from ..flight.reading import read_flight
 from ..kernel_facts import oom_kills
+from ..state.saves import newest_step
 from .jobs import LaunchSpec
-from .launcher import LaunchOutcome
-from .verdict import Ending, card, culprit, headline
+from .launcher import LaunchOutcome, launch
+from .verdict import card, culprit, headline
 
 FUTILE = 3  # attempts without progress
 BAD_USAGE = 2  # exit code of a failure that would come again
@@ -33,19 +43,28 @@ class Advance:
         futile: Number of attempts in a row without progress.
 
     Args:
-        best: The step from which the first attempt goes on; None: from the beginning.
+        folder: Folder of states and checkpoints; None: none is named, and flight records show the progress.
     """
 
     futile: int
 
-    def __init__(self, best: int | None = None) -> None:
+    def __init__(self, folder: str | None) -> None:
         self.futile = 0
-        self._best = best
+        self._folder = folder
+        self._best = newest_step(folder)
+        self._kept: int | None = None  # newest step on the disk, in a folder that may be known to the program only
 
-    def note(self, reached: int | None) -> None:
-        """Note the step that an attempt has reached; None, or no later step than before, is no progress."""
-        better = reached is not None and (self._best is None or reached > self._best)
-        self._best, self.futile = (reached, 0) if better else (self._best, self.futile + 1)
+    def note(self, records: Iterable[Path]) -> int | None:
+        """Note the progress of an attempt, given its flight records; return the step from which the next one goes on.
+
+        No later step than before is no progress. None: the next attempt begins from the beginning.
+        """
+        latest, (reached, kept) = newest_step(self._folder), recorded_steps(records)
+        step = reached if self._folder is None else latest
+        better = step is not None and (self._best is None or step > self._best)
+        self._best, self.futile = (step, 0) if better else (self._best, self.futile + 1)
+        self._kept = _largest([self._kept, kept])
+        return self._kept if latest is None else latest
 
     @property
     def hopeless(self) -> bool:
@@ -81,60 +100,50 @@ class Advance:
         return f"{begin}, from the beginning ({lacking}): {why}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restarts:
-    """When to start a world again."""
-
-    most: int  # How often, at least once
-    latest: Callable[[], int | None]  # Returns the step from which the next attempt goes on; None if there is no state
-    # Returns how far an attempt came, given the pids of its processes; None if that is not known.
-    reached: Callable[[Sequence[int]], int | None]
-    place: str | None  # Where the state is; None: none is named
-    sleep: Callable[[float], None]  # Waits a number of seconds
-    # Returns the newest step that an attempt had on the disk, in a folder that may be known to the program only, given
-    # the pids of its processes.
-    kept: Callable[[Sequence[int]], int | None] = lambda pids: None
-    # Returns what a process was doing that has ended without a word, given its pid.
-    signs: Callable[[int], Sequence[str]] = lambda pid: ()
+def recorded_steps(records: Iterable[Path]) -> tuple[int | None, int | None]:
+    """Return the last step that any rank began, and the newest that is on the disk, from flight records."""
+    reached: list[int | None] = []
+    kept: list[int | None] = []
+    for file in records:
+        with suppress(UsageError):  # it cannot be read
+            for rank in read_flight(file).ranks:
+                reached += [rank.step, *(operation.step for operation in rank.operations)]
+                kept.append(rank.kept)
+    return _largest(reached), _largest(kept)
 
 
-def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpec], LaunchOutcome]) -> LaunchOutcome:
+def _largest(steps: Iterable[int | None]) -> int | None:
+    return max((step for step in steps if step is not None), default=None)
+
+
+def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) -> LaunchOutcome:
     """Launch a world until an attempt ends well, or another one is useless; return the outcome of the last attempt.
 
     Args:
         spec: What to start.
-        restarts: How often.
-        once: Launches it once.
+        config: Settings: how often, and where states and flight records are, which stay.
+        shown_folder: Folder of states, for messages.
     """
-    advance = Advance(restarts.latest() if restarts.place else None)
-    saved_step: int | None = None
-    for attempt in range(restarts.most + 1):
+    advance, records = Advance(config.state_dir), Path(config.flight_dir or default_folder())
+    most = config.max_restarts or 0
+    for attempt in range(most + 1):
         killed = oom_kills()
         environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
-        outcome = once(replace(spec, environ=environ, attempt=attempt))
+        outcome = trio.run(launch, replace(spec, environ=environ, attempt=attempt))
         guilty = culprit(outcome.endings)
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
-        why = _reason_of_end(guilty, oom_kills() - killed, restarts.signs)
+        why = headline(card(guilty, oom_kills=oom_kills() - killed)).removeprefix(_OURS)
         if _USAGE in why:
             spec.report("gives up: an error of usage would come again")
             break
-        pids = [ending.pid for ending in outcome.endings]
-        step = restarts.latest()
-        advance.note(step if restarts.place else restarts.reached(pids))
-        saved_step = max((each for each in (saved_step, restarts.kept(pids)) if each is not None), default=None)
-        step = saved_step if step is None else step
-        if attempt == restarts.most or advance.hopeless:
+        if guilty.status is None:
+            why = "; ".join([why, *last_signs_of_process(guilty.pid, config.flight_dir)[:1]])
+        files = [file for ending in outcome.endings for file in records.glob(f"*-{ending.pid}{ENDING}")]
+        step = advance.note(files)
+        if attempt == most or advance.hopeless:
             spec.report(advance.describe_giving_up(attempt))
             break
-        spec.report(advance.describe_restart(attempt + 1, restarts.most, step, restarts.place, why))
-        if advance.pause_s:
-            restarts.sleep(advance.pause_s)
+        spec.report(advance.describe_restart(attempt + 1, most, step, shown_folder, why))
+        time.sleep(advance.pause_s)
     return outcome
-
-
-def _reason_of_end(guilty: Ending, killed: int, signs: Callable[[int], Sequence[str]]) -> str:
-    """Return why an attempt ended, in one line: the error, and the last operation if there is no report."""
-    line = headline(card(guilty, oom_kills=killed)).removeprefix(_OURS)
-    doing = signs(guilty.pid)[:1] if guilty.status is None else ()
-    return "; ".join([line, *doing])

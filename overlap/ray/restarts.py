@@ -15,7 +15,6 @@ from transports import TransportError
 from .. import trace_files
 from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, UsageError
 from ..flight.folder import ENDING, default_folder
-from ..launch.progress import latest_step, reached_step, saved_step
 from ..launch.restarts import Advance
 from ..notice import notify
 from ..processes.status import status_from_error
@@ -37,7 +36,7 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
     if not isinstance(max_restarts, int) or isinstance(max_restarts, bool) or max_restarts < 0:
         raise UsageError(f"max_restarts: expected 0 or more, got {max_restarts!r}")
     config, folder = job.config, Path(job.config.flight_dir or default_folder())
-    advance = Advance(latest_step(config.state_dir))
+    advance = Advance(config.state_dir)
     for attempt in range(max_restarts + 1):
         outcome = run_attempt(replace(job, attempt=attempt))
         records = _write_records(outcome, folder)
@@ -49,9 +48,7 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
             return [cloudpickle.loads(result) for end in ends for result in end.results or ()]
         if isinstance(error, UsageError):
             raise error
-        latest = latest_step(config.state_dir)
-        latest = saved_step(records) if latest is None else latest
-        advance.note(latest if config.state_dir else reached_step(records))
+        latest = advance.note(records)
         if attempt == max_restarts or advance.hopeless:
             if attempt:
                 notify(advance.describe_giving_up(attempt))

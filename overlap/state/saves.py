@@ -117,8 +117,8 @@ def complete(found: Found) -> list[tuple[Save, int]]:
     return sorted((key for key, ranks in found.items() if len(ranks) == len(file_names(key[1]))), reverse=True)
 
 
-def newest_step(folder: str | os.PathLike[str]) -> int | None:
-    """Return the step of the newest complete state or checkpoint in a folder, as this machine sees it."""
+def newest_step(folder: str | None) -> int | None:
+    """Return the step of the newest complete state or checkpoint in a folder, as this machine sees it; None: none."""
     return max((save.step for kind in (STATES, CHECKPOINTS) for save in Saves(folder, kind).complete()), default=None)
 
 

@@ -10,9 +10,10 @@ from types import MappingProxyType
 
 import pytest
 
+from overlap.config import RunConfig
+from overlap.launch import restarts
 from overlap.launch.jobs import LaunchSpec
 from overlap.launch.launcher import LaunchOutcome
-from overlap.launch.restarts import Restarts, launch_again
 from overlap.launch.verdict import Ending
 from overlap.processes.status import Status
 from tests import interpreters
@@ -38,14 +39,8 @@ class Story:
     def __init__(self, *endings, most=10, steps=(), place="state", asked=None, kept=MappingProxyType({})):
         self.endings, self.steps, self.lines = list(endings), [None, *steps], []
         self.attempts, self.pauses_s, self.asked = [], [], asked
-        self.restarts = Restarts(
-            most=most,
-            latest=lambda: self.steps[min(len(self.attempts), len(self.steps) - 1)] if place else None,
-            reached=lambda pids: self.steps[min(len(self.attempts), len(self.steps) - 1)],
-            place=place,
-            kept=lambda pids: kept.get(len(self.attempts)),
-            sleep=self.pauses_s.append,
-        )
+        self.signs, self.kept, self.place = {}, kept, place
+        self.config = RunConfig(max_restarts=most, state_dir=place)
 
     def tell(self):
         what = LaunchSpec(
@@ -53,7 +48,16 @@ class Story:
             endpoint=("", 0), listener=None,
             job="", secret=b"", prefix=False, colour=False, log_dir="logs", grace_s=1, report=self.lines.append,
         )  # fmt: skip
-        return launch_again(what, self.restarts, self._once)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(restarts, "newest_step", lambda folder: self.step() if folder else None)
+            patch.setattr(restarts, "recorded_steps", lambda files: (self.step(), self.kept.get(len(self.attempts))))
+            patch.setattr(restarts, "last_signs_of_process", lambda pid, folder: self.signs.get(pid, []))
+            patch.setattr(restarts.time, "sleep", lambda pause_s: pause_s and self.pauses_s.append(pause_s))
+            patch.setattr(restarts.trio, "run", lambda launch, what: self._once(what))
+            return restarts.launch_again(what, self.config, self.place)
+
+    def step(self):
+        return self.steps[min(len(self.attempts), len(self.steps) - 1)]
 
     def _once(self, what):
         assert what.environ == {"HOME": "/", "OVERLAP_RESTART": str(len(self.attempts))}
@@ -92,7 +96,7 @@ def test_each_attempt_is_told_in_one_line():
 
 def test_what_a_process_was_doing_that_died_without_a_word_is_told():
     story = Story(KILLED, RAISED, WELL, steps=[40, 50])
-    story.restarts = replace(story.restarts, signs=lambda pid: [f"rank 2 of {pid} was in x", "rank 3 was in y"])
+    story.signs[4711] = ["rank 2 of 4711 was in x", "rank 3 was in y"]
     story.tell()
     assert story.lines == [
         f"restart 1 of 10, from step 40: {CRASH}; rank 2 of 4711 was in x",
