@@ -10,6 +10,7 @@ import numpy as np
 
 from ..diagnostics import calling, is_of_tasks
 from ..errors import UsageError
+from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.stream import Stream
 from .files import CODES, DamagedError, SavedFile
@@ -71,10 +72,9 @@ class RankState:
     """The state store as one rank uses it: `rank.state`.
 
     Attributes:
-        note_kept: Call it with a step that all ranks have kept in another way: a job that is stopped names it.
         folder: Folder of the states; None if none is named.
         real: Whether anything is kept: in virtual time nothing is.
-        drawn: Random numbers of the saves of this rank's stores in this attempt.
+        writing: Checkpoints under way, by the ranks of their group: all of a group use one stream.
 
     Args:
         world: The group of all ranks, as this rank has it.
@@ -93,11 +93,16 @@ class RankState:
         real: bool,
         note: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self.note_kept, self.folder, self.real = note, folder, real
+        self.folder, self.real = folder, real
+        self.writing: dict[tuple[int, ...], Future[None]] = {}
         self._world, self._stream = world, stream
-        self.drawn: set[int] = set()
-        self._store = Store(Saves(folder, STATES), world, stream, real=real, keep=2, note=note, drawn=self.drawn)
+        self._open_store = partial(Store, real=real, note=note, drawn=set[int]())
+        self._store = self.open_store(Saves(folder, STATES), world, stream, keep=2)
         self._last_step = -1
+
+    def open_store(self, saves: Saves, group: Group, stream: Stream, *, keep: int) -> Store:
+        """Return a store of saves in the same attempt; arguments as for `Store`."""
+        return self._open_store(saves, group, stream, keep=keep)
 
     async def save(self, step: int, tree: Tree) -> None:
         """Save a tree of arrays; when this returns, the trees of all ranks are on the disk.

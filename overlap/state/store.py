@@ -104,7 +104,8 @@ class Store:
             await in_thread(partial(write_file, paths[group.rank], arrays, fields))
         except OSError as error:
             advice = "make room there, or name another folder"
-            failure = OSError(f"{self._title} of step {step}{saved_at} cannot be written: {error}; {advice}")
+            place = f" (saved at {saved_at})" if saved_at else ""
+            failure = OSError(f"{self._title} of step {step}{place} cannot be written: {error}; {advice}")
             failure.errno = error.errno
             raise failure from None
         await self._wait_for_ranks(name, site)

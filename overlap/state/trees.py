@@ -6,7 +6,7 @@ What exports its memory, such as a CPU tensor, is an array, and comes back as on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ Tree: TypeAlias = Any
 
 
 def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[dict[str, Array], object]:
-    """Return the arrays of a tree by name, and the form of the tree as JSON.
+    """Return the arrays of a tree by name, and the form of the tree as JSON, with their names and dtypes in it.
 
     Args:
         tree: The tree.
@@ -31,74 +31,51 @@ def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[di
     Raises:
         UsageError: A value cannot be kept; names its place.
     """
-    arrays: list[Array] = []
     named: dict[str, Array] = {}
-    form = to_json_form(tree, arrays)
-    for index, array in enumerate(arrays):
-        if not array.dtype.isnative or array.dtype.name not in dtypes:
-            elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            named[f"{prefix}{index}"] = elements.reshape(*array.shape, array.dtype.itemsize)
-        else:
-            named[f"{prefix}{index}"] = array
-    return named, {"tree": form, "dtypes": [_dtype_name(array.dtype) for array in arrays]}
+
+    def pack(node: Tree, path: str) -> object:
+        """Return a part of the tree as JSON."""
+        if node is None or (isinstance(node, (bool, int, float, str)) and not isinstance(node, np.generic)):
+            return {"value": node}
+        if isinstance(node, dict):
+            for key in node:
+                if not isinstance(key, (str, int)) or isinstance(key, bool):
+                    raise UsageError(f"tree{path}: expected texts or integers as keys, got {key!r}")
+            return {"dict": [[key, pack(node[key], f"{path}[{key!r}]")] for key in node]}
+        if isinstance(node, (list, tuple)):
+            items = [pack(item, f"{path}[{index}]") for index, item in enumerate(node)]
+            return {"list" if isinstance(node, list) else "tuple": items}
+        try:
+            array = as_input(node)
+        except UsageError:
+            raise UsageError(
+                f"tree{path}: cannot keep {type(node).__name__}; expected arrays, numbers, texts or None, "
+                "in lists, tuples and dicts"
+            ) from None
+        name, dtype = f"{prefix}{len(named)}", array.dtype
+        named[name] = array
+        if not dtype.isnative or dtype.name not in dtypes:
+            named[name] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(*array.shape, dtype.itemsize)
+        # numpy's short name, or that of a type of ml_dtypes
+        dtype_name = dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name
+        return {"scalar" if isinstance(node, np.generic) else "array": [name, dtype_name]}
+
+    form = pack(tree, "")
+    return named, form
 
 
-def unpack_tree(form: Mapping[str, Any], read: Callable[[str], Array], prefix: str = "") -> Tree:
-    """Return the tree of the result of `pack_tree`, given a function that returns an array by its name."""
-    arrays = []
-    for index, name in enumerate(form["dtypes"]):
-        stored, dtype = read(f"{prefix}{index}"), dtype_of(name)
-        arrays.append(stored.view(dtype).reshape(stored.shape if stored.dtype == dtype else stored.shape[:-1]))
-    return from_json_form(form["tree"], arrays)
-
-
-def _dtype_name(dtype: np.dtype[np.generic]) -> str:
-    """Return the name of a dtype in a header: numpy's short one, or that of a type of ml_dtypes."""
-    return dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name
-
-
-def to_json_form(tree: Tree, arrays: list[Array], path: str = "") -> object:
-    """Return a tree as JSON, with a number in the place of each array, which is appended to `arrays`.
-
-    Raises:
-        UsageError: A value cannot be kept; names its place.
-    """
-    if tree is None or (isinstance(tree, (bool, int, float, str)) and not isinstance(tree, np.generic)):
-        return {"value": tree}
-    if isinstance(tree, dict):
-        return {"dict": [[_check_key(key, path), to_json_form(tree[key], arrays, f"{path}[{key!r}]")] for key in tree]}
-    if isinstance(tree, (list, tuple)):
-        items = [to_json_form(item, arrays, f"{path}[{index}]") for index, item in enumerate(tree)]
-        return {"list" if isinstance(tree, list) else "tuple": items}
-    try:
-        arrays.append(as_input(tree))
-    except UsageError:
-        raise UsageError(
-            f"tree{path}: cannot keep {type(tree).__name__}; expected arrays, numbers, texts or None, "
-            "in lists, tuples and dicts"
-        ) from None
-    return {"scalar" if isinstance(tree, np.generic) else "array": len(arrays) - 1}
-
-
-def _check_key(key: object, path: str) -> str | int:
-    """Return a key of a dict; refuse anything but texts and integers."""
-    if not isinstance(key, (str, int)) or isinstance(key, bool):
-        raise UsageError(f"tree{path}: expected texts or integers as keys, got {key!r}")
-    return key
-
-
-def from_json_form(noted: Mapping[str, Any], arrays: Sequence[Array]) -> Tree:
-    """Return the tree of a form that `to_json_form` made, with arrays in the places of their numbers."""
-    ((kind, value),) = noted.items()
+def unpack_tree(form: Mapping[str, Any], read: Callable[[str], Array]) -> Tree:
+    """Return the tree of a form that `pack_tree` made, given a function that returns an array by its name."""
+    ((kind, value),) = form.items()
     match kind:
         case "dict":
-            return {key: from_json_form(item, arrays) for key, item in value}
+            return {key: unpack_tree(item, read) for key, item in value}
         case "list":
-            return [from_json_form(item, arrays) for item in value]
+            return [unpack_tree(item, read) for item in value]
         case "tuple":
-            return tuple(from_json_form(item, arrays) for item in value)
-        case "array":
-            return arrays[value]
-        case "scalar":
-            return arrays[value][()]
+            return tuple(unpack_tree(item, read) for item in value)
+        case "array" | "scalar":
+            stored, dtype = read(value[0]), dtype_of(value[1])
+            array = stored.view(dtype).reshape(stored.shape if stored.dtype == dtype else stored.shape[:-1])
+            return array if kind == "array" else array[()]
     return value

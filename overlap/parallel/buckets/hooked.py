@@ -11,7 +11,8 @@ from ...errors import UsageError
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
-from ...state.trees import to_json_form
+from ...state.files import CODES
+from ...state.trees import pack_tree
 from .plan import BucketPlan, GradientBucket, Hook
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class BucketHook:
     def unsavable(self) -> str:
         """The part of the state that checkpoints cannot hold, for people to read; empty if there is none."""
         try:
-            to_json_form({"state": self.state}, [])
+            pack_tree({"state": self.state}, CODES)
         except UsageError as error:
             return f"the state of a hook is not in it: {error}"
         return ""

@@ -9,19 +9,17 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ...errors import UsageError
 from ...notice import notify
-from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
 from ...state.files import CODES, OWN, About, SavedFile
 from ...state.saves import CHECKPOINTS, Saves
-from ...state.store import Store, in_thread
+from ...state.store import in_thread
 from ...state.trees import pack_tree, unpack_tree
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
 _STREAM = "overlap.checkpoints"
 
 T = TypeVar("T")
-
-_WRITING: WeakKeyDictionary[Rank, dict[tuple[int, ...], Future[None]]] = WeakKeyDictionary()
-"""Checkpoints under way, by the ranks of the group: all checkpoints of a group use one stream."""
 
 
 class Checkpointed(Protocol):
@@ -147,12 +142,7 @@ class Checkpoints:
         self._naming = Naming(part, cuts)
         self._part = part if cuts is None else f"rank {self._group.rank} {self._naming.digest}"
         self._stream = rank.stream(_STREAM)
-        saves, state = Saves(path, CHECKPOINTS), rank.state
-        self._store = Store(
-            saves, self._group, self._stream, real=state.real, keep=keep, note=state.note_kept, drawn=state.drawn
-        )
-        self._own_prefix = f"{OWN}{self._group.rank}:"
-        self._under_way = _WRITING.setdefault(rank, {})
+        self._store = rank.state.open_store(Saves(path, CHECKPOINTS), self._group, self._stream, keep=keep)
 
     async def save(self, model: Checkpointed, extra: Mapping[str, object] | None = None) -> None:
         """Save a model as it is after its last step; goes on as soon as there is a copy, which is written meanwhile.
@@ -177,29 +167,21 @@ class Checkpoints:
         await self.finish()
         await model.settle()
         pieces = {piece.name: piece for piece in map(self._naming.rename_piece, model.kept())}
-        own, form = pack_tree(model.own(), CODES, self._own_prefix)
+        own, form = pack_tree(model.own(), CODES, f"{OWN}{self._group.rank}:")
         arrays = {name: piece.data for name, piece in pieces.items()} | own
         copies = await self._rank.compute(
             partial(_copy_arrays, arrays),
             name=RoleName("copy for a checkpoint", "library"),
             bytes_moved=2 * sum(array.nbytes for array in arrays.values()),
         )
-        name = f"checkpoint of step {model.steps}"
-        about = {
-            "pieces": {name: piece.stored for name, piece in pieces.items()},
-            "form": {str(self._group.rank): form},
-            "notes": {self._part: dict(model.notes())},
-            "extra": dict(extra or {}),
-        }
-        self._under_way[self._group.ranks] = self._rank.spawn(
-            self._write,
-            site,
-            model.steps,
-            copies,
-            about,
-            name=name,
-            errors="await",
-            call_site=site,
+        write = partial(
+            self._store.save, model.steps, copies, name="checkpoint", site=site, saved_at=call_site(*site),
+            merge=merge if self._whole else None,
+            pieces={name: piece.stored for name, piece in pieces.items()}, form={str(self._group.rank): form},
+            notes={self._part: dict(model.notes())}, extra=dict(extra or {}),
+        )  # fmt: skip
+        self._rank.state.writing[self._group.ranks] = self._rank.spawn(
+            write, name=f"checkpoint of step {model.steps}", errors="await", call_site=site
         )
 
     async def finish(self) -> None:
@@ -208,7 +190,7 @@ class Checkpoints:
         Raises:
             OSError: If it could not be written.
         """
-        writing = self._under_way.pop(self._group.ranks, None)
+        writing = self._rank.state.writing.pop(self._group.ranks, None)
         if writing is not None:
             await writing
 
@@ -249,22 +231,6 @@ class Checkpoints:
         difference = model.resume(save.step, part_notes, own)
         return self._report_restored(about, difference, same=same)
 
-    # -- writing -------------------------------------------------------------------------------------------------------
-
-    async def _write(self, site: Site, step: int, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:
-        """Write this rank's part of a checkpoint in the background; errors name the line that called `save`."""
-        await self._store.save(
-            step,
-            arrays,
-            name="checkpoint",
-            site=site,
-            saved_at=f" (saved at {call_site(*site)})",
-            merge=merge if self._whole else None,
-            **about,
-        )
-
-    # -- reading -------------------------------------------------------------------------------------------------------
-
     async def _check_model(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
         """Refuse a checkpoint whose tensors are not the model's; tensors without elements do not count."""
         self._naming.check_cuts(tensors)
@@ -292,7 +258,7 @@ class Checkpoints:
             reader.fill(self._naming.rename_piece(piece))
         own = str(self._group.rank)
         mine = (file for file in files if own in file.about.form)
-        return next((unpack_tree(file.about.form[own], file.array, self._own_prefix) for file in mine), None)
+        return next((unpack_tree(file.about.form[own], file.array) for file in mine), None)
 
     def _report_restored(self, about: About, difference: str, *, same: bool) -> Restored:
         """Return the `Restored` of a checkpoint; if later bits will differ, the first rank prints the reasons."""

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import xxhash
 
 from ...errors import UsageError
 from .pieces import Cut, Shard, Tensors, rename_tensor, weight_name
-
-if TYPE_CHECKING:
-    pass
 
 
 class Naming:
