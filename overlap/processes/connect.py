@@ -63,93 +63,70 @@ class WorldConnection:
 
 
 @asynccontextmanager
-async def join_as_launched(
-    own_place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport] = lambda default: default
+async def join_world(
+    own_place: Place,
+    machine: str,
+    run: RunConfig,
+    *,
+    wires: Callable[[Transport], Transport],
+    meeting: RendezvousConfig | None = None,
+    on_lost: Callable[[MemberLost], object] = lambda lost: None,
 ) -> AsyncIterator[WorldConnection]:
-    """Join the other processes at the endpoint of their launcher, for the length of an ``async with``; report it there.
+    """Join the other processes, and open the wires to them, for the length of an ``async with``.
 
     Args:
         own_place: Place of this process.
         machine: Name of the cluster, the same on all processes.
         run: Settings of the run.
         wires: Given memory inside the process and a transport between processes, returns the transport to use.
+        meeting: Configuration to join, whose listener is closed in the end; None: the processes meet at the endpoint of
+            their launcher, which gets reports.
+        on_lost: Called with each process that is lost, if there is a `meeting`.
 
     Raises:
         JoinError: If not all joined in time, or this process is not one of those expected.
         UsageError: If this process is in a world of its job already, such as in a compute of one of its ranks.
     """
-    with _refusing_second_world():
-        world = next(_worlds)
-        config = await rendezvous(own_place, world, machine, run)
-        entering = Entering(world=world + 1, joined=False, ranks_each=own_place.ranks_per_process)
-        report_to_launcher(entering)
-        on_joined = partial(report_to_launcher, msgspec.structs.replace(entering, joined=True))
-        try:
-            opened = join_at(own_place, config, run, wires=wires, on_joined=on_joined, on_lost=report_to_launcher)
-            async with opened as connection:
-                yield connection
-        finally:
-            report_to_launcher(Leaving(world=world + 1))
-
-
-@contextmanager
-def _refusing_second_world() -> Iterator[None]:
-    """Refuse, for the length of the block, that this process enters a second world of its job."""
-    if not _in_a_world.acquire(blocking=False):
-        raise UsageError(
-            "run: this process is in a world of its job already, and the others would wait for it in a second one; "
-            "take a rank of this one, or clock='virtual'"
-        )
-    try:
-        yield
-    finally:
-        _in_a_world.release()
-
-
-@asynccontextmanager
-async def join_at(
-    own_place: Place,
-    config: RendezvousConfig,
-    run: RunConfig,
-    *,
-    wires: Callable[[Transport], Transport] = lambda default: default,
-    on_joined: Callable[[], object] = lambda: None,
-    on_lost: Callable[[MemberLost], object] = lambda lost: None,
-) -> AsyncIterator[WorldConnection]:
-    """Join the other processes at an endpoint, and open the wires to them, for the length of an ``async with``.
-
-    Args:
-        own_place: Place of this process.
-        config: Configuration to join; its listener is closed in the end.
-        run: Settings of the run.
-        wires: As for `join_as_launched`.
-        on_joined: Called when all processes have joined.
-        on_lost: Called with each process that is lost.
-    """
     ranks_each = own_place.ranks_per_process
     placement = [range(process * ranks_each, (process + 1) * ranks_each) for process in range(own_place.processes)]
-    with config.listener or nullcontext():
-        async with join(config, report=notify) as membership:
-            on_joined()
-            config = await _agree_on_attempt(config, membership)
-            await check_shared_folder(own_place, membership, config.timeout_s)
-            notices = TransportNotices()
-            between = await _make_transport(own_place, placement, config, membership, run, notices)
-
-            def lose(lost: MemberLost) -> None:
-                between.lose(placement[lost.member], lost.reason)
-
-            membership.on_loss = lose  # until the wires are open; then the control plane reports losses
-            transport = wires(Router([NeuronLink(list(own_place.ranks)), between]))
-            async with _open_transport(transport):
-                membership.on_loss = on_lost
-                yield WorldConnection(
-                    transport=transport,
-                    control_plane=ControlPlane(membership, placement, stopping=notices.cease, on_loss=lose),
-                    membership=membership,
-                    notices=notices,
-                    restart=config.epoch // WORLDS,
+    async with AsyncExitStack() as stack:
+        entering = None
+        if meeting is None:
+            if not _in_a_world.acquire(blocking=False):
+                raise UsageError(
+                    "run: this process is in a world of its job already, and the others would wait for it in a second "
+                    "one; take a rank of this one, or clock='virtual'"
                 )
+            stack.callback(_in_a_world.release)
+            world = next(_worlds)
+            meeting, on_lost = await rendezvous(own_place, world, machine, run), report_to_launcher
+            entering = Entering(world=world + 1, joined=False, ranks_each=ranks_each)
+            report_to_launcher(entering)
+            stack.callback(report_to_launcher, Leaving(world=world + 1))
+        stack.enter_context(meeting.listener or nullcontext())
+        membership = await stack.enter_async_context(join(meeting, report=notify))
+        if entering is not None:
+            report_to_launcher(msgspec.structs.replace(entering, joined=True))
+        config = await _agree_on_attempt(meeting, membership)
+        await check_shared_folder(own_place, membership, config.timeout_s)
+        notices = TransportNotices()
+        between = await _make_transport(own_place, placement, config, membership, run, notices)
+
+        def lose(lost: MemberLost) -> None:
+            between.lose(placement[lost.member], lost.reason)
+
+        membership.on_loss = lose  # until the wires are open; then the control plane reports losses
+        transport = wires(Router([NeuronLink(list(own_place.ranks)), between]))
+        with _blame_arguments():
+            await stack.enter_async_context(transport.open())
+        membership.on_loss = on_lost
+        yield WorldConnection(
+            transport=transport,
+            control_plane=ControlPlane(membership, placement, stopping=notices.cease, on_loss=lose),
+            membership=membership,
+            notices=notices,
+            restart=config.epoch // WORLDS,
+        )
 
 
 async def _agree_on_attempt(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
@@ -224,15 +201,6 @@ async def _exchange(membership: Membership, name: str, part: bytes) -> list[byte
         return await membership.exchange(name, part)
     except MemberLostError as error:
         raise LinkLostError(f"process {error.member} {error.how}") from None
-
-
-@asynccontextmanager
-async def _open_transport(transport: Transport) -> AsyncIterator[None]:
-    """Open a transport for the length of the block; arguments that it refuses raise a `UsageError`."""
-    async with AsyncExitStack() as stack:
-        with _blame_arguments():
-            await stack.enter_async_context(transport.open())
-        yield
 
 
 @contextmanager

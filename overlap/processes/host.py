@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TypeAlias
@@ -18,9 +18,9 @@ from transports.handshake import HandshakeError, welcome
 from transports.identity import Hello
 
 from .clock import CoordinatorClock
-from .identity import FRESH, JoinError, RendezvousConfig, name_epoch
-from .link import ControlLink, watch_silences
-from .members import Action, Complete, Cut, GiveUp, Members, Phase, Report, Send
+from .identity import FRESH, RendezvousConfig, name_epoch
+from .link import ControlLink, MemberLinks, watch_silences
+from .members import Members, Phase
 from .messages import Join, MemberLost, MemberNotice, Message, Refused
 from .sockets import format_endpoint, listen, tune
 
@@ -37,25 +37,20 @@ _EXHAUSTED_PAUSE_S = 0.1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 
-class Host:
+class Host(MemberLinks):
     """Accepts connections, shakes hands, and performs the actions of `Members`.
 
     Attributes:
-        links: Links of the connected members.
         members: Decides.
-        settled: Set once all have joined, or the time is over.
-        failure: Why the world does not start; None: it does.
     """
 
     def __init__(self, listener: trio.SocketListener, config: RendezvousConfig, report: Callable[[str], None]) -> None:
-        self.links: dict[int, ControlLink] = {}
+        to_member_0, self._of_member_0 = trio.open_memory_channel[Message](math.inf)
+        super().__init__(0, to_member_0.send_nowait, report)
         self.members: Members = Members(config)
-        self.settled: trio.Event = trio.Event()
-        self.failure: GiveUp | None = None
-        self._listener, self._config, self._report = listener, config, report
+        self._listener, self._config = listener, config
         self._hello = config.greeting
         self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, the oldest first
-        self._to_member_0, self._of_member_0 = trio.open_memory_channel[Message](math.inf)
 
     async def attend(self) -> None:
         """Accept connections for ever; run it as a task."""
@@ -80,24 +75,6 @@ class Host:
         async with trio.open_nursery() as nursery:
             for link in self.links.values():
                 nursery.start_soon(link.hang_up)
-
-    def act(self, actions: Iterable[Action], link: ControlLink | None = None) -> None:
-        """Perform actions; `link` is a connection that they may be about before it is that of its member."""
-        for action in actions:
-            match action:
-                case Send(0, message):
-                    self._to_member_0.send_nowait(message)
-                case Send(member, message):
-                    self.links[member].send(message)
-                case Cut(member, reason):
-                    (link or self.links[member]).cut(reason)
-                case Report(line):
-                    self._report(line)
-                case GiveUp():
-                    self.failure = action
-                    self.settled.set()
-                case Complete():
-                    self.settled.set()
 
     def receive(self, member: int, message: Message) -> None:
         """Act on a message of a member."""
@@ -220,10 +197,9 @@ async def enter_as_host(
         await trio.lowlevel.checkpoint()
     if not host.settled.is_set():
         host.act(host.members.give_up())
-    if host.failure is not None:
         with trio.move_on_after(LAST_MESSAGE_S):
             await host.hang_up()
-        raise JoinError(host.failure.reason, missing=host.failure.missing)
+    host.check()
     return lambda message: host.receive(0, message), host.hang_up, None
 
 

@@ -8,7 +8,7 @@ in the order of arrival.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import perf_counter_ns
 from typing import Self, TypeVar
@@ -24,8 +24,8 @@ from .clock import ClockOffset, CoordinatorClock
 from .host import LAST_MESSAGE_S, Entered, enter_as_host
 from .identity import JoinError, RendezvousConfig, name_epoch
 from .launchers import is_loopback
-from .link import ControlLink, watch_silences
-from .members import Action, Client, Complete, Cut, GiveUp, News, Report, Send, View
+from .link import ControlLink, MemberLinks, watch_silences
+from .members import Client, News, View
 from .messages import BLOB_LIMIT_BYTES, BODY_LIMIT_BYTES, Bye, Contribution, MemberLost, Message, Notice
 from .sockets import NoListenerError, format_endpoint, meet
 
@@ -268,19 +268,16 @@ class NewsIterator:
         return news
 
 
-class _ClientConnection:
+class _ClientConnection(MemberLinks):
     """The connection of a member other than 0: reaches the host, and performs the actions of `Client`."""
 
     def __init__(
         self, config: RendezvousConfig, deliver: Callable[[Message], None], report: Callable[[str], None]
     ) -> None:
-        self._config, self._deliver, self._report = config, deliver, report
-        self._client = Client(config)
+        super().__init__(config.member, deliver, report)
+        self._config, self._client = config, Client(config)
         self._obstacle = "no attempt came to an end"  # empty: the host is reached
         self._host_is_late = False  # the host lets handshakes wait, as a process that still starts does
-        self._failure: GiveUp | None = None
-        self._settled = trio.Event()  # joined or given up
-        self._link: ControlLink
 
     async def enter(self, nursery: trio.Nursery) -> Entered:
         """Connect to the host, and return when all members have joined.
@@ -292,44 +289,26 @@ class _ClientConnection:
             nursery.start_soon(self._report_obstacle)
             stream = await self._reach()
             self._obstacle = ""
-            self._link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
-            for task in (self._link.write, self._read_until_end, self._beat):
+            self.links[0] = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
+            for task in (self.links[0].write, self._read_until_end, self._beat):
                 nursery.start_soon(task)
-            await self._settled.wait()
-        if not self._settled.is_set():
-            self._act(self._client.give_up(self._obstacle))
-        if self._failure is not None:
-            raise JoinError(self._failure.reason, missing=self._failure.missing)
-        return self._link.send, self._link.hang_up, self._client.clock
-
-    def _act(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            match action:
-                case Send(0, message):
-                    self._link.send(message)
-                case Send(_, message):
-                    self._deliver(message)
-                case Cut(_, reason):
-                    self._link.cut(reason)
-                case Report(line):
-                    self._report(line)
-                case GiveUp():
-                    self._failure = action
-                    self._settled.set()
-                case Complete():
-                    self._settled.set()
+            await self.settled.wait()
+        if not self.settled.is_set():
+            self.act(self._client.give_up(self._obstacle))
+        self.check()
+        return self.links[0].send, self.links[0].hang_up, self._client.clock
 
     async def _read_until_end(self) -> None:
         """Read messages until the connection ends."""
-        async with self._link.stream:
-            reason = await self._link.read(lambda message: self._act(self._client.receive(message, perf_counter_ns())))
-            self._act(self._client.end_link(reason))
+        link, client = self.links[0], self._client
+        async with link.stream:
+            self.act(client.end_link(await link.read(lambda read: self.act(client.receive(read, perf_counter_ns())))))
 
     async def _beat(self) -> None:
         """Send signs of life, and watch those of the host."""
-        self._act(self._client.beat({}, perf_counter_ns()))
+        self.act(self._client.beat({}, perf_counter_ns()))
         await watch_silences(
-            {0: self._link}, self._config.patience, lambda found: self._act(self._client.beat(found, perf_counter_ns()))
+            self.links, self._config.patience, lambda found: self.act(self._client.beat(found, perf_counter_ns()))
         )
 
     async def _reach(self) -> trio.abc.Stream:

@@ -203,7 +203,7 @@ async def multi_process_setup(
         meeting: Configuration to join the others; by default from the launcher.
         on_lost: Called with each process that is lost, if there is a `meeting`.
     """
-    from .connect import join_as_launched, join_at
+    from .connect import join_world
 
     cluster, transport = _cluster_of_place(own_place, config), config.wires
     fixed = transport if isinstance(transport, Transport) else None
@@ -217,10 +217,7 @@ async def multi_process_setup(
     def wires(default: Transport) -> Transport:
         return fixed or wrap_transport(default, transport)
 
-    if meeting is None:
-        opened = join_as_launched(own_place, cluster.name, config, wires=wires)
-    else:
-        opened = join_at(own_place, meeting, config, wires=wires, on_lost=on_lost)
+    opened = join_world(own_place, cluster.name, config, wires=wires, meeting=meeting, on_lost=on_lost)
     async with opened as connection:
         yield WorldSetup(
             size=own_place.world_size, cluster=cluster, transport=connection.transport, connection=connection

@@ -1,4 +1,7 @@
-"""Control link: one connection between a member and the coordinator, with a bounded queue of messages to send."""
+"""Control link: one connection between a member and the coordinator, with a bounded queue of messages to send.
+
+`MemberLinks` performs the actions of a machine of `members` on its connections.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import trio
 
 from ..kernel_facts import ProcessState, process_state
-from .identity import SilenceLimits
-from .members import Silence
+from .identity import JoinError, SilenceLimits
+from .members import Action, Complete, Cut, GiveUp, Report, Send, Silence
 from .messages import FrameReader, Join, Message, MessageError, Ready, broken_protocol, encode
 
 #: Most bytes of one `receive_some`, and about the size of one `send_all`; a frame fits.
@@ -167,6 +170,49 @@ class ControlLink:
         if not self._unsent_bytes:
             self._all_sent.set()
             self._all_sent = trio.Event()
+
+
+class MemberLinks:
+    """The links of a member, to all others or to member 0, and the actions on them.
+
+    Attributes:
+        links: Links of the connected members.
+        settled: Set once all have joined, or the world does not start.
+
+    Args:
+        member: This member.
+        deliver: Takes messages to this member.
+        report: Prints lines for the user.
+    """
+
+    def __init__(self, member: int, deliver: Callable[[Message], None], report: Callable[[str], None]) -> None:
+        self.links: dict[int, ControlLink] = {}
+        self.settled: trio.Event = trio.Event()
+        self._member, self._deliver, self._report = member, deliver, report
+        self._failure: GiveUp | None = None
+
+    def act(self, actions: Iterable[Action], link: ControlLink | None = None) -> None:
+        """Perform actions; `link` is a connection that they may be about before it is that of its member."""
+        for action in actions:
+            match action:
+                case Send(self._member, message):
+                    self._deliver(message)
+                case Send(member, message):
+                    self.links[member].send(message)
+                case Cut(member, reason):
+                    (link or self.links[member]).cut(reason)
+                case Report(line):
+                    self._report(line)
+                case GiveUp():
+                    self._failure = action
+                    self.settled.set()
+                case Complete():
+                    self.settled.set()
+
+    def check(self) -> None:
+        """Raise a JoinError if the world does not start."""
+        if self._failure is not None:
+            raise JoinError(self._failure.reason, missing=self._failure.missing)
 
 
 async def watch_silences(

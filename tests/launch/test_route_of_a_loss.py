@@ -11,8 +11,7 @@ from tests import interpreters
 ROOT = Path(__file__).parents[2]
 
 ROUTE = {
-    "processes/link.py",  # the connection ends
-    "processes/host.py",  # at member 0
+    "processes/link.py",  # the connection ends, at member 0
     "processes/members.py",  # which decides that this is a loss, and sends it to the others
     "processes/join.py",  # the program's loop
     "processes/control_plane.py",  # makes the error
@@ -71,7 +70,7 @@ overlap.run(main)
 """
 
 
-def test_a_lost_process_passes_eight_files(tmp_path: Path) -> None:
+def test_a_lost_process_passes_seven_files(tmp_path: Path) -> None:
     """Functions are counted that get the loss, its reason or its error as an argument, on all survivors together."""
     (tmp_path / "lost.py").write_text(PROGRAM)
     arguments = ("-m", "overlap", "run", "--no-prefix", "--processes", "3", "lost.py", str(ROOT / "overlap"))
