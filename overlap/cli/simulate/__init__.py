@@ -14,12 +14,11 @@ from functools import partial
 from ...errors import UsageError
 from ..options import add_options, check_width, shared_option, values
 from ..output import output_path, show
-from ..pace import pace
 from ..parser import Parser
 from ..program import add_program, named_program, report_late_options, report_traces
 from .page import describe, drawing, page
 from .setting import PARAMETERS, check_setting
-from .simulation import SAMPLES, Simulation, progress_pulse, simulate
+from .simulation import SAMPLES, Simulation, showing_progress, simulate
 
 _DESCRIPTION = """\
 Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
@@ -73,8 +72,8 @@ def main(args: argparse.Namespace) -> int:
     report_late_options(args, command="simulate")
     aside = redirect_stdout(sys.stderr) if args.json else nullcontext()
     folder = args.state_dir and os.path.abspath(args.state_dir)
-    with aside, report_traces(args.trace, trace, verdict=False), pace() as print_pace:
-        simulation = simulate(program, setting, trace=trace, state_dir=folder, pulse=progress_pulse(print_pace))
+    with aside, report_traces(args.trace, trace, verdict=False), showing_progress() as pulse:
+        simulation = simulate(program, setting, trace=trace, state_dir=folder, pulse=pulse)
     return show(args, partial(_describe_runs, simulation), partial(_page_lines, args, simulation))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 from topology import Cluster, TopologyError
 
@@ -14,6 +16,8 @@ from ...config import RunConfig, overriding, setting_environment
 from ...cost.parameters import is_measured
 from ...cost.select import plan, size_class
 from ...errors import ScheduleError, UsageError
+from ...notice import notify
+from ...signals import handling_signals
 from ...timeline.measure.metrics import Breakdown, breakdowns, issued_in, median_step, of_steps, windows_of
 from ...timeline.span import CollectiveInfo, Span
 from ...timeline.spans import Timeline
@@ -157,6 +161,8 @@ def _is_measured(cluster: Cluster, shape: Shape) -> bool:
 
 # -- running ---------------------------------------------------------------------------------------------------------
 
+_FIRST_S, _AGAIN_S = 2.0, 10.0  # before the first line of progress, and between two
+
 SAMPLES = "samples_per_step"
 """Global name by which a program says how many samples, of all ranks together, one step trains on."""
 
@@ -228,20 +234,38 @@ def simulate(
     return Simulation(runs=tuple(_measure_run(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
 
 
-def progress_pulse(tell: Callable[[int, int, str], bool]) -> Callable[[RunConfig, int, int | None], None]:
-    """Return a function that prints the virtual time of a simulation, and once how it would take less time."""
-    hinted = False
+@contextmanager
+def showing_progress() -> Iterator[Callable[[RunConfig, int, int | None], None]]:
+    """Yield a function that prints the virtual time of a long simulation, and once how it would take less time.
+
+    Raises:
+        Terminated: If a signal ends the process; a message was printed.
+    """
+    due_s, is_shown = monotonic() + _FIRST_S, False
 
     def pulse(request: RunConfig, now_ns: int, step: int | None) -> None:
-        """Print the number of ranks and the virtual time, with the hint until a line has been printed."""
-        nonlocal hinted
+        """Print the number of ranks and the virtual time, at most every `_AGAIN_S`; the first time with the hint."""
+        nonlocal due_s, is_shown
+        if monotonic() < due_s:
+            return
         assert isinstance(request.cluster, Cluster)
         ranks = request.ranks or request.cluster.world_size
-        hint = "" if hinted else _alike_hint(request, ranks)
-        begun = "" if step is None else f", step {step} has begun"
-        hinted = tell(0, 0, f"simulating {ranks} ranks: {format_ns(now_ns)} of virtual time{begun}{hint}") or hinted
+        hint, begun = _alike_hint(request, ranks), "" if step is None else f", step {step} has begun"
+        notify(f"simulating {ranks} ranks: {format_ns(now_ns)} of virtual time{begun}{'' if is_shown else hint}")
+        due_s, is_shown = monotonic() + _AGAIN_S, True
 
-    return pulse
+    try:
+        with catch_warnings(), handling_signals():
+            _ignore_interrupted()
+            yield pulse
+    except (KeyboardInterrupt, SystemExit):
+        _ignore_interrupted()
+        raise
+
+
+def _ignore_interrupted() -> None:
+    """Ignore warnings of coroutines that an interrupt left without an await, also when they are collected later."""
+    filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
 
 def _alike_hint(request: RunConfig, ranks: int) -> str:
