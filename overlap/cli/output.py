@@ -68,15 +68,11 @@ def try_to_write(write: Callable[[], object], path: str, *, option: str) -> bool
     try:
         write()
     except (OSError, UsageError) as error:
-        notify(f"{option}: cannot write {path}: {_error_text(error)}; name another file")
+        cause = error if isinstance(error, OSError) else error.__cause__
+        reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
+        notify(f"{option}: cannot write {path}: {reason}; name another file")
         return False
     return True
-
-
-def _error_text(error: OSError | UsageError) -> str:
-    """Return the system's reason of an error, or its message where it has none."""
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
 
 
 # -- results ---------------------------------------------------------------------------------------------------------

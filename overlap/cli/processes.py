@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -113,7 +113,7 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
             job=_job_name(config),
             secret=secret,
             prefix=config.prefix is not False and (total > 1 or config.prefix is True),
-            colour=_allows_colour(os.environ),
+            colour=not os.environ.get("NO_COLOR") and (sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))),
             log_dir=config.log_dir,
             grace_s=config.grace_s or GRACE_S,
             report=notify,
@@ -149,28 +149,22 @@ def _join_trace(path: str | os.PathLike[str], job: str) -> None:
 def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
     """Report how the run ended, and return its exit code."""
     if outcome.asked is not None:
-        notify("\n".join([f"{_SIGNALS[outcome.asked]}{_saved_state(outcome)}", *_rank_states(outcome)]))
+        # the note of a terminated process about the saved state, which is equal on all processes
+        notes = [ending.status.line for ending in outcome.endings if ending.status and not ending.status.text]
+        kept = next((note for note in notes if note.startswith("; ")), "")
+        notify("\n".join([f"{_SIGNALS[outcome.asked]}{kept}", *_rank_states(outcome)]))
         return 128 + outcome.asked
     guilty = culprit(outcome.endings)
     if guilty is None:
         return 0
-    silent = guilty.status is None or guilty.accuser is not None
-    signs = _last_records(guilty.pid, config) if silent else []
+    signs: list[str] = []
+    if guilty.status is None or guilty.accuser is not None:
+        from ..flight.ends import last_signs_of_process  # of runs that fail
+
+        signs = last_signs_of_process(guilty.pid, config.flight_dir)
     host = socket.gethostname() if config.node_rank is not None else ""
     write_stderr("\n".join([*card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
     return exit_code(guilty)
-
-
-def _last_records(pid: int, config: RunConfig) -> list[str]:
-    from ..flight.ends import last_signs_of_process  # of runs that fail
-
-    return last_signs_of_process(pid, config.flight_dir)
-
-
-def _saved_state(outcome: LaunchOutcome) -> str:
-    """Return the note of a terminated process about the saved state, which is equal on all processes."""
-    lines = [ending.status.line for ending in outcome.endings if ending.status and not ending.status.text]
-    return next((line for line in lines if line.startswith("; ")), "")
 
 
 def _rank_states(outcome: LaunchOutcome) -> list[str]:
@@ -222,10 +216,6 @@ def _make_log_folder(path: str) -> None:
         raise UsageError(f"--log-dir: {path}: {error.strerror}; name another folder") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise UsageError(f"--log-dir: cannot write into {path}; name another folder")
-
-
-def _allows_colour(environ: Mapping[str, str]) -> bool:
-    return not environ.get("NO_COLOR") and (sys.stdout.isatty() or bool(environ.get("FORCE_COLOR")))
 
 
 # -- starting ----------------------------------------------------------------------------------------------------

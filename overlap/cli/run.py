@@ -89,7 +89,9 @@ def _run_program(args: argparse.Namespace, *, launched: bool) -> int:
     """Run the program here, on an engine or in processes, as the settings say; return the exit code."""
     config = with_ranks(_read_config(args))
     if args.show_config:
-        _print_config(config)
+        print("\n".join(config.lines()))
+        if (place := find_place()) is not None:
+            print(f"{place.source} has started this process as number {place.process} of {place.processes}")
         return 0
     program = named_program(args, command="run")
     if not launched:
@@ -99,7 +101,11 @@ def _run_program(args: argparse.Namespace, *, launched: bool) -> int:
             program()
         return 0
     if starts_processes(config):
-        _check_readable_twice(args.script)
+        if args.script is not None and os.path.abspath(args.script).startswith(("/dev/", "/proc/")):
+            # only one process could read it, such as our stdin, which belongs to the first process
+            raise UsageError(
+                f"run: {args.script}: every process reads the program for itself; with --processes name a file"
+            )
         return run_processes(config, [args.script, *args.args] if args.module is None else ["-m", *args.module])
     with (
         setting_environment(config),
@@ -109,12 +115,6 @@ def _run_program(args: argparse.Namespace, *, launched: bool) -> int:
     ):
         program()
     return 0
-
-
-def _check_readable_twice(script: str | None) -> None:
-    """Refuse programs that only one process could read, such as our stdin, which belongs to the first process."""
-    if script is not None and os.path.abspath(script).startswith(("/dev/", "/proc/")):
-        raise UsageError(f"run: {script}: every process reads the program for itself; with --processes name a file")
 
 
 def _send_to_launcher(error: BaseException) -> int:
@@ -162,10 +162,3 @@ def _with_tls_files(config: RunConfig) -> RunConfig:
             raise UsageError(f"{name}: {path}: there is no such file to read; name one that exists")
     cert, key, authority = map(os.path.abspath, paths.values())
     return config.changed(tls_cert=cert, tls_key=key, tls_ca=authority)
-
-
-def _print_config(config: RunConfig) -> None:
-    """Print every setting, its value and its source."""
-    print("\n".join(config.lines()))
-    if (place := find_place()) is not None:
-        print(f"{place.source} has started this process as number {place.process} of {place.processes}")

@@ -23,7 +23,6 @@ from .parser import Parser
 from .program import module_spec
 
 if TYPE_CHECKING:
-    from ..testing.run import Run
     from ..testing.running import Setting
 
 # A program that holds Python's lock has that many seconds beyond --timeout, so that a verdict can come first.
@@ -124,7 +123,8 @@ def main(args: argparse.Namespace) -> int:
         f"{run.exposed:.0%} of the time exposed, {run.sent_bytes:,} bytes sent by a rank ({took_s:.1f} s)"
     )
     if args.faults:
-        print(run.tried or _faults(run))
+        ended = f", and the run ended so: {run.verdict}" if run.verdict is not None else ""
+        print(run.tried or f"{', '.join(map(str, run.faults))} happened{ended}")
     return 0
 
 
@@ -151,12 +151,6 @@ def _ending_by_force(seconds: float) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def _faults(run: Run) -> str:
-    """Return the faults that happened, of the given ones, and the end of the run."""
-    ended = f", and the run ended so: {run.verdict}" if run.verdict is not None else ""
-    return f"{', '.join(map(str, run.faults))} happened{ended}"
 
 
 def _repeating(

@@ -27,12 +27,8 @@ def share_own_cores(processes: int) -> list[frozenset[int]]:
 
 def sort_by_package(cores: Iterable[int], folder: str = "/sys/devices/system/cpu") -> list[int]:
     """Return cores sorted by package and physical core, so that the threads of one core are adjacent."""
-    return sorted(cores, key=lambda core: (_read_topology(Path(folder, f"cpu{core}/topology")), core))
-
-
-def _read_topology(topology: Path) -> list[int]:
-    """Return the package and the physical core of a core, and further levels, as numbers to sort by."""
-    return [_read_number(topology / level) for level in _LEVELS]
+    topologies = {core: Path(folder, f"cpu{core}/topology") for core in cores}
+    return sorted(topologies, key=lambda core: ([_read_number(topologies[core] / level) for level in _LEVELS], core))
 
 
 def _read_number(path: Path) -> int:

@@ -24,7 +24,13 @@ def memory_folder() -> Iterator[Path]:
     """Make a folder for the length of the block, and remove those of launchers that have ended without doing so."""
     memory = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     for folder in memory.glob("witness-*.locked"):
-        _remove_if_unlocked(folder)
+        with suppress(OSError):  # its launcher lives, or it belongs to another user
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
     folder = memory / f"witness-{os.getpid()}-{secrets.token_hex(8)}.locked"
     draft = folder.with_suffix(".draft")  # others would take a folder without a lock for that of a dead launcher
     draft.mkdir(mode=0o700)
@@ -36,14 +42,3 @@ def memory_folder() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
-
-
-def _remove_if_unlocked(folder: Path) -> None:
-    """Remove a folder unless its launcher lives, or it belongs to another user."""
-    with suppress(OSError):
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(lock)

@@ -147,6 +147,9 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
     secret = given_secret(environ)
     if endpoint and not is_loopback(endpoint[0]) and secret is None:
         raise UsageError(f"no secret: whatever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
+    job = environ.get("OVERLAP_JOB") or (row.job or DEFAULT_JOB)[-LONGEST_JOB:]
+    if len(job) > LONGEST_JOB or not job.isprintable():
+        raise UsageError(f"job: expected at most {LONGEST_JOB} printable characters, got {job[:80]!r}")
     return Place(
         source=row.source,
         process=row.process,
@@ -155,9 +158,9 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
         node=node,
         nodes=nodes,
         endpoint=endpoint,
-        job=_check_job_name(environ.get("OVERLAP_JOB") or (row.job or DEFAULT_JOB)[-LONGEST_JOB:]),
+        job=job,
         secret=secret,
-        listener=_read_descriptor(environ, "OVERLAP_LISTENER_FD"),
+        listener=number(environ, "OVERLAP_LISTENER_FD") if environ.get("OVERLAP_NODE_RANK") else None,
         ranks_open=bool(environ.get("OVERLAP_RANKS_OPEN")),
     )
 
@@ -315,14 +318,3 @@ def _count_nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int]
     alone = endpoint is not None and is_loopback(endpoint[0])
     nodes = parts or row.nodes or (1 if alone else row.processes)
     return nodes, row.process // (row.processes // nodes)
-
-
-def _check_job_name(name: str) -> str:
-    """Return the name of a job, unless it is too long or not printable."""
-    if len(name) > LONGEST_JOB or not name.isprintable():
-        raise UsageError(f"job: expected at most {LONGEST_JOB} printable characters, got {name[:80]!r}")
-    return name
-
-
-def _read_descriptor(environ: Mapping[str, str], name: str) -> int | None:
-    return number(environ, name) if environ.get("OVERLAP_NODE_RANK") else None

@@ -208,7 +208,7 @@ async def write_together(file: TraceFile, path: str | PathLike[str], membership:
                 failure, can_see = await trio.to_thread.run_sync(join_files, parts, path)
             reason = (await membership.exchange("trace written", failure.encode(errors="replace")[:_REASON_BYTES]))[0]
         except (OverlapError, trio.TooSlowError):
-            if not _launcher_joins():
+            if os.environ.get("OVERLAP_HOSTS") != "1":  # else our launcher has started all, and joins what is left
                 _print_own(file, path, "not all processes could give their timelines")
             return False
         if reason:
@@ -239,11 +239,6 @@ def _print_own(file: TraceFile, path: str | PathLike[str], why: str) -> None:
         f"no {path}: {why}; that of this process is in {file.path}: "
         f"`overlap timeline PARTS -o {Path(path).name}` makes one of all"
     )
-
-
-def _launcher_joins() -> bool:
-    """Whether a launcher of ours has started all processes, and joins files that are left."""
-    return os.environ.get("OVERLAP_HOSTS") == "1"
 
 
 def join_left(path: str | PathLike[str], job: str) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from transports import TransportError
 
 from ..errors import OverlapError, PeerLostError, RankFailedError, RemoteError
+from ..processes.identity import name_processes
 from ..processes.members import MemberLostError
 from .agreement import EpochWorld
 
@@ -44,13 +45,6 @@ def describe_new_epoch(before: EpochWorld, after: EpochWorld, reason: str = "") 
         reason: Reason of the end; empty where a line must be short.
     """
     lost = [member for member in before.members if member not in after.members]
-    ended = f"lost {_name_processes(lost)}" + (f": {reason}" if reason else "")
+    ended = f"lost {name_processes(lost) if lost else 'no process'}" + (f": {reason}" if reason else "")
     going = f"going on with {len(after.members)} of {len(before.members)} processes"
     return f"{ended}; {going}" + (f" after step {after.step}" if after.step else "")
-
-
-def _name_processes(members: list[int]) -> str:
-    """Return processes in words: "process 2", "processes 1, 3", "no process"."""
-    if not members:
-        return "no process"
-    return f"process{'es' * (len(members) > 1)} {', '.join(map(str, members))}"

@@ -213,11 +213,12 @@ class SurvivingRun:
         world = self._number + _EPOCH * self.world.epoch
         meeting = await rendezvous(own_place, world, "survivors", self._run_config)
         meeting = replace(meeting, fresh=False)  # the witness belongs to one attempt
-        return multi_process_setup(own_place, self._run_config, meeting=meeting, on_lost=self._report_lost)
 
-    def _report_lost(self, lost: MemberLost) -> None:
-        """Report a lost process to the launcher, by its number in the first world."""
-        report_to_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
+        def report_lost(lost: MemberLost) -> None:
+            """Report a lost process to the launcher, by its number in the first world."""
+            report_to_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
+
+        return multi_process_setup(own_place, self._run_config, meeting=meeting, on_lost=report_lost)
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Give up joining when a process that is missing has ended, has given up itself, or is late."""

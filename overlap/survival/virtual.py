@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..errors import PeerLostError, RankFailedError
@@ -50,7 +50,9 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
             with backend.apply_fault_seed():
                 return backend.kernel.run(live, backend, len(members), members, described)
         except Exception as error:
-            following = _next_world(world, epochs, _lost_ranks(error) | backend.dead)
+            cause = error.cause if isinstance(error, RankFailedError) else error
+            lost = {cause.culprit} if isinstance(cause, PeerLostError) else set[int]()
+            following = _next_world(world, epochs, lost | backend.dead)
             if following is None:
                 raise
         for member in following.members:
@@ -58,13 +60,7 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
         world, start_ns = following, backend.now_ns() + round(faults.recovery_s * 1e9)
 
 
-def _lost_ranks(error: Exception) -> frozenset[int]:
-    """Return the rank that an error reports as lost; none for other errors."""
-    cause = error.cause if isinstance(error, RankFailedError) else error
-    return frozenset({cause.culprit}) if isinstance(cause, PeerLostError) else frozenset()
-
-
-def _next_world(world: EpochWorld, epochs: Mapping[int, Epoch], ranks: frozenset[int]) -> EpochWorld | None:
+def _next_world(world: EpochWorld, epochs: Mapping[int, Epoch], ranks: Set[int]) -> EpochWorld | None:
     """Return the world after the loss of some ranks; None if no rank is lost, or none is left."""
     lost = {world.members[rank] for rank in ranks}
     if not lost:

@@ -30,7 +30,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import trio
 
@@ -241,10 +241,11 @@ class Witness:
 
     def _read_alive(self, member: int) -> tuple[str, int] | None:
         """Note the process of a member; return where it listens in this run, None if that is not known yet."""
-        content = self._read_json(self._members / f"alive-{member}") or {"process": "", "run": None}
-        if content["process"]:
+        with suppress(FileNotFoundError):
+            content = json.loads((self._members / f"alive-{member}").read_text())
             self._processes[member] = content["process"]
-        return tuple(content["endpoint"]) if content["run"] == self._run and content["endpoint"] else None
+            return tuple(content["endpoint"]) if content["run"] == self._run and content["endpoint"] else None
+        return None
 
     # -- reports and decisions -----------------------------------------------------------------------------------------
 
@@ -284,12 +285,6 @@ class Witness:
             return draft.stat().st_nlink == 2
         finally:
             draft.unlink()
-
-    def _read_json(self, path: Path) -> dict[str, Any] | None:
-        """Return the content of a file; None if there is no such file."""
-        with suppress(FileNotFoundError):
-            return cast("dict[str, Any]", json.loads(path.read_text()))
-        return None
 
 
 @cache

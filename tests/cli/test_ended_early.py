@@ -10,8 +10,9 @@ import pytest
 # Commands that say at once how far they are, and again after each piece of work.
 TALKING = """
 import sys
-from overlap.cli import main, pace
-pace._FIRST_S = pace._AGAIN_S = 0
+from overlap.cli import main
+from overlap.cli.simulate import simulation
+simulation._FIRST_S = simulation._AGAIN_S = 0
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -18,14 +18,10 @@ from ...units import count, index, switch
 from ..options import add_options, as_argument, shared_option
 from .cases import NAMES
 
-
-def read_ranks(text: str) -> list[int]:
-    """Read the sizes of worlds, such as `2,4`."""
-    return [count(word) for word in text.split(",")]
-
-
 OPTIONS = {
-    "ranks": shared_option("ranks", "several: 2,4; default: 2, or 1 for each process", read=read_ranks),
+    "ranks": shared_option(
+        "ranks", "several: 2,4; default: 2, or 1 for each process", read=lambda text: [*map(count, text.split(","))]
+    ),
     "in_place": Option(read=switch, help="put results into the memory of the inputs"),
     "algorithm": shared_option("algorithm"),
     "processes": shared_option("processes", "default: 1", read=count),

@@ -74,16 +74,9 @@ def main(args: argparse.Namespace) -> int:
     folder = args.state_dir and os.path.abspath(args.state_dir)
     with aside, report_traces(args.trace, trace, verdict=False), showing_progress() as pulse:
         simulation = simulate(program, setting, trace=trace, state_dir=folder, pulse=pulse)
-    return show(args, partial(_describe_runs, simulation), partial(_page_lines, args, simulation))
-
-
-def _describe_runs(simulation: Simulation) -> dict[str, object]:
-    """Return all runs of a program for JSON, and the seconds that their simulation took."""
-    return {
-        "wall_s": simulation.wall_s,
-        "meta": [run.timeline.meta for run in simulation.runs],
-        "runs": [describe(run.outcome) for run in simulation.runs],
-    }
+    meta = [run.timeline.meta for run in simulation.runs]
+    document = {"wall_s": simulation.wall_s, "meta": meta, "runs": [describe(run.outcome) for run in simulation.runs]}
+    return show(args, lambda: document, partial(_page_lines, args, simulation))
 
 
 def _page_lines(args: argparse.Namespace, simulation: Simulation) -> Iterator[str]:

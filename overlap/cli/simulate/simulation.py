@@ -19,7 +19,7 @@ from ...errors import ScheduleError, UsageError
 from ...notice import notify
 from ...signals import handling_signals
 from ...timeline.measure.metrics import Breakdown, breakdowns, issued_in, median_step, of_steps, windows_of
-from ...timeline.span import CollectiveInfo, Span
+from ...timeline.span import CollectiveInfo
 from ...timeline.spans import Timeline
 from ...units import format_ns
 from ..program import Program, as_main
@@ -98,7 +98,7 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
     step = median_step(timeline)
     rows = of_steps(breakdowns(timeline, step=step))
     longest = min(rows, key=lambda row: (-row.wall_ns, -row.exposed_ns, -row.compute_ns, row.rank))
-    spans = list(_step_operations(timeline, step))
+    spans = list(timeline.chosen(issued_in(timeline, windows_of(timeline, step), step)))
     shapes = tuple(sorted({Shape.of(info) for span in spans if (info := span.info)}))
     return StepSummary(
         world_size=timeline.world_size,
@@ -110,15 +110,12 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
             partial(_algorithm_label, cluster, peer_direct=timeline.meta.get("peer direct") != "no"),
         ),
         shapes=shapes,
-        extrapolated=tuple(each for each in shapes if not _is_measured(cluster, each)),
+        extrapolated=tuple(
+            each for each in shapes if not is_measured(cluster, each.ranks, each.op, each.nbytes, each.dtype)
+        ),
         rated="peak" in timeline.meta,
         samples=samples,
     )
-
-
-def _step_operations(timeline: Timeline, step: int | None) -> Iterable[Span]:
-    """Return the collectives and messages that the step issued; those of the whole run for None."""
-    return timeline.chosen(issued_in(timeline, windows_of(timeline, step), step))
 
 
 def _busiest_shape(infos: Iterable[CollectiveInfo | None], label: Callable[[CollectiveInfo], str]) -> Busiest | None:
@@ -153,10 +150,6 @@ def _algorithm_label(cluster: Cluster, info: CollectiveInfo, *, peer_direct: boo
 
 def _transfer_ns(infos: Iterable[CollectiveInfo]) -> int:
     return sum(info.transfer_ns for info in infos)
-
-
-def _is_measured(cluster: Cluster, shape: Shape) -> bool:
-    return is_measured(cluster, shape.ranks, shape.op, shape.nbytes, shape.dtype)
 
 
 # -- running ---------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from .pieces import Cut, Shard, Tensors
 from .reader import Reader, merge
 
 if TYPE_CHECKING:
-    from ..tree import Array, Site
+    from ..tree import Site
 
 _STREAM = "overlap.checkpoints"
 
@@ -162,7 +162,8 @@ class Checkpoints:
         """
         site = users_site()
         _check_savable(model)
-        _check_types(model.tensors())
+        if unknown := sorted({dtype for dtype, _ in model.tensors().values()} - CODES.keys()):
+            raise UsageError(f"model: safetensors has no type for {', '.join(unknown)}; convert them first")
         self._naming.check_cuts(model.tensors())
         await self.finish()
         await model.settle()
@@ -170,7 +171,7 @@ class Checkpoints:
         own, form = pack_tree(model.own(), CODES, f"{OWN}{self._group.rank}:")
         arrays = {name: piece.data for name, piece in pieces.items()} | own
         copies = await self._rank.compute(
-            partial(_copy_arrays, arrays),
+            lambda: {name: array.copy() for name, array in arrays.items()},
             name=RoleName("copy for a checkpoint", "library"),
             bytes_moved=2 * sum(array.nbytes for array in arrays.values()),
         )
@@ -241,7 +242,7 @@ class Checkpoints:
         expected = {name: form for name, form in self._naming.tensors(tensors).items() if prod(form[1])}
         if prefix and not saved:
             raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}; name one that was saved")
-        if self._naming.is_cut:  # others have the rest
+        if self._naming.digest:  # others have the rest
             parts = await self._group.all_gather_object(expected, stream=self._stream, name="restore", call_site=site)
             for part in parts:
                 expected |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in part.items()}
@@ -284,15 +285,3 @@ def _check_savable(model: object) -> None:
             f"model: expected one of overlap.parallel, such as DataParallel, got {type(model).__name__}; "
             "arrays of your own are kept by rank.state.save"
         )
-
-
-def _check_types(tensors: Tensors) -> None:
-    """Refuse tensors of types that safetensors does not have."""
-    unknown = sorted({dtype for dtype, _ in tensors.values()} - CODES.keys())
-    if unknown:
-        raise UsageError(f"model: safetensors has no type for {', '.join(unknown)}; convert them first")
-
-
-def _copy_arrays(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return copies of arrays, by their names."""
-    return {name: array.copy() for name, array in arrays.items()}

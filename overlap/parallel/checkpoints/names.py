@@ -39,11 +39,6 @@ class Naming:
         blocks = [[name, cut.name, cut.axis, cut.index, cut.of] for name, cut in sorted((cuts or {}).items())]
         self.digest: str = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(blocks).encode())
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether this rank has blocks of the whole model's tensors, not tensors of a part by itself."""
-        return self._cuts is not None
-
     def check_cuts(self, tensors: Tensors) -> None:
         """Refuse cuts that do not fit a model.
 
