@@ -16,7 +16,6 @@ from typing import TypeAlias
 from ..processes.messages import MemberLost
 from ..processes.sockets import format_endpoint
 from ..processes.status import Entering, Leaving, Record, Status
-from .verdict import Ending
 
 # After a failure the other processes notice it within half a second, and write their traces; then they get SIGTERM.
 PEACE_S = 2.0
@@ -111,8 +110,8 @@ class Job:
 
     node: int
     pid: int
-    ranks: range
-    returncode: int | None = None  # None: it runs
+    ranks: range  # Its world ranks; none if it is alone, and sets their number itself
+    returncode: int | None = None  # Code as in `subprocess`: negative for signals; None: it runs
     status: Status | None = None  # Its report on its end
     entering: Entering | None = None  # The last world that it has entered
     left: int = 0  # The last world that it has left
@@ -121,11 +120,20 @@ class Job:
     missed: bool = False  # Whether it ended well, without entering a world in which another process waits for it
     standstill: tuple[str, int] = ("", 0)  # State at the last looks, and their number
     queued_s: float = 0.0  # As in `Look`, at the beginning of the grace
+    # known at its end
+    peak_bytes: int = 0  # The most memory that it had at once; 0: not known
+    tail: Sequence[str] = ()  # The last lines that it wrote to stderr; to its log, if there is one
+    log: str | None = None  # Where its output is
+    # The process that ended because of this one, if this one hung and was stopped without a report.
+    accuser: Job | None = None
 
     @property
     def name(self) -> str:
         """The process and its ranks, for messages."""
-        return Ending(node=self.node, ranks=self.ranks, pid=self.pid, returncode=0).name
+        if not self.ranks:
+            return f"the process (pid {self.pid})"
+        first, last = self.ranks[0], self.ranks[-1]
+        return f"process {self.node} ({f'rank {first}' if first == last else f'ranks {first}-{last}'}, pid {self.pid})"
 
     @property
     def last_world(self) -> int:

@@ -24,7 +24,6 @@ from .binding import bound_to_cores, share_own_cores
 from .jobs import Action, Job, Jobs, Kill, LaunchSpec, Line, Look
 from .lifeline import tie_to_pipe
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, line_prefix
-from .verdict import Ending
 
 # By the letter for the state of a process: proc(5).
 _STANDSTILL = {
@@ -42,7 +41,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
 class LaunchOutcome:
     """Outcome of a launch."""
 
-    endings: Sequence[Ending]  # Endings of all processes, in order
+    endings: Sequence[Job]  # All processes, in the order in which they ended
     asked: signal.Signals | None  # The first signal that the launcher got, if any
 
 
@@ -88,7 +87,9 @@ async def launch(spec: LaunchSpec) -> LaunchOutcome:
                     child.close()
     jobs = launcher.jobs
     ended = [job for job in jobs.ended if job not in jobs.survived] or jobs.ended
-    return LaunchOutcome(endings=[launcher.children[job.node].ending(job) for job in ended], asked=jobs.asked)
+    for job in ended:
+        launcher.children[job.node].describe_end(job)
+    return LaunchOutcome(endings=ended, asked=jobs.asked)
 
 
 class _Launcher:
@@ -267,21 +268,10 @@ class Child:
         """Close the pipes, the lifeline among them."""
         self._ours.close()
 
-    def ending(self, job: Job) -> Ending:
-        """Return the end of the process, with its reports and its last lines on stderr."""
-        return Ending(
-            node=job.node,
-            ranks=job.ranks,
-            pid=job.pid,
-            returncode=job.returncode or 0,
-            status=job.status,
-            stopped=job.stopped,
-            missed=job.missed,
-            vanished=job.vanished,
-            peak_bytes=self._peak_bytes,
-            tail=[line.decode(errors="replace").rstrip("\n") for line in self.relays[0].tail],
-            log=self._log.path if self._log else None,
-        )
+    def describe_end(self, job: Job) -> None:
+        """Note the memory and the last lines of the process, which has ended."""
+        job.peak_bytes, job.log = self._peak_bytes, self._log.path if self._log else None
+        job.tail = [line.decode(errors="replace").rstrip("\n") for line in self.relays[0].tail]
 
 
 def look(pid: int) -> Look:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..errors import shorten_line
-from ..processes.status import Status
 from ..units import format_bytes
 from ..waits import signs
 from ..waits.signs import Evidence, Sign
+from .jobs import Job
 
 CARD_LINES = 25  # longest report of a failure on the terminal
 CARD_COLUMNS = 2000  # characters of each line, at most: some errors have whole arrays in one line
@@ -25,38 +25,11 @@ _INTERRUPTED_END = "was interrupted by a SIGINT that its launcher had not sent"
 _OURS = "overlap: "  # prefix of the line in which `overlap` itself names the failed rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """End of the process of one node."""
-
-    node: int  # The node
-    ranks: range  # Its world ranks; none if it is alone, and sets their number itself
-    pid: int  # Id of the process
-    returncode: int  # Code as in `subprocess`: negative for signals
-    status: Status | None = None  # Report of the process about its end, if it sent one
-    stopped: bool = False  # Whether the launcher had sent it a signal before it had sent a report
-    missed: bool = False  # Whether it ended well, without entering a world in which another process waited for it
-    vanished: bool = False  # Whether it ended with code 0, in the middle of a world
-    peak_bytes: int = 0  # The most memory that it had at once; 0: not known
-    tail: Sequence[str] = ()  # The last lines that it wrote to stderr; to its log, if there is one
-    log: str | None = None  # Where its output is
-    # The process that ended because of this one, if this one hung and was stopped without a report.
-    accuser: Ending | None = None
-
-    @property
-    def name(self) -> str:
-        """The process and its ranks, for messages."""
-        if not self.ranks:
-            return f"the process (pid {self.pid})"
-        first, last = self.ranks[0], self.ranks[-1]
-        return f"process {self.node} ({f'rank {first}' if first == last else f'ranks {first}-{last}'}, pid {self.pid})"
-
-
-def culprit(endings: Sequence[Ending]) -> Ending | None:
+def culprit(endings: Sequence[Job]) -> Job | None:
     """Return the ending that ended the job, or None if all went well.
 
     Args:
-        endings: Of all processes, in the order in which they ended.
+        endings: All processes that have ended, in that order.
     """
     failed = [ending for ending in endings if ending.returncode != 0 or ending.missed or ending.vanished]
     first = signs.culprit(Sign(process=at, evidence=_evidence(ending), at_ns=at) for at, ending in enumerate(failed))
@@ -68,14 +41,14 @@ def culprit(endings: Sequence[Ending]) -> Ending | None:
     return replace(hung[0], accuser=ending) if hung else ending
 
 
-def _evidence(ending: Ending) -> Evidence:
+def _evidence(ending: Job) -> Evidence:
     """Return the evidence on a process: without a report it has ended by itself."""
     if ending.stopped:
         return Evidence.STOPPED_BY_LAUNCHER
     return ending.status.evidence if ending.status is not None else Evidence.EXIT
 
 
-def exit_code(ending: Ending) -> int:
+def exit_code(ending: Job) -> int:
     """Return the exit code that a shell gives: 128 plus the number of the signal.
 
     A process that hung has the code of its accuser, because the signal was the launcher's. A process that was missed or
@@ -83,13 +56,13 @@ def exit_code(ending: Ending) -> int:
     """
     if ending.missed or ending.vanished:
         return 1
-    status, returncode = (ending.accuser or ending).status, (ending.accuser or ending).returncode
+    status, returncode = (ending.accuser or ending).status, (ending.accuser or ending).returncode or 0
     if status is not None and returncode < 0:
         return status.code
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = (), host: str = "") -> list[str]:
+def card(ending: Job, *, oom_kills: int = 0, signs: Sequence[str] = (), host: str = "") -> list[str]:
     """Return the report on the culprit, in at most 25 lines: its error; one more line if that does not name the
     culprit; and its last signs of life.
 
@@ -101,7 +74,7 @@ def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = (), host:
     """
     status = (ending.accuser or ending).status
     lines = status.text.splitlines() if status else list(ending.tail)
-    spoke = status is not None or ending.returncode > 0  # a signal after its report is no news
+    spoke = status is not None or (ending.returncode or 0) > 0  # a signal after its report is no news
     interrupted = ending.accuser is None and spoke and headline(lines) == INTERRUPTED
     complete = ending.accuser is None and spoke and headline(lines).startswith(_OURS)
     if complete and not ending.log and not interrupted:
@@ -120,27 +93,28 @@ def headline(lines: Sequence[str]) -> str:
     return next((line for line in reversed(lines) if not line.startswith("  ")), "")
 
 
-def _describe_end(ending: Ending, oom_kills: int) -> str:
+def _describe_end(ending: Job, oom_kills: int) -> str:
     """Return how a process ended, as the verb of a sentence about it."""
+    returncode = ending.returncode or 0
     if ending.accuser is not None:
         return "hung, and had to be stopped"
-    if ending.stopped and ending.returncode == -signal.SIGKILL:
+    if ending.stopped and returncode == -signal.SIGKILL:
         return "was stopped, as SIGSTOP does, and had to be killed"
     if ending.missed:
         return "exited with code 0 without joining"
     if ending.vanished:
         return "exited with code 0 before its world had ended, as os._exit does"
-    if ending.returncode == 128 + signal.SIGTERM and ending.status is None:
+    if returncode == 128 + signal.SIGTERM and ending.status is None:
         return "was ended by SIGTERM, which its launcher had not sent"
-    if ending.returncode >= 0:
+    if returncode >= 0:
         silent = "" if ending.status else ", without saying why"
-        return f"exited with code {ending.returncode}{silent}"
+        return f"exited with code {returncode}{silent}"
     try:
-        name = signal.Signals(-ending.returncode).name
+        name = signal.Signals(-returncode).name
     except ValueError:
-        name = f"signal {-ending.returncode}"
+        name = f"signal {-returncode}"
     return f"was killed by {name}" + (
-        _describe_kill(oom_kills, ending.peak_bytes) if -ending.returncode == signal.SIGKILL else ""
+        _describe_kill(oom_kills, ending.peak_bytes) if -returncode == signal.SIGKILL else ""
     )
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from overlap.errors import PeerFailedError, RankFailedError, StallError
 from overlap.kernel_facts import oom_kills
+from overlap.launch.jobs import Job
 from overlap.launch.report import report
-from overlap.launch.verdict import Ending, card, culprit, exit_code
+from overlap.launch.verdict import card, culprit, exit_code
 from overlap.processes.status import (
     LONGEST_BYTES,
     LONGEST_TEXT,
@@ -27,9 +28,7 @@ VICTIM = Status(cause=False, rank=4, line="rank 4 failed")
 
 
 def ended(node, returncode=1, status=None, **details):
-    return Ending(
-        node=node, ranks=range(4 * node, 4 * node + 4), pid=77, returncode=returncode, status=status, **details
-    )
+    return Job(node=node, ranks=range(4 * node, 4 * node + 4), pid=77, returncode=returncode, status=status, **details)
 
 
 def failed(rank, cause):
@@ -91,7 +90,7 @@ def test_a_process_that_was_missed_has_failed():
 
 
 def test_a_process_that_vanished_has_failed_and_is_the_cause():
-    vanished = ended(1, 0, vanished=True)
+    vanished = ended(1, 0, entering=Entering(world=1, joined=True))
     assert culprit([ended(0, 1, VICTIM), vanished]) is vanished
     assert exit_code(vanished) == 1
     assert card(vanished) == [

@@ -12,9 +12,9 @@ import pytest
 
 from overlap.config import RunConfig
 from overlap.launch import restarts
+from overlap.launch.jobs import Job as Ended
 from overlap.launch.jobs import LaunchSpec
 from overlap.launch.launcher import LaunchOutcome
-from overlap.launch.verdict import Ending
 from overlap.processes.status import Status
 from tests import interpreters
 from tests.interpreters import Python
@@ -24,12 +24,12 @@ LIMIT_S = 240  # of a job; reached only by one that hangs
 
 # -- the loop ------------------------------------------------------------------------------------------------------
 
-KILLED = Ending(node=1, ranks=range(2, 4), pid=4711, returncode=-11)
-RAISED = Ending(
+KILLED = Ended(node=1, ranks=range(2, 4), pid=4711, returncode=-11)
+RAISED = Ended(
     node=0, ranks=range(2), pid=4710, returncode=1,
     status=Status(cause=True, rank=1, text="Traceback ...\noverlap: rank 1 failed at train.py:8: ValueError: no\n"),
 )  # fmt: skip
-WELL = Ending(node=0, ranks=range(2), pid=4710, returncode=0)
+WELL = Ended(node=0, ranks=range(2), pid=4710, returncode=0)
 CRASH = "process 1 (ranks 2-3, pid 4711) was killed by SIGSEGV"
 
 
