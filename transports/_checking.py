@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import wraps
+from itertools import count
 from threading import get_ident
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from transports.wire import Wire
 
 _SETTLING_S = 0.02
 Call: TypeAlias = "Callable[[], Awaitable[object]]"
+Rule: TypeAlias = "Callable[[Pair], Awaitable[None]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ def require(holds: bool, reason: str) -> None:
         raise BrokenPromise(reason)
 
 
-def make_message(nbytes: int, seed: int = 0) -> bytearray:
+def make_message(nbytes: int, seed: object = 0) -> bytearray:
     """Return bytes that differ from place to place, and from message to message by the seed."""
     return bytearray(random.Random(f"{nbytes}/{seed}").randbytes(nbytes))
 
@@ -59,33 +61,35 @@ async def settle() -> None:
         await wait_all_tasks_blocked()
 
 
-@asynccontextmanager
-async def begun(*calls: Call) -> AsyncIterator[trio.Nursery]:
-    """Begin calls, each once the ones before it are blocked, and wait for their ends after the block."""
-    async with trio.open_nursery() as nursery:
-        for call in calls:
-            nursery.start_soon(call)
-            await settle()
-        yield nursery
+def clear(buffer: bytearray, _: Request | None = None) -> None:
+    """Overwrite a buffer, which is the sender's again."""
+    buffer[:] = bytes(len(buffer))
 
 
-async def meet(*calls: Call) -> None:
-    """Begin calls, each once the ones before it are blocked, and wait for their ends."""
-    async with begun(*calls):
-        pass
+@dataclass(slots=True)
+class Started:
+    """A call that was started in a task of its own."""
 
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ended: trio.Event = field(default_factory=trio.Event)
+    error: BaseException | None = None  # Of the call, also a cancellation
 
-async def outcome_of(call: Call, outcome: list[BaseException | None]) -> None:
-    """Add the end of a call to a list: None, or its error. A cancellation is raised again."""
-    try:
-        await call()
-    except Exception as error:
-        outcome.append(error)
-    except trio.Cancelled as cancelled:
-        outcome.append(cancelled)
-        raise
-    else:
-        outcome.append(None)
+    async def run(self, call: Call) -> None:
+        """Run the call, and note its end."""
+        with self.scope:
+            try:
+                await call()
+            except BaseException as error:
+                self.error = error
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                self.ended.set()
+
+    async def wait(self) -> BaseException | None:
+        """Wait for the end, and return the error."""
+        await self.ended.wait()
+        return self.error
 
 
 class Begun:
@@ -103,80 +107,114 @@ class Begun:
         if get_ident() == self.thread:
             self.ended.set()
 
-    async def wait(self) -> Request | None:
-        """Wait for the end; None for a send that has left."""
-        if self.request is not None:
-            await self.ended.wait()
-        require(len(self.calls) <= 1, "done was called twice")
-        return self.request
-
-    @property
-    def error(self) -> Exception | None:
-        """Error of the request."""
-        return None if self.request is None else self.request.error
+    async def wait(self) -> Exception | None:
+        """Wait for the end, and return the error."""
+        if self.request is None:  # a send that has left
+            return None
+        await self.ended.wait()
+        require(len(self.calls) == 1, "done was called twice")
+        return self.request.error
 
 
-@dataclass(frozen=True, slots=True)
 class Pair:
-    """Two connected wires, of which `a` sends and `b` receives."""
+    """Two connected wires, of which `a` sends and `b` receives: the k-th receive of a tag must bring its k-th message.
+
+    A sender overwrites its buffer as soon as it may.
+    """
+
+    def __init__(self, a: Wire, b: Wire, scale: Scale, nursery: trio.Nursery) -> None:
+        self.a, self.b, self.scale, self.nursery = a, b, scale, nursery
+        self.messages: defaultdict[int, list[bytearray]] = defaultdict(list)
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._serial = count()
 
     a: Wire
     b: Wire
     scale: Scale
+    nursery: trio.Nursery
 
-    async def send(self, tag: int, data: Buffer, priority: int = 0) -> None:
-        """Send a message."""
-        await self.a.send(self.b.rank, tag, data, priority=priority)
+    def next_message(self, end: str, tag: int, nbytes: int | None) -> bytearray:
+        """Return the next message of a tag, as its sender or its receiver sees it."""
+        place, messages = self._counts[end, tag], self.messages[tag]
+        self._counts[end, tag] += 1
+        if place == len(messages):
+            assert nbytes is not None, "nothing was sent that could be received"
+            messages.append(make_message(nbytes, (self.a.rank, next(self._serial))))
+        return messages[place]
 
-    async def delivery(self, tag: int, nbytes: int) -> Delivery:
-        """Receive a message on loan."""
+    def drop_message(self, tag: int) -> None:
+        """Expect the last message no more: its send was withdrawn."""
+        self.messages[tag].pop()
+        self._counts["send", tag] -= 1
+
+    def sending(self, tag: int, nbytes: int, priority: int = 0) -> Call:
+        """Return a call that sends the next message of a tag."""
+        buffer = bytearray(self.next_message("send", tag, nbytes))
+
+        async def send() -> None:
+            await self.a.send(self.b.rank, tag, buffer, priority=priority)
+            clear(buffer)
+
+        return send
+
+    def receiving(self, tag: int, nbytes: int | None = None, *, loan: bool = False) -> Call:
+        """Return a call that receives the next message of a tag, and requires its bytes."""
+        message = self.next_message("receive", tag, nbytes)
+        case = f"message {self._counts['receive', tag]} of tag {tag}, {len(message)} bytes{' on loan' * loan}"
+
+        async def receive() -> None:
+            require(await self.take(tag, len(message), loan=loan) == message, f"{case}: other bytes than those sent")
+
+        return receive
+
+    async def take(self, tag: int, nbytes: int, *, loan: bool) -> bytes:
+        """Receive a message, whatever it is; a loan is flat and read-only, and may be released twice."""
+        if not loan:
+            out = bytearray(nbytes)
+            await self.b.recv_into(self.a.rank, tag, out)
+            return bytes(out)
         delivery: object = await self.b.recv(self.a.rank, tag, nbytes)
         if not isinstance(delivery, Delivery):
             raise BrokenPromise(f"recv returned {delivery!r}; a Delivery is promised")
-        return delivery
+        with delivery:
+            shape, message = (delivery.view.format, delivery.view.ndim, delivery.view.nbytes), bytes(delivery.view)
+            require(delivery.view.readonly, "a delivery may be written to")
+            require(shape == ("B", 1, nbytes), f"a delivery of {nbytes} bytes has (format, ndim, nbytes) {shape}")
+            delivery.release()
+        return message
 
-    async def receive(self, tag: int, nbytes: int, *, loan: bool) -> bytes:
-        """Receive a message, on loan or into a buffer."""
-        if loan:
-            with await self.delivery(tag, nbytes) as delivery:
-                return bytes(delivery.view)
-        out = bytearray(nbytes)
-        await self.b.recv_into(self.a.rank, tag, out)
-        return bytes(out)
+    async def send(self, tag: int, nbytes: int, priority: int = 0) -> None:
+        """Begin to send the next message of a tag, in a task of its own."""
+        self.nursery.start_soon(self.sending(tag, nbytes, priority))
+        await settle()
 
-    async def expect(self, tag: int, sent: bytes | bytearray, case: str, *, loan: bool = False) -> None:
-        """Receive a message, and require the bytes that were sent."""
-        require(await self.receive(tag, len(sent), loan=loan) == sent, f"{case}: other bytes than those sent")
+    async def receive(self, tag: int, nbytes: int | None = None, *, loan: bool = False) -> None:
+        """Receive the next message of a tag; one that was not sent yet, in a task of its own."""
+        call = self.receiving(tag, nbytes, loan=loan)
+        if self._counts["receive", tag] <= self._counts["send", tag]:
+            await call()
+        else:
+            self.nursery.start_soon(call)
+            await settle()
 
-    async def still_works(self, tag: int, case: str) -> None:
-        """Send one more message, and require that it arrives."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.send, tag, b"next")
-            await self.expect(tag, b"next", case)
+    async def start(self, call: Call) -> Started:
+        """Begin a call in a task of its own, which may be cancelled or fail."""
+        started = Started()
+        self.nursery.start_soon(started.run, call)
+        await settle()
+        return started
 
     def begin_send(self, tag: int, data: Buffer, signature: PlainSignature | None = None) -> Begun:
-        """Begin a send."""
+        """Begin a send by the plain function."""
         begun = Begun()
         begun.request = self.a.begin_send(self.b.rank, tag, data, signature=signature, done=begun.done)
         return begun
 
-    def begin_recv(
-        self,
-        tag: int,
-        out: Buffer | None,
-        nbytes: int,
-        signature: PlainSignature | None = None,
-        allocate: Callable[[Any], Buffer] | None = None,
-    ) -> Begun:
-        """Begin a receive."""
+    def begin_recv(self, tag: int, out: Buffer | None, nbytes: int, **options: Any) -> Begun:
+        """Begin a receive by the plain function."""
         begun = Begun()
-        begun.request = self.b.begin_recv(
-            self.a.rank, tag, out, nbytes, signature=signature, done=begun.done, allocate=allocate
-        )
+        begun.request = self.b.begin_recv(self.a.rank, tag, out, nbytes, done=begun.done, **options)
         return begun
-
-
-Rule: TypeAlias = "Callable[[Pair], Awaitable[None]]"
 
 
 def each_size(rule: Callable[[Pair, int], Awaitable[None]]) -> Rule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 
@@ -11,25 +12,12 @@ import numpy as np
 import trio
 from trio.testing import assert_checkpoints
 
-from transports._checking import (
-    BrokenPromise,
-    Call,
-    Pair,
-    Rule,
-    begun,
-    each_size,
-    make_message,
-    meet,
-    outcome_of,
-    require,
-    settle,
-)  # fmt: skip
+from transports._checking import Begun, BrokenPromise, Call, Pair, Rule, clear, each_size, make_message, require, settle
 from transports.buffers import Buffer
-from transports.failures import ArgumentError, LengthMismatchError
+from transports.failures import ArgumentError, LengthMismatchError, SignatureMismatchError
 from transports.request import Request
-from transports.wire import TAG_LIMIT, Envelope
-
-# -- messages arrive intact and in order, whatever else waits ---------------------------------------------------------
+from transports.signature import TEXT_BYTES, PlainSignature
+from transports.wire import OPEN, TAG_LIMIT, Envelope
 
 
 async def names(p: Pair) -> None:
@@ -40,62 +28,50 @@ async def names(p: Pair) -> None:
     await trio.lowlevel.checkpoint()
 
 
+# -- messages arrive intact and in order, whatever else waits ---------------------------------------------------------
+
+
 @each_size
 async def sizes(p: Pair, nbytes: int) -> None:
     """Every length arrives intact, by either kind of receive, whichever end comes first."""
-    message = make_message(nbytes)
-
-    async def send_twice() -> None:
-        await p.send(4, message)
-        await p.send(4, message)
-
-    async def receive_both_ways() -> None:
-        await p.expect(4, message, f"{nbytes} bytes by recv_into")
-        await p.expect(4, message, f"{nbytes} bytes by recv", loan=True)
-
-    await meet(send_twice, receive_both_ways)
-    await meet(receive_both_ways, send_twice)
+    for loan in (True, False):
+        await p.send(4, nbytes)
+        await p.receive(4, loan=loan)
+        await p.receive(4, nbytes, loan=loan)
+        await p.send(4, nbytes)
 
 
 async def zero_bytes(p: Pair) -> None:
     """An empty message is a message: it is matched, in its turn, by either kind of receive."""
-    messages, case = (b"", b"x", b""), "bytes between empty messages"
-    async with begun(*(partial(p.send, 5, message) for message in messages)):
-        for message in messages:
-            await p.expect(5, message, f"{len(message)} {case}", loan=True)
-    async with begun(*(partial(p.expect, 5, message, f"{len(message)} {case}") for message in messages)):
-        for message in messages:
-            await p.send(5, message)
+    for nbytes in (0, 1, 0):
+        await p.send(5, nbytes)
+    for loan in (True, False, True):
+        await p.receive(5, loan=loan)
+    for nbytes in (0, 1, 0):
+        await p.receive(5, nbytes)
+    for nbytes in (0, 1, 0):
+        await p.send(5, nbytes)
 
 
 async def order_of_sends(p: Pair) -> None:
     """Sends of one tag that wait together arrive in the order of the calls, whatever their sizes and priorities."""
-    count = p.scale.messages
-    lengths = [70_000 - 10_000 * i if i < 8 else (8, 100, 2000)[i % 3] for i in range(count)]
-    messages = [make_message(nbytes, i) for i, nbytes in enumerate(lengths)]
-    async with begun(*(partial(p.send, 7, message, -(i % 8)) for i, message in enumerate(messages))):
-        for i, message in enumerate(messages):
-            await p.expect(7, message, f"message {i} of {count} on one tag")
-    # long and short ones in turn, each as soon as the one before has suspended
-    messages = [make_message(nbytes, i) for i, nbytes in enumerate((max(p.scale.sizes), 8) * 3)]
-    async with trio.open_nursery() as nursery:
-        for message in messages:
-            nursery.start_soon(p.send, 8, message)
-            await trio.lowlevel.checkpoint()  # the task has started when this one continues
-        for i, message in enumerate(messages):
-            await p.expect(8, message, f"message {i} of 6 on one tag, sent as soon as the one before had suspended")
+    for i in range(p.scale.messages):
+        await p.send(7, 70_000 - 10_000 * i if i < 8 else (8, 100, 2000)[i % 3], priority=-(i % 8))
+    for _ in range(p.scale.messages):
+        await p.receive(7)
+    for nbytes in (max(p.scale.sizes), 8) * 3:  # each as soon as the one before has suspended
+        p.nursery.start_soon(p.sending(8, nbytes))
+        await trio.lowlevel.checkpoint()  # the task has started when this one continues
+    for _ in range(6):
+        await p.receive(8)
 
 
 async def order_of_receives(p: Pair) -> None:
     """Receives of one tag that wait together are served in the order of the calls."""
-    count = p.scale.messages
-    messages = [make_message(1000, i) for i in range(count)]
-    receives = [
-        partial(p.expect, 7, message, f"receive {i} of {count} on one tag") for i, message in enumerate(messages)
-    ]
-    async with begun(*receives):
-        for message in messages:
-            await p.send(7, message)
+    for _ in range(p.scale.messages):
+        await p.receive(7, 1000)
+    for _ in range(p.scale.messages):
+        await p.send(7, 1000)
 
 
 @each_size
@@ -123,90 +99,76 @@ async def ends(p: Pair, nbytes: int) -> None:
 
 async def sends_without_tasks(p: Pair) -> None:
     """A message begun by a plain function arrives as it was, though its callback writes there and begins more."""
-    messages = [make_message(nbytes, i) for i, nbytes in enumerate((8, 0, 70_000, 9, 100))]
-    for first in ("the receiver", "the sender"):
-        receives = [
-            partial(p.expect, 9, message, f"message {i}, which {first} was first to name")
-            for i, message in enumerate(messages)
-        ]
-        async with begun(*(receives if first == "the receiver" else ())):
-            for message in messages:
-                buffer = bytearray(message)
-                if p.a.begin_send(p.b.rank, 9, buffer, priority=2, done=partial(_clear, buffer)) is None:
-                    _clear(buffer)
-                await settle()
-            if first == "the sender":
-                for receive in receives:
-                    await receive()
-    # sends that begin other sends in their callbacks, though no receive waits at first
-    messages = [make_message(nbytes, i) for i, nbytes in enumerate((8, max(p.scale.sizes), 70_000, 1000, 60_000) * 5)]
-    buffers, pending, all_ended = [bytearray(message) for message in messages], set(range(len(messages))), trio.Event()
+    lengths: tuple[int, ...] = (8, 0, 70_000, 9, 100)
+    for receiver_first in (True, False):
+        for nbytes in lengths if receiver_first else ():
+            await p.receive(9, nbytes)
+        for nbytes in lengths:
+            buffer = bytearray(p.next_message("send", 9, nbytes))
+            if p.a.begin_send(p.b.rank, 9, buffer, priority=2, done=partial(clear, buffer)) is None:
+                clear(buffer)
+            await settle()
+        for _ in () if receiver_first else lengths:
+            await p.receive(9)
+    lengths = (8, max(p.scale.sizes), 70_000, 1000, 60_000) * 5
+    pending, all_ended = set(range(len(lengths))), trio.Event()
 
     def start(i: int) -> None:
-        if p.a.begin_send(p.b.rank, i, buffers[i], priority=i % 3, done=partial(on_end, i)) is None:
-            on_end(i, None)
+        buffer = bytearray(p.next_message("send", i, lengths[i]))
+        if p.a.begin_send(p.b.rank, i, buffer, priority=i % 3, done=partial(on_end, i, buffer)) is None:
+            on_end(i, buffer, None)
 
-    def on_end(i: int, call: Request | None) -> None:
+    def on_end(i: int, buffer: bytearray, call: Request | None) -> None:
         """Overwrite the buffer of an ended send, and begin a later one."""
-        _clear(buffers[i])
+        clear(buffer)
         pending.remove(i)
-        if (call is None or call.error is None) and i + len(messages) // 2 < len(messages):
-            start(i + len(messages) // 2)
+        if (call is None or call.error is None) and i + len(lengths) // 2 < len(lengths):
+            start(i + len(lengths) // 2)
         if not pending:
             all_ended.set()
 
-    for i in range(len(messages) // 2):
+    for i in range(len(lengths) // 2):
         start(i)
     await settle()  # unreceived messages have used up all credit
-    for i, message in enumerate(messages):
-        await p.expect(i, message, f"message {i} of {len(messages)}, which were started by a plain function,")
+    for i, nbytes in enumerate(lengths):
+        await p.receiving(i, nbytes)()
     await all_ended.wait()
-
-
-def _clear(buffer: bytearray, _: Request | None = None) -> None:
-    """Overwrite a buffer, which is the sender's again."""
-    buffer[:] = bytes(len(buffer))
 
 
 async def tags_are_independent(p: Pair) -> None:
     """A message that nobody receives yet, large or small, does not hold up other tags."""
-    large, small, urgent = make_message(max(p.scale.sizes)), make_message(8, 1), make_message(8, 2)
-    async with begun(partial(p.send, 1, large), partial(p.send, 2, small)) as nursery:
-        nursery.start_soon(p.send, 3, urgent)
-        await p.expect(3, urgent, "tag 3 while tags 1 and 2 wait")
-        await p.expect(2, small, "tag 2 while tag 1 waits")
-        await p.expect(1, large, "tag 1, late")
+    for tag, nbytes in ((1, max(p.scale.sizes)), (2, 8), (3, 8)):
+        await p.send(tag, nbytes)
+    for tag in (3, 2, 1):
+        await p.receive(tag)
 
 
 async def many_tags(p: Pair) -> None:
     """Thousands of tags may be outstanding, and are received in any order."""
-    tags = list(range(p.scale.tags))
-    async with trio.open_nursery() as nursery:
-        for tag in tags:
-            nursery.start_soon(p.send, tag, tag.to_bytes(8, "little"))
-        await settle()
-        for tag in random.Random(0).sample(tags, len(tags)):
-            await p.expect(tag, tag.to_bytes(8, "little"), f"tag {tag} of {len(tags)}")
+    tags = range(p.scale.tags)
+    for tag in tags:
+        p.nursery.start_soon(p.sending(tag, 8))
+    await settle()
+    for tag in random.Random(0).sample(tags, len(tags)):
+        await p.receive(tag)
 
 
 async def extreme_tags(p: Pair) -> None:
     """Tags reach from 0 to 2**64 - 1, and none is taken for another."""
     tags = [0, 1, 2**31, 2**32, 2**32 + 1, 2**63, TAG_LIMIT - 1]
-    async with begun(*(partial(p.send, tag, tag.to_bytes(8, "little")) for tag in tags)):
-        for tag in reversed(tags):
-            await p.expect(tag, tag.to_bytes(8, "little"), f"tag {tag}")
+    for tag in tags:
+        await p.send(tag, 8)
+    for tag in reversed(tags):
+        await p.receive(tag)
 
 
 async def both_directions(p: Pair) -> None:
     """Large messages of one tag cross in both directions at once."""
-    there, back = make_message(max(p.scale.sizes), 1), make_message(max(p.scale.sizes), 2)
-    other = Pair(p.b, p.a, p.scale)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(p.send, 9, there)
-        nursery.start_soon(other.send, 9, back)
-        await settle()
-        nursery.start_soon(p.expect, 9, there, "the way there")
-        nursery.start_soon(other.expect, 9, back, "the way back")
+    back = Pair(p.b, p.a, p.scale, p.nursery)
+    for way in (p, back):
+        await way.send(9, max(p.scale.sizes))
+    for way in (p, back):
+        await way.receive(9)
 
 
 async def kinds_of_buffers(p: Pair) -> None:
@@ -221,38 +183,23 @@ async def kinds_of_buffers(p: Pair) -> None:
         (np.zeros((0, 3), np.float16), np.zeros((3, 0), np.float64)),
     ]
     for data, out in pairs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(p.send, 6, data)
-            await p.b.recv_into(p.a.rank, 6, out)
+        p.nursery.start_soon(p.a.send, p.b.rank, 6, data)
+        await p.b.recv_into(p.a.rank, 6, out)
         require(np.asarray(data).tobytes() == np.asarray(out).tobytes(), f"sent {data!r}, received {out!r}")
 
 
 @each_size
 async def ownership(p: Pair, nbytes: int) -> None:
     """A buffer may be overwritten as soon as its send has returned; the sent bytes arrive."""
-    message = make_message(nbytes)
-    sent = bytes(message)
-
-    async def send_and_overwrite() -> None:
-        await p.send(2, message)
-        _clear(message)
-
-    async with begun(send_and_overwrite):
-        await p.expect(2, sent, f"{nbytes} bytes whose buffer was overwritten after the send")
+    await p.send(2, nbytes)
+    await p.receive(2)
 
 
 @each_size
 async def deliveries(p: Pair, nbytes: int) -> None:
     """A delivery's view is flat, read-only bytes, and stays intact until its release, which may come twice."""
-    message = make_message(nbytes)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(p.send, 2, message)
-        with await p.delivery(2, nbytes) as delivery:
-            shape = (delivery.view.format, delivery.view.ndim, delivery.view.nbytes)
-            require(delivery.view.readonly, "a delivery may be written to")
-            require(shape == ("B", 1, nbytes), f"a delivery of {nbytes} bytes has (format, ndim, nbytes) {shape}")
-            require(delivery.view == message, "a delivery has other bytes than those sent")
-            delivery.release()
+    p.nursery.start_soon(p.sending(2, nbytes))
+    await p.receive(2, loan=True)
 
 
 async def announcements(p: Pair) -> None:
@@ -261,42 +208,34 @@ async def announcements(p: Pair) -> None:
     `announced` names the same message, or, where it cannot know without waiting, none.
     """
     src, b = p.a.rank, p.b
-    choices = [(src, 1), (src, 2)]
     announced: list[Envelope] = []
 
     async def note_any(*choices: tuple[int, int]) -> None:
         announced.append(await b.wait_any(choices))
 
     for nbytes in (8, max(p.scale.sizes)):
-        messages = {tag: make_message(nbytes, tag) for tag in (1, 2, 3)}
-        sent = {tag: Envelope(src=src, dst=b.rank, tag=tag, nbytes=nbytes) for tag in messages}
+        choices, names = [(src, 1), (src, 2)], partial(Envelope, src=src, dst=b.rank, nbytes=nbytes)
         announced.clear()
-        async with begun(partial(note_any, *choices)) as nursery:
-            nursery.start_soon(p.send, 3, messages[3])
-            only = await b.wait_any([(src, 3)])
-            require(only == sent[3], f"{sent[3]} was the only message, and wait_any returned {only}")
+        await p.start(partial(note_any, *choices))
+        for tag, expected in ((3, []), (2, [names(tag=2)]), (1, [names(tag=2)])):
+            p.nursery.start_soon(p.sending(tag, nbytes))
+            only = await b.wait_any([(src, tag)])
+            require(only == names(tag=tag), f"the only message has tag {tag}, and wait_any returned {only}")
             await settle()
-            require(not announced, "wait_any returned for a message that is none of its choices")
-            nursery.start_soon(p.send, 2, messages[2])
-            await b.wait_any([(src, 2)])
-            await settle()
-            told = f"{sent[2]} was the only choice with a message, and wait_any returned {announced}"
-            require(announced == [sent[2]], told)
-            nursery.start_soon(p.send, 1, messages[1])
-            await b.wait_any([(src, 1)])
-            with assert_checkpoints():
-                first = await b.wait_any(choices)
-            require(first == sent[2], f"{sent[2]} was the older message, and wait_any returned {first}")
-            at_once = b.announced(choices)
-            require(at_once in (None, first), f"wait_any returned {first}, and announced {at_once}")
-            for tag, message in messages.items():
-                await p.expect(tag, message, f"tag {tag}, after it was waited for")
+            require(announced == expected, f"wait_any returned {announced}, not {expected}, as tag {tag} came")
+        with assert_checkpoints():
+            first = await b.wait_any(choices)
+        require(first == names(tag=2), f"the older message has tag 2, and wait_any returned {first}")
+        at_once = b.announced(choices)
+        require(at_once in (None, first), f"wait_any returned {first}, and announced {at_once}")
+        for tag in (1, 2, 3):
+            await p.receive(tag)
     announced.clear()
-    async with begun(partial(note_any, (src, 1))) as nursery:  # a message that a receive has matched is not announced
-        await meet(partial(p.expect, 1, b"awaited", "a receive beside wait_any"), partial(p.send, 1, b"awaited"))
-        await settle()
-        require(not announced, "wait_any returned for a message that a receive had waited for")
-        nursery.cancel_scope.cancel()
+    watch = await p.start(partial(note_any, (src, 1)))
+    await p.receive(1, 8)
+    await p.send(1, 8)
+    require(not announced, "wait_any returned for a message that a receive had waited for")
+    watch.scope.cancel()
 
 
 # -- wrong calls, cancelled calls, and calls that need not wait -------------------------------------------------------
@@ -307,29 +246,27 @@ async def bad_arguments(p: Pair) -> None:
     a, b, scattered, frozen, data = p.a, p.b, np.zeros((4, 4))[:, ::2], np.zeros(4), b"12345678"
     frozen.flags.writeable = False
     nobody = max(a.rank, b.rank) + 10**6
-    into = partial(b.recv_into, a.rank)
+    send, into = partial(a.send, b.rank), partial(b.recv_into, a.rank)
     wrong: list[tuple[str, Call]] = [
-        ("sending a buffer that is not contiguous", partial(p.send, 6, scattered)),
+        ("sending a buffer that is not contiguous", partial(send, 6, scattered)),
         ("receiving into a buffer that is not contiguous", partial(into, 6, scattered)),
         ("receiving into a read-only array", partial(into, 6, frozen)),
         ("receiving into bytes", partial(into, 6, data)),
         ("receiving a negative length", partial(b.recv, a.rank, 6, -1)),
-        *((f"sending with tag {tag}", partial(p.send, tag, data)) for tag in (-1, TAG_LIMIT)),
+        *((f"sending with tag {tag}", partial(send, tag, data)) for tag in (-1, TAG_LIMIT)),
         *((f"receiving with tag {tag}", partial(into, tag, bytearray(8))) for tag in (-1, TAG_LIMIT)),
         ("sending to a rank that does not exist", partial(a.send, nobody, 6, data)),
         ("receiving from a rank that does not exist", partial(b.recv, nobody, 6, 8)),
         *(
-            (f"waiting for any of {choices}", partial(b.wait_any, choices))
-            for choices in ([], [(a.rank, -1)], [(nobody, 6)])
+            (f"waiting for any of {choice}", partial(b.wait_any, choice))
+            for choice in ([], [(a.rank, -1)], [(nobody, 6)])
         ),
     ]
     for case, call in wrong:
-        outcome: list[BaseException | None] = []
-        await outcome_of(call, outcome)
-        if not isinstance(outcome[0], ArgumentError):
-            raise BrokenPromise(f"{case} gave {outcome[0]!r}; an ArgumentError is promised")
-    await settle()
-    await p.still_works(6, "the tag of rejected calls, used again")
+        error = await (await p.start(call)).wait()
+        require(isinstance(error, ArgumentError), f"{case} ended with {error!r}; an ArgumentError is promised")
+    await p.send(6, 8)
+    await p.receive(6)
 
 
 async def lengths_disagree(p: Pair) -> None:
@@ -342,24 +279,22 @@ async def lengths_disagree(p: Pair) -> None:
             continue
         cases = product((nbytes - 1, nbytes + 1, 0), (True, False), (True, False))
         raised = [await _sender_raises(p, nbytes, expected, send_first=f, loan=loan) for expected, f, loan in cases]
-        await p.still_works(3, "the tag of a failed message, used again")
+        await p.send(3, 8)
+        await p.receive(3)
         if all(raised):
             return
 
 
 async def _sender_raises(p: Pair, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool) -> bool:
     """Let two ends name different lengths, and require their errors; False if the message had left its sender."""
-    sender: list[BaseException | None] = []
-    receiver: list[BaseException | None] = []
-    calls = [
-        partial(outcome_of, partial(p.send, 3, bytes(sent_bytes)), sender),
-        partial(outcome_of, partial(p.receive, 3, expected_bytes, loan=loan), receiver),
-    ]
-    await meet(*(calls if send_first else reversed(calls)))
-    for who, (error,) in (("receiver", receiver), ("sender", sender)):
+    send = partial(p.a.send, p.b.rank, 3, bytes(sent_bytes))
+    calls: list[Call] = [send, partial(p.take, 3, expected_bytes, loan=loan)]
+    ends = [await p.start(call) for call in (calls if send_first else calls[::-1])]
+    sender, receiver = ends if send_first else ends[::-1]
+    for who, end in (("receiver", receiver), ("sender", sender)):
+        error, told = await end.wait(), f"the {who}, with {sent_bytes} bytes sent, {expected_bytes} expected, got"
         if who == "sender" and error is None and await _leaves_unreceived(p, sent_bytes):
             return False
-        told = f"the {who}, with {sent_bytes} bytes sent, {expected_bytes} expected, got"
         if not isinstance(error, LengthMismatchError):
             raise BrokenPromise(f"{told} {error!r}; a LengthMismatchError is promised")
         named = (error.sent_bytes, error.expected_bytes)
@@ -370,20 +305,23 @@ async def _sender_raises(p: Pair, sent_bytes: int, expected_bytes: int, *, send_
 async def _leaves_unreceived(p: Pair, nbytes: int) -> bool:
     """Return whether a send of this length ends although nobody receives."""
     with trio.move_on_after(p.scale.patience_s) as waiting:
-        await p.send(5, bytes(nbytes))
-    if not waiting.cancelled_caught:
-        await p.expect(5, bytes(nbytes), "a message that had left its sender")
+        await p.sending(5, nbytes)()
+    if waiting.cancelled_caught:
+        p.drop_message(5)
+    else:
+        await p.receive(5)
     return not waiting.cancelled_caught
 
 
 async def checkpoints(p: Pair) -> None:
     """Every call is a checkpoint, also when the other end is already there."""
     for loan in (True, False):
-        ends = partial(p.send, 2, b"12345678"), partial(p.receive, 2, 8, loan=loan)
-        for first, second in (ends, reversed(ends)):
-            async with begun(first):
-                with assert_checkpoints():
-                    await second()
+        await p.receive(2, 8, loan=loan)
+        with assert_checkpoints():
+            await p.a.send(p.b.rank, 2, p.next_message("send", 2, 8))
+        await p.send(2, 8)
+        with assert_checkpoints():
+            await p.receive(2, loan=loan)
 
 
 async def cancelled_at_the_call(p: Pair) -> None:
@@ -395,57 +333,155 @@ async def cancelled_at_the_call(p: Pair) -> None:
             await call()
         require(scope.cancelled_caught, f"{who} did not notice that it was cancelled")
 
-    async with begun(partial(p.expect, 2, b"real one", "after a send that was cancelled at the call")):
-        await cancel(partial(p.send, 2, b"no such!"), "send")
-        await p.send(2, b"real one")
+    await p.receive(2, 8)
+    await cancel(partial(p.a.send, p.b.rank, 2, b"no such!"), "send")
+    await p.send(2, 8)
     for loan in (True, False):
-        async with begun(partial(p.send, 2, b"real one")):
-            await cancel(partial(p.receive, 2, 8, loan=loan), "a receive")
-            await p.expect(2, b"real one", "after a receive that was cancelled at the call")
+        await p.send(2, 8)
+        await cancel(partial(p.take, 2, 8, loan=loan), "a receive")
+        await p.receive(2)
 
 
 async def cancelled_before_match(p: Pair) -> None:
     """A call that is cancelled while it waits for its other end is withdrawn; the next one takes its place."""
     for loan in (True, False):
-        async with begun(partial(p.receive, 2, 8, loan=loan)) as nursery:
-            nursery.cancel_scope.cancel()
+        (await p.start(partial(p.take, 2, 8, loan=loan))).scope.cancel()
+        await settle()
     for nbytes in p.scale.lengths:
-        first, second = make_message(nbytes, 1), make_message(nbytes, 2)
-        sender: list[BaseException | None] = []
-        async with begun(partial(outcome_of, partial(p.send, 2, first), sender)) as nursery:
-            nursery.cancel_scope.cancel()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(p.send, 2, second)
-            if sender == [None]:
-                await p.expect(2, first, "a send that had returned before it was cancelled")
-            await p.expect(2, second, "after receives and a send that were withdrawn")
-        if sender != [None]:
+        first = await p.start(p.sending(2, nbytes))
+        first.scope.cancel()
+        withdrawn = await first.wait() is not None
+        if withdrawn:
+            p.drop_message(2)
+        await p.send(2, nbytes)
+        for _ in range(2 - withdrawn):
+            await p.receive(2)
+        if withdrawn:
             return
 
 
 async def cancelled_after_match(p: Pair) -> None:
     """A sender that is cancelled while its message is on loan waits for the release, and its send succeeds."""
-
-    async def send(message: bytearray, scope: trio.CancelScope, sender: list[BaseException | None]) -> None:
-        with scope:
-            await outcome_of(partial(p.send, 2, message), sender)
-        _clear(message)
-
     for nbytes in (8, max(p.scale.sizes)):
-        message, scope, sender = make_message(nbytes), trio.CancelScope(), list[BaseException | None]()
-        sent = bytes(message)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(send, message, scope, sender)
-            with await p.delivery(2, nbytes) as delivery:
-                scope.cancel()
-                await settle()
-                require(delivery.view == sent, "the send returned while its memory was on loan")
-        require(sender == [None], f"the message was received, but its send ended with {sender[0]!r}")
+        sender, message = await p.start(p.sending(2, nbytes)), p.next_message("receive", 2, None)
+        with await p.b.recv(p.a.rank, 2, nbytes) as delivery:
+            sender.scope.cancel()
+            await settle()
+            require(delivery.view == message, "the send returned while its memory was on loan")
+        error = await sender.wait()
+        require(error is None, f"the message was received, but its send ended with {error!r}")
 
 
-#: The rules of this file, in the order in which `check_transport` tries them.
+# -- signatures are compared where messages meet, and say what a message is -------------------------------------------
+
+# Two calls that differ in the last part, and one that leaves it open. The texts are of any bytes, the longest at most.
+_FIVE = PlainSignature(7 << 40 | 1 << 20 | 5, b"five" + bytes(range(256 - TEXT_BYTES + 4, 256)))
+_SIX = PlainSignature(7 << 40 | 1 << 20 | 6, b"\0six\0")
+_ANY = PlainSignature(7 << 40 | 1 << 20, b"")
+
+
+async def _both(send: Callable[[], Begun], receive: Callable[[], Begun], *, send_first: bool) -> tuple[Begun, Begun]:
+    """Begin both ends of a message, one of them first; wait for them, and return them."""
+    first = (send if send_first else receive)()
+    await settle()
+    second = (receive if send_first else send)()
+    sent, received = (first, second) if send_first else (second, first)
+    await received.wait()
+    await sent.wait()
+    return sent, received
+
+
+@each_size
+async def signatures_agree(p: Pair, nbytes: int) -> None:
+    """Messages whose signatures are equal, or open on one side, arrive, the sender or the receiver first."""
+    message, case = make_message(nbytes), f"{nbytes} bytes of one call"
+    for mine, theirs in ((_FIVE, _FIVE), (_FIVE, _ANY), (_ANY, _SIX), (None, _SIX), (_FIVE, None)):
+        out = bytearray(nbytes)
+        ends = partial(p.begin_send, 21, message, theirs), partial(p.begin_recv, 21, out, nbytes, signature=mine)
+        for end in await _both(*ends, send_first=bool(nbytes % 2)):
+            require(await end.wait() is None, f"{case}: {await end.wait()!r}")
+        require(out == message, f"{case}: other bytes than those sent")
+
+
+@each_size
+async def signatures_differ(p: Pair, nbytes: int) -> None:
+    """Both ends that wait fail with the other's signature, whatever the lengths; the next message arrives."""
+    for expected_bytes, send_first in ((nbytes, True), (nbytes, False), (nbytes + 1, True), (OPEN, False)):
+        out = None if expected_bytes == OPEN else bytearray(expected_bytes)
+        send = partial(p.begin_send, 21, make_message(nbytes), _SIX)
+        receive = partial(p.begin_recv, 21, out, expected_bytes, signature=_FIVE)
+        sent, received = await _both(send, receive, send_first=send_first)
+        for who, end, theirs in (("receiver", received, _SIX), ("sender", sent, _FIVE)):
+            error, told = await end.wait(), f"the {who} of {nbytes} bytes"
+            if who == "sender" and error is None:  # it may have left before
+                continue
+            if not isinstance(error, SignatureMismatchError) or end.request is None:
+                raise BrokenPromise(f"{told}, of another call, ended with {error!r}")
+            said = end.request.theirs
+            require(error.theirs == said == theirs, f"{told} got the signature {said!r}, not {theirs!r}")
+        p.nursery.start_soon(p.sending(21, 4))
+        await p.receive(21)
+
+
+async def signatures_of_many_calls(p: Pair) -> None:
+    """Each message is delivered with its own signature, though there are more of them than a wire may remember."""
+    for number in range(1, 5000):
+        said = PlainSignature(number << 40, b"call %d" % number)
+        receive = partial(p.begin_recv, 21, bytearray(1), OPEN if number % 100 == 0 else 1, signature=said)
+        received = receive() if number % 3 else None
+        sent = p.begin_send(21, b"x", said)
+        error = await (received or receive()).wait()
+        require(error is None, f"call {number}: {error!r}")
+        await sent.wait()
+
+
+@each_size
+async def any_length(p: Pair, nbytes: int) -> None:
+    """A receive of any length learns length and signature where it meets its message, which it gets whole."""
+    message, case, seen = make_message(nbytes), f"{nbytes} bytes of any length", list[tuple[int, object]]()
+
+    def allocate(request: Request) -> Buffer:
+        seen.append((request.nbytes, request.theirs))
+        return memory
+
+    for lends in (True, False):
+        memory = bytearray(nbytes)
+        sent = p.begin_send(21, message, _SIX)
+        if nbytes % 2:
+            await settle()
+        begun = p.begin_recv(21, None, OPEN, signature=_ANY, allocate=None if lends else allocate)
+        error, received = await begun.wait(), begun.request
+        if error is not None or received is None:
+            raise BrokenPromise(f"{case}: {error!r}")
+        require(received.theirs == _SIX, f"the signature of the sender is {received.theirs!r}, not {_SIX!r}")
+        require(received.nbytes == nbytes, f"the length is {received.nbytes}, not {nbytes}")
+        require(lends or seen == [(nbytes, _SIX)], f"allocate was called with {seen}")
+        if lends:
+            with received.delivery() as delivery:
+                memory[:] = delivery.view
+        await sent.wait()
+        require(memory == message, f"{case}: other bytes than those sent")
+
+
+@each_size
+async def any_length_refused(p: Pair, nbytes: int) -> None:
+    """A receive of any length whose memory cannot be made ends with that error; its sender ends, the next arrives."""
+
+    def allocate(_: Request) -> Buffer:
+        raise MemoryError("as the check wants it")
+
+    send = partial(p.begin_send, 21, make_message(nbytes), _SIX)
+    _, received = await _both(send, partial(p.begin_recv, 21, None, OPEN, allocate=allocate), send_first=True)
+    error = await received.wait()
+    require(isinstance(error, MemoryError), f"without memory for {nbytes} bytes, the receive ended with {error!r}")
+    p.nursery.start_soon(p.sending(21, 4))
+    await p.receive(21)
+
+
+#: Every rule, in the order in which `check_transport` tries them.
 RULES: tuple[Rule, ...] = (
     names, sizes, zero_bytes, order_of_sends, order_of_receives, ends, sends_without_tasks, tags_are_independent,
     many_tags, extreme_tags, both_directions, kinds_of_buffers, bad_arguments, lengths_disagree, checkpoints,
     cancelled_at_the_call, cancelled_before_match, cancelled_after_match, ownership, deliveries, announcements,
+    signatures_agree, signatures_differ, signatures_of_many_calls, any_length, any_length_refused,
 )  # fmt: skip

@@ -22,8 +22,8 @@ from typing import TypeAlias
 
 import trio
 
-from transports import _rules, _signature_rules
 from transports._checking import BrokenPromise, Pair, Rule, Scale
+from transports._rules import RULES
 from transports.failures import ArgumentError
 from transports.wire import Wire
 
@@ -80,7 +80,8 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
             try:
                 a, b = _check_endpoints(ends)
                 with trio.fail_after(scale.timeout_s):
-                    await check(Pair(a, b, scale))
+                    async with trio.open_nursery() as nursery:
+                        await check(Pair(a, b, scale, nursery))
             except Exception as error:  # raised once the pair is closed: its nurseries would wrap it in groups
                 failure = error
     except Exception as error:
@@ -135,6 +136,4 @@ def _describe_failure(cause: BaseException, check: Rule, scale: Scale) -> str:
 
 
 #: Every check by name, in the order in which `check_transport` runs them.
-CHECKS: Mapping[str, Rule] = MappingProxyType(
-    {rule.__name__: rule for rule in (*_rules.RULES, *_signature_rules.RULES)}
-)
+CHECKS: Mapping[str, Rule] = MappingProxyType({rule.__name__: rule for rule in RULES})
