@@ -42,18 +42,13 @@ def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> mem
     if type(data) is memoryview and data.format == "B" and data.ndim == 1 and data.c_contiguous:
         view = data  # the usual argument; the rest would take longer than sending a byte
     else:
-        view = _view_flat(data, name)
+        try:
+            view = _flatten(data)
+        except (TypeError, ValueError, NotImplementedError, BufferError) as error:
+            raise ArgumentError(f"{name} cannot be taken as bytes: {error}") from error
     if writable and view.readonly:
         raise ArgumentError(f"{name} is read-only; receive into memory that may be written")
     return view
-
-
-def _view_flat(data: Buffer, name: str) -> memoryview:
-    """View a buffer as flat bytes; `ArgumentError` names the argument if that is impossible."""
-    try:
-        return _flatten(data)
-    except (TypeError, ValueError, NotImplementedError, BufferError) as error:
-        raise ArgumentError(f"{name} cannot be taken as bytes: {error}") from error
 
 
 def _flatten(data: Buffer) -> memoryview:
@@ -123,7 +118,7 @@ class BounceBuffers:
 
     def take(self, nbytes: int) -> memoryview:
         """Return a buffer of at least `nbytes`. Callers pass the receiver's size, never one that a peer has sent."""
-        size = _round_up(nbytes)
+        size = 1 << max(nbytes - 1, 0).bit_length()  # few sizes serve all; untouched pages take no memory
         free = self._free[size]
         if not free:
             return as_bytes(np.empty(size, np.uint8))
@@ -135,8 +130,3 @@ class BounceBuffers:
         if buffer.nbytes <= self._spare_bytes:
             self._spare_bytes -= buffer.nbytes
             self._free[buffer.nbytes].append(buffer)
-
-
-def _round_up(nbytes: int) -> int:
-    """Round up to a power of two, so that few sizes serve all; untouched pages take no memory."""
-    return 1 << max(nbytes - 1, 0).bit_length()

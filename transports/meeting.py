@@ -268,8 +268,12 @@ class ListeningSockets:
             """Accept the connections of a listener, as long as few handshakes are unfinished."""
             while True:
                 await pending.acquire_on_behalf_of(token := object())
+                connection: socket.socket | None = None
                 try:
-                    connection = await _accept_connection(listener)
+                    while connection is None:
+                        await trio.lowlevel.wait_readable(listener)
+                        with suppress(BlockingIOError, ConnectionAbortedError):  # the dialler has left again
+                            connection = listener.accept()[0]
                 except BaseException:
                     pending.release_on_behalf_of(token)
                     raise
@@ -278,14 +282,6 @@ class ListeningSockets:
         async with trio.open_nursery() as nursery:
             for listener in listeners:
                 nursery.start_soon(accept, listener)
-
-
-async def _accept_connection(listener: socket.socket) -> socket.socket:
-    """Wait for a connection of a listener, and accept it."""
-    while True:
-        await trio.lowlevel.wait_readable(listener)
-        with suppress(BlockingIOError, ConnectionAbortedError):  # the dialler has left again
-            return listener.accept()[0]
 
 
 def _make_bound_socket(address: str, port: int) -> socket.socket:

@@ -46,9 +46,11 @@ class _NeuronLinkRequest(Request):
         since_ns: Time since which it waits for the other end.
         view: The caller's bytes; None once the call has ended, and of a receive that reads the sender's memory.
         matched: The other end has arrived: from here on the message finishes, whatever is cancelled.
+        sender: Owner of the memory that the delivery of a receive reads; it ends when the loan is released.
     """
 
     matched: bool = False
+    sender: _NeuronLinkRequest
     since_ns: int
 
     def __init__(
@@ -102,12 +104,8 @@ class _NeuronLinkRequest(Request):
             self.error, sender.error = error, TransportError("the receiver has refused the message")
         return self.error is None
 
-    def borrow(self, sender: _NeuronLinkRequest) -> None:
-        """Let the delivery of this receive read a sender's memory; the send ends when the loan is released."""
-        self._sender = sender
-
     def delivery(self) -> Delivery:
-        return _Loan(self._link, self._sender)
+        return _Loan(self._link, self.sender)
 
     def fail_dropped(self, finish: Callable[[], None]) -> None:
         """Fail a send whose receiver has dropped the loan, and cannot release it any more."""
@@ -257,7 +255,7 @@ class NeuronLink(Transport):
         if not self._agree(sender, receiver, *lane):
             self.end(receiver, sender)
         elif receiver.view is None:
-            receiver.borrow(sender)
+            receiver.sender = sender
             self.end(receiver)
         elif sender.nbytes < self._thread_copy_bytes:
             receiver.view[:] = sender.bytes

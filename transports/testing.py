@@ -89,7 +89,9 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
     if isinstance(failure, _NoPair):
         raise ArgumentError(str(failure))
     if failure is not None:
-        cause = _root_cause(failure)
+        cause: BaseException = failure
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
         late = isinstance(cause, trio.TooSlowError)  # its context are all tasks that were cancelled
         raise ContractViolation(name, _describe_failure(cause, check, scale)) from None if late else cause
 
@@ -116,13 +118,6 @@ def _check_endpoints(ends: object) -> tuple[Wire, Wire]:
     if isinstance(ends, tuple | list) and len(ends) == 2 and all(isinstance(end, Wire) for end in ends):
         return ends[0], ends[1]
     raise _NoPair(f"make_pair: expected it to open two wires, as of transport.wire(rank), got {ends!r}")
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """Return the first error inside nested groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _describe_failure(cause: BaseException, check: Rule, scale: Scale) -> str:

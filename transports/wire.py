@@ -205,7 +205,8 @@ class Wire(ABC):
 
     async def recv(self, src: int, tag: int, nbytes: int, *, signature: Signature | None = None) -> Delivery:
         """Receive a message of `nbytes`, or `OPEN`, on loan; as `begin_recv`."""
-        check_length(nbytes)
+        if nbytes < 0:
+            raise ArgumentError(f"nbytes is {nbytes}; a message has 0 bytes or more")
         request = await finish(partial(self.begin_recv, src, tag, None, nbytes, signature=signature))
         assert request is not None, "only a send may have left at once"
         return request.delivery()
@@ -321,9 +322,3 @@ def check_tag(tag: int) -> None:
     """Raise `ArgumentError` unless ``0 <= tag < 2**64``."""
     if not 0 <= tag < TAG_LIMIT:
         raise ArgumentError(f"tag {tag} is not in 0 ... 2**64 - 1")
-
-
-def check_length(nbytes: int) -> None:
-    """Raise `ArgumentError` for a negative length."""
-    if nbytes < 0:
-        raise ArgumentError(f"nbytes is {nbytes}; a message has 0 bytes or more")

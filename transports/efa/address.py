@@ -62,7 +62,9 @@ class PeerAddress:
             raise TransportError(
                 f"process {member} sent no valid address: {error}; this is a bug in overlap, please report it"
             ) from error
-        return cls(host=host, unix=unix, tcp=rails, lasting=lasting, cores=_unpack_cores(cores))
+        bits = int.from_bytes(cores, "little")
+        usable = frozenset(core for core in range(bits.bit_length()) if bits >> core & 1)
+        return cls(host=host, unix=unix, tcp=rails, lasting=lasting, cores=usable)
 
     def may_part(self, peer: PeerAddress) -> bool:
         """Whether a single connection between two processes may end before they do; the same on both sides.
@@ -74,12 +76,6 @@ class PeerAddress:
             return True
         unix = bool(self.unix and peer.unix)
         return not unix and (self.lasting or peer.lasting or self.tcp[0][0] != peer.tcp[0][0])
-
-
-def _unpack_cores(bits: bytes) -> frozenset[int]:
-    """Return the numbers of the set bits, which are the usable cores of a process."""
-    number = int.from_bytes(bits, "little")
-    return frozenset(core for core in range(number.bit_length()) if number >> core & 1)
 
 
 def _check_port(port: object) -> int:
@@ -123,16 +119,6 @@ def rail_names(rails: int | Sequence[str], host: str) -> tuple[str, ...]:
     return names
 
 
-async def rail_addresses(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the local address of each rail.
-
-    Raises:
-        ArgumentError: An interface without an address, or an unknown name.
-    """
-    addresses = {name: await resolve_address(name) for name in dict.fromkeys(names)}
-    return tuple(addresses[name] for name in names)
-
-
 async def resolve_address(name: str) -> str:
     """Return the address of a network interface or a host name; an IP address is returned unchanged.
 
@@ -145,17 +131,12 @@ async def resolve_address(name: str) -> str:
     interfaces = [interface for _, interface in socket.if_nameindex()]
     try:
         if name in interfaces:
-            return _interface_address(name)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            return socket.inet_ntoa(reply[20:24])
         # the system's resolver may take seconds; it has a thread of its own
         return str((await trio.socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))[0][4][0])
     except OSError as error:
         raise ArgumentError(
             f"rail {name!r} has no address ({error.strerror}); interfaces here are {', '.join(interfaces)}"
         ) from error
-
-
-def _interface_address(name: str) -> str:
-    """Return the IPv4 address of a network interface; `OSError` if it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-    return socket.inet_ntoa(reply[20:24])

@@ -228,14 +228,10 @@ class EfaLink(MatchedLink):
             raise FrameError(
                 f"peer reports the loss of rail {index}, which never existed; install the same overlap in every process"
             )
-        if index > max(self._slot_numbers(index), default=-1):
+        numbers = (*self._received_frames, *(rail.index for rail in self.rails))  # living and unsettled rails
+        if index > max((number for number in numbers if number % RAILS_LIMIT == index % RAILS_LIMIT), default=-1):
             self._received_frames[index] = 0
             self.departures.add(pack(MessageKind.LOST, index, 0))
-
-    def _slot_numbers(self, index: int) -> list[int]:
-        """Return the numbers of the living and unsettled rails in the slot of a rail."""
-        numbers = (*self._received_frames, *(rail.index for rail in self.rails))
-        return [number for number in numbers if number % RAILS_LIMIT == index % RAILS_LIMIT]
 
     def rail_name(self, index: int) -> str:
         """Return the name of a rail, for people."""

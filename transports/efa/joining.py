@@ -11,7 +11,7 @@ from itertools import product
 
 import trio
 
-from transports.efa.address import PeerAddress, describe_ends, host_identity, rail_addresses, rail_names
+from transports.efa.address import PeerAddress, describe_ends, host_identity, rail_names, resolve_address
 from transports.efa.tcp import bound_queue, set_options
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
@@ -120,7 +120,8 @@ class SocketJoining:
             TransportError: A process did not join, or runs with other settings.
             ArgumentError: A rail has no address here.
         """
-        self._addresses = await rail_addresses(self._names)
+        addresses = {name: await resolve_address(name) for name in dict.fromkeys(self._names)}
+        self._addresses = tuple(addresses[name] for name in self._names)
         pending = 2 * self._members * len(self._addresses)
         unix = self._unix and bool(self.identity)
         self.meeting.sockets = sockets = ListeningSockets(

@@ -280,13 +280,6 @@ class Rail(ABC):
         """Write and read ahead of the tasks; return whether anything moved."""
         return False
 
-    async def _read_to_end(self) -> None:
-        """Read and handle frames until the connection ends; `EOFError` if it ends within a chunk."""
-        while await self.read_on():
-            pass
-        if self.reading.within_chunk:
-            raise EOFError
-
     def count_read(self, count: int) -> None:
         """Count bytes that were read and handled, and let answers leave."""
         self.read_bytes += count
@@ -326,7 +319,10 @@ class Rail(ABC):
     async def read_until_dead(self) -> None:
         """Read and handle frames, until the connection ends or the peer breaks the protocol."""
         try:
-            await self._read_to_end()
+            while await self.read_on():
+                pass
+            if self.reading.within_chunk:
+                raise EOFError
         except (ProtocolError, EOFError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._die_from_error(error)
         else:

@@ -123,16 +123,12 @@ class Reading:
             budget -= 1
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._start > _READ_BYTES // 2:
-            self._compact()
+        elif self._start > _READ_BYTES // 2:  # move the unhandled bytes to the start
+            start, end = self._start, self._end
+            self._view[: end - start] = self._view[start:end]
+            self._start, self._end = 0, end - start
         self.behind = not budget
         return self.behind
-
-    def _compact(self) -> None:
-        """Move the unhandled bytes to the start of the buffer."""
-        start, end = self._start, self._end
-        self._view[: end - start] = self._view[start:end]
-        self._start, self._end = 0, end - start
 
     def _handle_eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
         """Check the bytes of a small message, and pass it on; `DamageError` if they are damaged."""

@@ -232,17 +232,13 @@ class Reconnection:
                 with trio.CancelScope() as self._listening_scope:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._joining.meeting.sockets.serve, listeners, self._welcome_replacement)
-                        await self._wait_for_expected()
+                        while self._expected:  # until all have dialled or are lost
+                            await trio.sleep(_LOOK_S)
+                            self._expected = {key for key in self._expected if self._links[key[0]].engine.gone is None}
                         nursery.cancel_scope.cancel()
             finally:
                 for listener in listeners:
                     listener.close()
-
-    async def _wait_for_expected(self) -> None:
-        """Wait until all expected processes have dialled or are lost."""
-        while self._expected:
-            await trio.sleep(_LOOK_S)
-            self._expected = {key for key in self._expected if self._links[key[0]].engine.gone is None}
 
     async def _welcome_replacement(self, connection: socket.socket) -> None:
         """Shake hands with a process that dials again, and add the connection; strangers are refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from transports.buffers import BounceBuffers
@@ -63,7 +64,7 @@ class Engine:
             return True
         if (error := self.lost(receive.lane)) is not None:
             raise error
-        incoming.queue_receive(receive)
+        incoming.posted.setdefault(receive.lane, deque()).append(receive)
         return False
 
     def withdraw(self, end: Send | Receive) -> bool:
@@ -101,8 +102,7 @@ class Engine:
 
     def _handle_abandon(self, number: int) -> None:
         """Drop an offer whose sender has closed, and fail the receive that accepted it."""
-        receive = self.incoming.handle_abandon(number)
-        if receive is not None:
+        if not self.incoming.drop_offer(number) and (receive := self.incoming.filling.pop(number, None)) is not None:
             receive.lose(f"{self.name} has left")
 
     # -- how it ends --------------------------------------------------------------------------------------------------

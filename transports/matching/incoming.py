@@ -184,16 +184,10 @@ class Incoming:
 
     def handle_withdraw(self, number: int) -> None:
         """Drop an offer that no receive has matched, and confirm that; a matched message finishes instead."""
-        if self._drop_offer(number):
+        if self.drop_offer(number):
             self._answer(MessageKind.WITHDRAWN, number)
 
-    def handle_abandon(self, number: int) -> Receive | None:
-        """Drop an offer whose sender has closed; return the receive that accepted it, which must fail."""
-        if self._drop_offer(number):
-            return None
-        return self.filling.pop(number, None)
-
-    def _drop_offer(self, number: int) -> bool:
+    def drop_offer(self, number: int) -> bool:
         """Drop an offer without a receive; True if it was here. One still on its way is dropped on arrival."""
         if number >= self._next_number:
             if number - self._next_number > self._limits.waiting:
@@ -271,13 +265,6 @@ class Incoming:
         arrival = pop_first(self.arrived, receive.lane)
         self._offers.pop(arrival.number, None)
         self._match(receive, arrival)
-
-    def queue_receive(self, receive: Receive) -> None:
-        """Queue a receive until a message of its lane is announced."""
-        queue = self.posted.get(receive.lane)
-        if queue is None:
-            queue = self.posted[receive.lane] = deque()
-        queue.append(receive)
 
     def withdraw_receive(self, receive: Receive) -> bool:
         """Cancel a receive that no message has matched; False if one has."""
@@ -361,13 +348,10 @@ class Incoming:
         Raises:
             ProtocolError: No receive expects the chunk, or it has arrived already.
         """
-        if self._overtakes and (self._overtaking.has_chunk(number, offset) or self._may_be_unannounced(number)):
+        early = self._overtakes and number >= self._next_number and number not in self._early_arrivals
+        if early or (self._overtakes and self._overtaking.has_chunk(number, offset)):
             return self._overtaking.chunk_memory(number, offset, nbytes)
         return self._receive_memory(number, offset, nbytes)
-
-    def _may_be_unannounced(self, number: int) -> bool:
-        """Whether a chunk may belong to a message that is not announced yet."""
-        return number >= self._next_number and number not in self._early_arrivals
 
     def _receive_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return the memory of a chunk in its receive; `ProtocolError` if no receive expects it."""

@@ -151,7 +151,9 @@ class Outgoing:
                     return self._make_signature(send.signature)
                 send.place = place
             heappop(self._announcing)
-            self._count_off_lane(send.lane)
+            queued, urgency = self._in_lane.pop(send.lane)
+            if queued > 1:
+                self._in_lane[send.lane] = (queued - 1, urgency)
             if send.progress is WAITING:
                 return self._make_announcement(send)
         return None
@@ -165,12 +167,6 @@ class Outgoing:
         number = self._next_number
         self._next_number += 1
         return MessageKind.SIGNATURE, (number, place, signature.fingerprint), memoryview(signature.text)
-
-    def _count_off_lane(self, lane: Lane) -> None:
-        """Count a message that leaves the queue of its lane."""
-        queued, urgency = self._in_lane.pop(lane)
-        if queued > 1:
-            self._in_lane[lane] = (queued - 1, urgency)
 
     def _make_announcement(self, send: Send) -> Message:
         """Return the announcement of a message: whole if it is small, pushed within the credit, otherwise offered."""

@@ -73,7 +73,9 @@ class MemoryJoining:
         listeners = sockets.listen() if identity else []
         try:
             cards = await exchange("memory", PeerAddress(host=identity, unix=sockets.unix).pack())
-            self._find_neighbours(identity, [PeerAddress.unpack(card, member) for member, card in enumerate(cards)])
+            peers = [PeerAddress.unpack(card, member) for member, card in enumerate(cards)]
+            near = [i for i, peer in enumerate(peers) if identity and peer.host == identity and i != self.member]
+            self._names = {i: peers[i].unix for i in near}
             missing = await self.meeting.gather(
                 [(i, 0) for i in self._names], listeners, self._dial_peer, self._serve_peer
             )
@@ -128,11 +130,6 @@ class MemoryJoining:
                 return ""
             permit_reading()
         return identity
-
-    def _find_neighbours(self, identity: str, cards: list[PeerAddress]) -> None:
-        """Record the Unix sockets of the other processes of this host."""
-        neighbours = {i: card.unix for i, card in enumerate(cards) if identity and card.host == identity}
-        self._names = {i: name for i, name in neighbours.items() if i != self.member}
 
     def _make_segment(self) -> Segment:
         """Make the segment of this process, within the limit but not below the smallest useful size."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transports.buffers import Buffer
+from transports.buffers import Buffer, as_bytes
 
 _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
 _ANY = ctypes.c_ulong(-1)
@@ -54,17 +54,11 @@ def read_memory(pid: int, address: int, into: Buffer) -> None:
     Raises:
         OSError: The process has ended, may not be read, or has no such memory.
     """
-    rest = _flat_view(into)
+    rest = as_bytes(into)
     while rest.nbytes:
         count = _read_once(pid, address, buffer_address(rest), rest.nbytes)
         address += count
         rest = rest[count:]
-
-
-def _flat_view(into: Buffer) -> memoryview:
-    """View a buffer as flat bytes."""
-    view = memoryview(into)  # type: ignore[arg-type]
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def _read_once(pid: int, address: int, target: int, nbytes: int) -> int:
