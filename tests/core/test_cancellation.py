@@ -67,6 +67,12 @@ def make_transport(path: str, ranks: int = 3) -> Transport:
     return Recording(link) if path == "wire" else link
 
 
+def check_mailboxes(transport: Transport) -> None:
+    link = transport.inner if isinstance(transport, Recording) else transport
+    assert isinstance(link, NeuronLink)
+    assert not any(box.sends or box.receives for box in link.mailboxes.values())
+
+
 class CancelAt(trio.abc.Instrument):
     """Cancels a scope before the n-th step of any task."""
 
@@ -93,7 +99,9 @@ def run_and_cancel(step: int, path: str) -> bool:
         assert trio.lowlevel.current_statistics().tasks_living == before
         return instrument.scope.cancelled_caught
 
-    return trio.run(outer, instruments=[instrument])
+    cancelled = trio.run(outer, instruments=[instrument])
+    check_mailboxes(transport)
+    return cancelled
 
 
 @pytest.mark.parametrize("path", ["direct", pytest.param("wire", marks=pytest.mark.slow)])
@@ -136,6 +144,8 @@ def run_and_break(step: int, path: str) -> bool:
     assert [(error.rank, type(error.cause), error.others) for error in errors] in ([], [(1, Boom, {})])
     program.check_returned()
     check_threads()
+    if transport is not None:
+        check_mailboxes(transport)
     return bool(errors)
 
 
