@@ -8,7 +8,7 @@
 #   launch/, processes/      starts processes, and detects their losses;  state/: saved for restarts
 #   survival/                worlds that go on after losses: agreement, witness, epochs
 #   waits/                   the judge of ranks that wait
-#   timeline/, flight/       what runs record, and reports from it;  live/, explain/: other readers of both
+#   timeline/, flight/       what runs record, and reports from it;  explain/: judges both
 #   parallel/, torch/        training strategies; the backend of torch.distributed;  ray/: on clusters
 #   testing/                 tests with many ranks in one process
 #   cli/                     the command

@@ -39,7 +39,6 @@ HOUSE = (
     ("overlap.flight",),
     ("overlap.explain",),
     ("overlap.timeline.draw",),  # pictures end with the sentence that `explain` says
-    ("overlap.live",),
     # one process's ranks
     ("overlap.runtime.state", "overlap.runtime.failure", "overlap.runtime.not_a_value"),
     ("overlap.runtime.trio_private",),

@@ -51,7 +51,7 @@ GONE = {
     **dict.fromkeys(("model", "replay"), "simulate the program itself, with `overlap simulate`"),
     **dict.fromkeys(("calibrate", "validate"), "write the machine file by hand, as docs/machines.md shows"),
     "autopsy": "`overlap why` says it",
-    "ls": "`overlap top --list` says it",
+    "ls": "`overlap top` says it",
     "pipeline": "`overlap plan` shows schedules of pipelines",
 }
 """Commands of the previous version, and what to do instead."""

@@ -3,50 +3,65 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from time import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from statistics import median
+from time import localtime, process_time, sleep, strftime, time_ns
+
+import numpy as np
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from ..errors import UsageError
-from ..live.worlds import RunningWorld, Sampler, find_world, running
+from ..explain.ranks import LateRank, late_ranks
+from ..explain.spans import pieces_of_spans
+from ..flight.folder import ENDING, default_folder, runs
+from ..flight.reading import Flight, OpenRecord, RankTable
+from ..flight.records import world_key
+from ..flight.spans import step_length_ns, timeline_of_records
 from ..settings import Option
-from ..units import columns, number, switch
+from ..timeline.draw.folding import fold
+from ..timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
+from ..timeline.measure.metrics import Breakdown, coverage
+from ..timeline.spans import Timeline
+from ..units import columns, figure, figure_unit, format_bytes, format_ns, format_s, number, switch
 from .console import Console
-from .livescreen import Show, is_terminal
-from .options import add_options, shared_option
+from .options import add_options
 
 EVERY_S = 1.0
 ON_PAPER_S = 10.0  # between lines where nothing can be drawn
+MOST_SHARE = 0.01
+"""Of one processor: a look that takes longer is followed by a longer pause."""
+_END_S = 0.2  # delay until the end of the job is noticed
+_LINES_BESIDE_RANKS = 5  # title, two lines, head, the prompt
+_BAR_CELLS = 12
+_WAITING_SHARE = 0.01
+"""Part of the time of all ranks: less waiting is nobody's fault."""
 
 _DESCRIPTION = """\
-Without JOB, list the jobs that run on this host: every program of this user whose ranks live now.
-
-With JOB, show the work of its ranks: compute and communication as bars, hidden and exposed, the time of a step, the
-ranks that others wait for, bytes per second by wire, and operations in flight. The command reads the flight records of
-this host's processes, which costs the job nothing; on another host, run it there (ssh HOST overlap top). A look takes
-at most a hundredth of a processor. q or Ctrl-C ends it, the job runs on.
+Without JOB, list the jobs of this user that run on this host. With JOB, show the work of its ranks since the last look,
+as `overlap timeline` measures it, the time of a step, the rank that others wait for, and bytes in flight. The command
+reads the flight records of this host's processes, which costs the job nothing; on another host, run it there (ssh HOST
+overlap top). A look takes at most a hundredth of a processor. Ctrl-C ends it, the job runs on.
 """
 
 _EPILOG = """\
 examples:
   overlap top                       the jobs here
   overlap top 5f2c0d1e              a job, or the id of one of its processes
-  overlap top train.py              the job of that program, if there is one
+  overlap top train.py              the job of that program
   ssh -t node1 overlap top          the processes of a job on another host
-  overlap top --once                one look at the newest job
   overlap top --every 5 | tee log   a line every 5 seconds, of the newest job
-  overlap top --list --json         the list for programs
 """
 
-
 OPTIONS = {
-    "list": Option(read=switch, help="list jobs, one a line; the default without JOB"),
-    "json": shared_option("json", "of the list"),
     "every": Option(read=number, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe"),
     "once": Option(read=switch, help="look once"),
-    "ascii": shared_option("ascii"),
 }
 
 
@@ -68,23 +83,26 @@ def main(args: argparse.Namespace) -> int:
     """
     if args.every is not None and not 0.1 <= args.every <= 3600:
         raise UsageError(f"--every: {args.every:g} s; expected 0.1 to 3600")
-    watches = args.once or args.every is not None or args.job is not None
-    if args.list or args.json or not watches:
-        return _list_worlds(args)
+    if args.job is None and not args.once and args.every is None:
+        _print_list()
+        return 0
     if args.job is not None and ":" in args.job:
         host = args.job.rpartition(":")[0]
         raise UsageError(f"{args.job}: the ranks of a job are seen on the host where they run: ssh {host} overlap top")
-    world = find_world(args.job)
-    drawn = is_terminal(sys.stdout)
+    world, console = find_world(args.job), Console(highlight=False, markup=False, emoji=False)
+    drawn = console.is_terminal and not console.is_dumb_terminal
+    looks = Looks(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
     try:
-        looks = Sampler(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
-        show = Show(world, looks, sys.stdout, ascii=bool(args.ascii))
         if args.once:
-            show.once()
+            console.print(picture(looks.take(), world, console))
         elif drawn:
-            show.full_screen()
+            with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
+                while world.lives:
+                    live.update(picture(looks.take(), world, console), refresh=True)
+                    looks.pause()
         else:
-            show.on_paper()
+            while looks.pause():
+                print(f"overlap: {strftime('%H:%M:%S', localtime())} {brief(looks.take())}", flush=True)
     except KeyboardInterrupt:
         pass
     finally:
@@ -92,66 +110,245 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-# -- the list ----------------------------------------------------------------------------------------------------------
+# -- looks -------------------------------------------------------------------------------------------------------------
 
 
-def _list_worlds(args: argparse.Namespace) -> int:
-    """Print all worlds of the user on this host, as a table or as JSON, and return the exit code 0."""
-    entries = _read_entries()
-    if args.json:
-        print(json.dumps([asdict(entry) for entry in entries], indent=2, sort_keys=True))
-    elif not entries:
-        print("no world of yours runs on this host")
-    else:
-        rows = [_entry_cells(entry) for entry in entries]
-        print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], uncut=[0])))
-    return 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Figures of the ranks in a window: those of `overlap timeline`."""
+
+    rows: Sequence[Breakdown]  # by rank
+    late: Sequence[LateRank]  # ranks that others waited for, the most awaited first
+    step: int | None  # the step of the rank that is furthest behind; None before the first
+    step_ns: dict[int, int]  # duration of a step of each rank that has ended two
+    in_flight_bytes: dict[int, int]  # of operations that have not ended
+    doing: dict[int, str]  # the newest compute that runs, or else the oldest operation that has not ended
 
 
-def _read_entries() -> list[_Entry]:
-    """Return the entries of all worlds that run on this host, and close their records."""
-    worlds = running()
-    try:
-        return [_describe_world(world) for world in worlds]
-    finally:
-        for world in worlds:
-            world.close()
+class Looks:
+    """Looks at a world, each on the time since the last.
+
+    Args:
+        world: The world.
+        every_s: How often, if that is cheap enough; each look covers that time.
+    """
+
+    def __init__(self, world: RunningWorld, *, every_s: float) -> None:
+        self._world, self._every_s, self._spent_s = world, every_s, 0.0
+
+    def take(self) -> Look:
+        """Return the figures of the ranks until now."""
+        start_s, now_ns = process_time(), time_ns()
+        ranks = [(table, record.calls) for record in self._world.processes for table in record.ranks()]
+        tables = {table.rank: table for table, _ in ranks}
+        timeline = timeline_of_records(ranks, now_ns, self._world.about.world_size)
+        found = measure(timeline, tables, (now_ns - round(self._every_s * 1e9), now_ns))
+        self._spent_s = process_time() - start_s
+        return found
+
+    def pause(self) -> bool:
+        """Wait for the time of the next look, or the end of the world; return whether it lives."""
+        left_s = max(self._every_s, self._spent_s / MOST_SHARE)
+        while self._world.lives and left_s > 0:
+            sleep(min(left_s, _END_S))
+            left_s -= _END_S
+        return self._world.lives
+
+
+def measure(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int, int]) -> Look:
+    """Return the figures of ranks in a window, which ends now."""
+    columns, low_ns, in_flight, doing = timeline.columns, dict[int, int](), dict[int, int](), dict[int, str]()
+    for rank, rows in columns.rows_by_rank(columns.rank >= 0).items():
+        # Of a rank whose earlier operations are not known, the time since its oldest one counts.
+        low_ns[rank] = max(window[0], int(columns.end_ns[rows].min())) if tables[rank].cut else window[0]
+        rows = rows[(columns.end_ns[rows] == window[1]) & (columns.start_ns[rows] < window[1])]
+        operations = columns.of_kind("comm", rows)
+        oldest = operations[np.argsort(columns.called_ns[operations])][:1]
+        first = [*columns.of_kind("compute", rows)[-1:], *oldest][:1]
+        in_flight[rank] = int(columns.nbytes[rows].sum())
+        doing[rank] = columns.texts[columns.name[first[0]]] if first and not tables[rank].left else ""
+    covers = [cover.within((low_ns[cover.rank], window[1])) for cover in (coverage(timeline) if low_ns else ())]
+    return Look(
+        rows=[cover.breakdown() for cover in covers], late=late_ranks(pieces_of_spans(timeline, covers), None),
+        step=min((table.last_step for table in tables.values() if table.last_step >= 0), default=None),
+        in_flight_bytes=in_flight, doing=doing,
+        step_ns={rank: ns for rank, table in tables.items() if (ns := step_length_ns(table)) is not None},
+    )  # fmt: skip
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def brief(look: Look) -> str:
+    """Return a look in one line: the step, shares of the ranks' time, and the rank that others waited for most."""
+
+    def total_ns(name: str) -> int:
+        """Return the sum of a time over the ranks."""
+        return sum(getattr(row, f"{name}_ns") for row in look.rows)
+
+    names = ("compute", "exposed", "waiting", "wire")
+    shares = {name: f"{total_ns(name) / (total_ns('wall') or 1):.0%}" for name in names}
+    step = "no step yet" if look.step is None else f"step {look.step}"
+    step += f", {format_ns(median(look.step_ns.values()))}" if look.step_ns else ""
+    hidden = f" hidden {total_ns('overlapped') / total_ns('comm'):.0%}," if total_ns("comm") else ""
+    text = f"{step}: compute {shares['compute']},{hidden} exposed {shares['exposed']}: "
+    text += f"{shares['waiting']} waiting, {shares['wire']} wire"
+    known = [late for late in look.late if late.rank is not None]
+    if not known or (waited_ns := sum(late.waited_ns for late in known)) <= _WAITING_SHARE * total_ns("wall"):
+        return text
+    return f"{text}; waited for: {known[0]}, {known[0].waited_ns / waited_ns:.0%} of all waiting"
+
+
+def picture(look: Look, world: RunningWorld, console: Console) -> Group:
+    """Return a look as text: what runs, the line of `brief`, and a row for each rank, or for ranks that are alike."""
+    about, program = world.about, os.path.basename(world.about.script) or "a program"
+    title = f"{program}: {about.world_size} ranks in {world.where}, {format_s(world.age_s)}; job {about.job}"
+    head = Text(title, style="bold")
+    texts = map(Text, brief(look).split("; ", 1))
+    if not look.rows:
+        return Group(head, *texts)
+    unit, unit_ns = figure_unit(max(row.wall_ns for row in look.rows))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in (f"rank/{unit}", "", "compute", "hidden", "wait", "wire", "step", "flight", "at"):
+        table.add_column(name, justify="right" if name[:2].strip() and name != "at" else "left", no_wrap=name != "at")
+    late_ns = {late.rank: late.waited_ns for late in look.late if late.rank is not None}
+    rows = {row.rank: row for row in look.rows}
+    room = console.height - _LINES_BESIDE_RANKS if console.is_terminal else len(rows)
+    for each in fold(look.rows, late_ns, room=max(room, 1)):
+        row, rank = rows[each.drawn], each.drawn
+        times = (row.compute_ns, row.overlapped_ns, row.waiting_ns, row.wire_ns)
+        step = format_ns(look.step_ns[rank]) if rank in look.step_ns else ""
+        flight = format_bytes(look.in_flight_bytes[rank]) if look.in_flight_bytes.get(rank) else ""
+        cells = [*(figure(ns, unit_ns) for ns in times), step, flight, look.doing.get(rank, "")]
+        table.add_row(each.label, _bar(row, plain=console.plain), *cells)
+    return Group(head, *texts, table)
+
+
+def _bar(row: Breakdown, *, plain: bool) -> Text:
+    """Return the window of a rank as cells: compute alone and with hidden communication, waiting, and the wire."""
+    text, done_ns, drawn = Text(), 0, 0
+    parts = ((row.compute_only_ns, "█#", COMPUTE), (row.overlapped_ns, "▄=", HIDDEN), (row.waiting_ns, "░~", WAITING))
+    for part_ns, glyphs, style in (*parts, (row.wire_ns, "█!", EXPOSED), (row.wall_ns, "  ", "")):
+        done_ns = min(done_ns + part_ns, row.wall_ns)
+        upto = round(done_ns * _BAR_CELLS / max(row.wall_ns, 1))
+        text.append(glyphs[plain] * (upto - drawn), style)
+        drawn = upto
+    return text
+
+
+# -- worlds ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """One running world: a line of the list."""
+class RunningWorld:
+    """A world, as far as its processes run on this host."""
 
-    job: str
-    script: str
-    ranks: int
-    processes: int
-    here: int
-    step: int | None
-    age_s: int
-    pids: Sequence[int]
+    processes: Sequence[OpenRecord]  # Their records, by their number in the world
 
+    @property
+    def about(self) -> Flight:
+        """The start of a record: the job, its program, and its sizes."""
+        return self.processes[0].about
 
-def _describe_world(world: RunningWorld) -> _Entry:
-    """Return the entry of a world; its step is the one of the rank that is furthest behind, None before the first."""
-    steps = [table.last_step for process in world.processes for table in process.ranks() if table.last_step >= 0]
-    return _Entry(
-        job=world.job,
-        script=world.script,
-        ranks=world.size,
-        processes=world.process_count,
-        here=len(world.processes),
-        step=min(steps, default=None),
-        age_s=int(time() - world.started_ns / 1e9),
-        pids=world.pids,
-    )
+    @property
+    def where(self) -> str:
+        """Number of processes, and of processes on this host, in words."""
+        count, here = self.about.processes, len(self.processes)
+        return f"{count} process{'es' * (count != 1)}" + f", {here} of them here" * (here < count)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the start of the world."""
+        return (time_ns() - min(each.about.started_ns for each in self.processes)) / 1e9
+
+    @property
+    def lives(self) -> bool:
+        """Whether any of its processes on this host still runs; a process that ends well removes its record."""
+        return any(os.path.exists(each.path) and not each.has_ended and _is_running(each) for each in self.processes)
+
+    @property
+    def pids(self) -> list[str]:
+        """Process ids of the processes on this host."""
+        return [str(each.about.pid) for each in self.processes]
+
+    def runs_program(self, program: str) -> bool:
+        """Whether a path, or the end of one, names the program of this world."""
+        about, named = self.about, PurePath(program).parts
+        path = PurePath(os.path.normpath(PurePath(about.folder, about.script))).parts
+        return bool(named) and path[-len(named) :] == named
+
+    def cells(self) -> list[str]:
+        """Return the cells of the list; the step is the one of the rank that is furthest behind."""
+        count, here = self.about.processes, len(self.processes)
+        steps = [table.last_step for record in self.processes for table in record.ranks() if table.last_step >= 0]
+        facts = self.about.world_size, str(count) if here == count else f"{here} of {count}", min(steps, default="")
+        return [self.about.job, self.about.script or "?", *map(str, facts), f"{self.age_s:.0f}", ", ".join(self.pids)]
+
+    def close(self) -> None:
+        """Close the records of its processes."""
+        for each in self.processes:
+            each.close()
 
 
 _HEADS = ("job", "program", "ranks", "processes", "step", "for/s", "process ids")
 
 
-def _entry_cells(entry: _Entry) -> list[str]:
-    """Return the cells of a world, with its processes on this host if others are elsewhere."""
-    here = str(entry.processes) if entry.here == entry.processes else f"{entry.here} of {entry.processes}"
-    step, pids = "" if entry.step is None else str(entry.step), ", ".join(map(str, entry.pids))
-    return [entry.job, entry.script or "?", str(entry.ranks), here, step, str(entry.age_s), pids]
+def _print_list() -> None:
+    """Print all worlds of the user on this host as a table."""
+    rows = []
+    for world in running():
+        rows.append(world.cells())
+        world.close()
+    if not rows:
+        print("no world of yours runs on this host")
+        return
+    print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], uncut=[0])))
+
+
+def running() -> list[RunningWorld]:
+    """Return the worlds that run here, the newest first; the caller closes them.
+
+    Their records are in the default folder, which has links to those in folders of `--flight-dir`, and in
+    OVERLAP_FLIGHT_DIR.
+    """
+    records: dict[tuple[object, ...], list[OpenRecord]] = {}
+    folders = [default_folder(), *([Path(named)] if (named := os.environ.get("OVERLAP_FLIGHT_DIR")) else [])]
+    for path in sorted({path.resolve() for each in folders for path in each.glob(f"*{ENDING}") if path.is_file()}):
+        with suppress(UsageError):  # it is just being made or removed, or it is of another version
+            record = OpenRecord(path)
+            if record.has_ended or not _is_running(record):
+                record.close()
+                continue
+            records.setdefault(world_key(record.about), []).append(record)
+    worlds = [RunningWorld(sorted(each, key=lambda one: one.about.process)) for each in records.values()]
+    return sorted(worlds, key=lambda world: world.age_s)
+
+
+def find_world(name: str | None) -> RunningWorld:
+    """Return the running world whose job, process id or program is `name`, the newest without one; close all others.
+
+    Raises:
+        UsageError: There is none, or the program has several.
+    """
+    worlds = running()
+    fitting = [world for world in worlds if name in (None, world.about.job, *world.pids)]
+    of_program = [] if fitting or name is None else [world for world in worlds if world.runs_program(name)]
+    if len({world.about.job for world in of_program}) < 2:
+        fitting += of_program
+    for world in worlds:
+        if world not in fitting[:1]:
+            world.close()
+    if fitting:
+        return fitting[0]
+    if of_program:
+        sizes = [f"{each.about.job} ({each.about.world_size} ranks, for {each.age_s:.0f} s)" for each in of_program]
+        jobs = ", ".join(sizes)
+        raise UsageError(f"{name!r} is the program of several running jobs, name one of them: {jobs}")
+    if name is None:
+        raise UsageError("no world of yours runs on this host; start one with `overlap run`")
+    known = ", ".join(world.about.job for world in worlds) or "none"
+    raise UsageError(f"{name!r} is no running job, nor the program or a process of one; running on this host: {known}")
+
+
+def _is_running(record: OpenRecord) -> bool:
+    return runs(record.about.host, record.about.pid, record.about.born)

@@ -46,7 +46,7 @@ class CallWords:
     towards: str = ""  # The peer of a message, for people to read
 
 
-_FORGOTTEN = CallWords("an operation whose call is no longer kept", "", "", (), "", 0)
+FORGOTTEN = CallWords("an operation whose call is no longer kept", "", "", (), "", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ def _parse_rank(table: RankTable, calls: Mapping[int, CallWords]) -> RankRecord:
     """Return the operations of a rank as objects, in the order of issue."""
     operations = [
         Operation(
-            words=calls.get(call, _FORGOTTEN),
+            words=calls.get(call, FORGOTTEN),
             number=number,
             step=_step_or_none(step),
             issued_ns=issued,

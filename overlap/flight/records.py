@@ -57,12 +57,12 @@ def flights_of_world(own: Flight, flights: Iterable[Flight]) -> list[Flight]:
     """Return the records of the world of `own`, one for each process; of equal names, the nearest in time."""
     nearest = {own.process: own}
     for flight in sorted(flights, key=lambda flight: _start_gap_ns(flight, own)):
-        if _world_key(flight) == _world_key(own) and _start_gap_ns(flight, own) < _TOGETHER_NS[flight.host == own.host]:
+        if world_key(flight) == world_key(own) and _start_gap_ns(flight, own) < _TOGETHER_NS[flight.host == own.host]:
             nearest.setdefault(flight.process, flight)
     return [nearest[process] for process in sorted(nearest)]
 
 
-def _world_key(flight: Flight) -> tuple[object, ...]:
+def world_key(flight: Flight) -> tuple[object, ...]:
     """Return the facts that all flight records of one world have in common."""
     return flight.job, flight.attempt, flight.world, flight.processes, flight.world_size
 
