@@ -46,7 +46,7 @@ class Board(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release this process's part of the board once no rank of any process uses the board."""
+        """Close it for the ranks of this process; its memory is released once all other processes have, or are lost."""
 
     @abstractmethod
     def submit(
@@ -74,6 +74,10 @@ class Board(ABC):
     @abstractmethod
     def peek(self, position: int, number: int, owner: object) -> Run:
         """Wait until the rank at a position has posted operation `number`, without taking part in it."""
+
+    @abstractmethod
+    def row_tag(self, position: int, number: int) -> int:
+        """Return the tag of operation `number` in the row of a rank; 0: it is not there, or not there any more."""
 
     @abstractmethod
     def row_signature(self, position: int, number: int) -> PlainSignature:

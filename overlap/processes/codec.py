@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from traceback import format_exception, format_tb
 
@@ -13,16 +13,23 @@ from ..collectives.call import Call, uneven_call
 from ..collectives.call import call as call_of
 from ..collectives.kinds import Collective
 from ..diagnostics import where
-from ..errors import CollectiveMismatchError, OverlapError, RemoteError, text_of, type_name
+from ..errors import (
+    CollectiveMismatchError,
+    GroupAbortedError,
+    OverlapError,
+    PeerFailedError,
+    RemoteError,
+    text_of,
+    type_name,
+)
 from ..runtime.forms import dtype_of, pack_form, unpack_form
 from ..waits.ends import End, RankView
-from .messages import Disagreed, EndFailed, Failed, PlainCall, Unused, UnusedGroup
+from .messages import Difference, Failed, PlainCall, RankCause
 
 # Limits of the views in one message, which stays well below its own limit: bytes, ranks, and ranks that a rank awaits.
 _VIEWS_BYTES, _RANKS, _AWAITED = 48_000, 128, 16
 LINE_BYTES = 500  # of a line in a message, in UTF-8
 _LINES = 24
-_MOST_IDS = 1000  # ids of groups and communicators in one message
 
 
 def pack_call(call: Call) -> PlainCall:
@@ -54,7 +61,7 @@ def unpack_call(values: PlainCall) -> Call:
 
 
 def pack_error(error: BaseException) -> dict[str, str]:
-    """Return the fields of `Failed` and `EndFailed` that describe an error."""
+    """Return the fields of `Failed` that describe an error."""
     try:
         trace = "".join(format_exception(error))
     except Exception:  # an error whose text raises an error
@@ -67,48 +74,41 @@ def pack_error(error: BaseException) -> dict[str, str]:
     }
 
 
-def unpack_error(event: Failed | EndFailed) -> RemoteError:
+def unpack_error(event: Failed) -> RemoteError:
     """Return the error that an event describes."""
     return RemoteError(event.kind, event.text, trace=event.trace, place=event.place)
 
 
-def pack_mismatch(communicator_id: int, seq: int, error: CollectiveMismatchError) -> Disagreed:
-    """Return the event that reports two ranks which issued different operations."""
-    return Disagreed(
-        channel=communicator_id,
-        seq=seq,
-        group=cut(error.group, LINE_BYTES),
-        ranks=error.ranks,
-        calls=_cut_pair(error.calls),
-        sites=_cut_pair(error.call_sites),
+def pack_cause(error: BaseException, *, with_error: bool) -> Difference | RankCause:
+    """Return the plain values of the error of an operation; `with_error` adds the error of the rank at fault."""
+    if isinstance(error, CollectiveMismatchError):
+        calls, sites = _cut_pair(error.calls), _cut_pair(error.call_sites)
+        return Difference(name=cut(error.group, LINE_BYTES), seq=error.seq, ranks=error.ranks, calls=calls, sites=sites)
+    fields = pack_error(error.__cause__ or error)
+    return RankCause(
+        rank=getattr(error, "culprit", 0),
+        message=cut(text_of(error)),
+        aborted=isinstance(error, GroupAbortedError),
+        error=(fields["kind"], fields["text"], fields["trace"], fields["place"]) if with_error else None,
     )
 
 
-def unpack_mismatch(event: Disagreed) -> Callable[[], CollectiveMismatchError]:
-    """Return a function that makes a new error from the event of two ranks that issued different operations."""
-    return partial(
-        CollectiveMismatchError,
-        group=event.group,
-        seq=event.seq,
-        ranks=event.ranks,
-        calls=event.calls,
-        call_sites=event.sites,
-    )
-
-
-def unused_events(groups: Iterable[UnusedGroup]) -> Iterator[Unused]:
-    """Yield events that report all these unused groups, as many groups in each event as fit into a message."""
-    batch: list[UnusedGroup] = []
-    for group_id, ranks, size, ids in groups:
-        while len(ids) > _MOST_IDS:
-            yield Unused(groups=[(group_id, 0, size, ids[-_MOST_IDS:])])
-            ids = ids[:-_MOST_IDS]
-        if batch and sum(1 + len(group[3]) for group in batch) + 1 + len(ids) > _MOST_IDS:
-            yield Unused(groups=batch)
-            batch = []
-        batch.append((group_id, ranks, size, ids))
-    if batch:
-        yield Unused(groups=batch)
+def unpack_cause(cause: Difference | RankCause) -> Callable[[], OverlapError]:
+    """Return a function that makes a new error of an operation that failed elsewhere."""
+    if isinstance(cause, Difference):
+        return partial(
+            CollectiveMismatchError,
+            group=cause.name,
+            seq=cause.seq,
+            ranks=cause.ranks,
+            calls=cause.calls,
+            call_sites=cause.sites,
+        )
+    if cause.error is None:
+        return partial(GroupAbortedError if cause.aborted else PeerFailedError, cause.message, culprit=cause.rank)
+    kind, text, trace, place = cause.error
+    remote = RemoteError(kind, text, trace=trace, place=place)
+    return partial(PeerFailedError.caused_by, remote, cause.message, culprit=cause.rank)
 
 
 def _cut_pair(lines: Sequence[str]) -> tuple[str, str]:

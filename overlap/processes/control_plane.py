@@ -7,30 +7,22 @@ checked before the event has an effect.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from time import perf_counter_ns
+from typing import TYPE_CHECKING
 
 import trio
 
 from transports import Transport
 
-from ..errors import (
-    CollectiveMismatchError,
-    GroupAbortedError,
-    OverlapError,
-    PeerFailedError,
-    PeerLostError,
-    in_one_line,
-    text_of,
-)
+from ..errors import OverlapError, PeerLostError, in_one_line
 from ..notice import notify
+from ..ranklist import listed, unlisted
 from ..runtime.communicator import BaseEngine
+from ..runtime.communicators import Communicators
 from ..runtime.match import RankCall
-from ..runtime.spanning import ANNOUNCED
-from ..runtime.spanning_messages import SpanningCommunicators
 from ..runtime.world import World
 from ..waits.ends import RankView
 from ..waits.signs import Evidence
@@ -38,34 +30,32 @@ from . import codec
 from .join import Membership
 from .members import MemberLostError
 from .messages import (
-    Broken,
     Busy,
-    Called,
     Closing,
-    Disagreed,
-    EndFailed,
+    Difference,
     Failed,
     Finished,
-    Issued,
     MemberLost,
     MemberNotice,
+    OperationFailed,
     Quiet,
     RankEvent,
     Stopped,
-    Unused,
-    UnusedGroup,
+    Waits,
     decode_event,
     encode_event,
 )
 from .remote_views import RemoteViews
 
+if TYPE_CHECKING:
+    from ..runtime.agreement import History
+    from ..runtime.inbox import Lane
+
 # Period of the search for waiting operations, and the wait after which one is reported. Only programs that disagree,
 # and stragglers, ever wait that long for a small message; a large one costs one message more.
 _WATCH_S = 0.025
 _LONG_NS = 50_000_000
-_MOST_EARLY = 100_000  # reported operations in memory at which no rank here has arrived
-# Limits of one event: operations of one call, and communicators with counts.
-_MOST_ALIKE, _MOST_COUNTS = 4096, 1000
+_MOST_COUNTS = 1000  # communicators with counts in one event
 
 
 class ControlPlane:
@@ -92,23 +82,15 @@ class ControlPlane:
         self._membership, self._placement, self._stopping, self._on_loss = membership, placement, stopping, on_loss
         self.speaks: bool = membership.member == 0
         self._world: World
-        self._communicators: SpanningCommunicators
-        self._announced: dict[tuple[int, RankCall], list[int]] = {}  # operations that wait to be reported
-        self._reported: set[int] = set()  # communicators and groups that other processes know from a report
-        self._unused: list[UnusedGroup] = []  # groups that wait to be reported
+        self._communicators: Communicators
         self._broken_ends: deque[tuple[float, Callable[[], None]]] = deque()  # failures that are due at a later instant
-        # reports of other processes
-        self._asked: set[int] = set()  # communicators whose calls another process asks for
-        # reports of operations at which no rank here has arrived, by id of the communicator and number
-        self.early: OrderedDict[tuple[int, int], list[RankCall | EndFailed]] = OrderedDict()
-        self._issued: dict[int, dict[int, int]] = {}
-        self._uncounted: set[int] = set()  # ranks without a count of the messages that they had sent
         self._views = RemoteViews(membership.member, placement)
         self._news = trio.Event()
 
-    def communicators(self, engine: BaseEngine, transport: Transport) -> SpanningCommunicators:
+    def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
         """Return the communicators of all processes."""
-        self._communicators = SpanningCommunicators(engine, transport, self)
+        self._communicators = Communicators(engine, frozenset(transport.ranks))
+        self._communicators.far = self
         return self._communicators
 
     @asynccontextmanager
@@ -117,7 +99,7 @@ class ControlPlane:
         self._world = world
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._handle_messages)
-            nursery.start_soon(self._send_periodically)
+            nursery.start_soon(self._look_periodically)
             yield
             nursery.cancel_scope.cancel(reason="the world has ended")
 
@@ -127,6 +109,7 @@ class ControlPlane:
             await self._membership.barrier("end")
             while self._membership.unread:
                 await trio.lowlevel.checkpoint()
+            self._communicators.look(perf_counter_ns())  # messages that came after the ends of the ranks here
         except MemberLostError:  # a report of another process will name the cause
             await trio.sleep_forever()
 
@@ -166,58 +149,23 @@ class ControlPlane:
         """Report that a rank here has ended the world."""
         self._send(Failed(culprit=rank, doing=codec.cut_lines(doing), **codec.pack_error(error)))
 
-    def send_call(self, communicator_id: int, seqs: Sequence[int], report: RankCall) -> None:
-        """Report the call of a rank here for some operations. A call without a dtype asks for the root's."""
-        call = codec.pack_call(report.call)
-        self._reported.add(communicator_id)
-        self._send(Called(channel=communicator_id, seqs=list(seqs), rank=report.rank, call=call, site=report.call_site))
+    def send_wait(self, of: History, seq: int, call: RankCall) -> None:
+        """Report the call of a rank here that waits. A call without a dtype asks for that; others may answer it."""
+        plain, members = codec.pack_call(call.call), listed(of.members)
+        self._send(
+            Waits(group=of.group_id, channel=of.id, members=members, seq=seq, rank=call.rank, call=plain,
+                  site=call.call_site)
+        )  # fmt: skip
 
-    def announce_call(self, communicator_id: int, seq: int, report: RankCall) -> None:
-        """Report the call of a rank here, within `_WATCH_S`, or at once where another process has asked.
-
-        Most ranks know what they receive. A message for each operation, and the threads that it wakes, would take
-        longer than a broadcast of a gradient bucket.
-        """
-        if communicator_id in self._asked:
-            self.send_call(communicator_id, (seq,), report)
-        else:
-            self._announced.setdefault((communicator_id, report), []).append(seq)
-
-    def _send_announced(self) -> None:
-        """Send the calls that `announce_call` has stored, with operations of equal calls in one message."""
-        announced, self._announced = self._announced, {}
-        for (communicator_id, report), seqs in announced.items():
-            for first in range(0, len(seqs), _MOST_ALIKE):
-                self.send_call(communicator_id, seqs[first : first + _MOST_ALIKE], report)
-
-    def send_mismatch(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
-        """Report that two ranks issued different operations."""
-        self._send(codec.pack_mismatch(communicator_id, seq, error))
-
-    def send_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
-        """Report that a rank here cannot take part in an operation."""
-        message, cause = codec.cut(text_of(error)), codec.pack_error(error.__cause__ or error)
-        self._send(EndFailed(channel=communicator_id, seq=seq, rank=rank, message=message, **cause))
-
-    def send_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
-        """Report that no operation of a communicator, or of a group, goes on because of a rank here."""
-        aborted = isinstance(error, GroupAbortedError)
-        self._reported.add(communicator_id)
-        self._send(Broken(channel=communicator_id, rank=culprit, text=codec.cut(text_of(error)), aborted=aborted))
-
-    def send_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
-        """Report within `_WATCH_S` that the ranks here use a group no more."""
-        self._send_announced()
-        ids = [communicator_id for communicator_id in communicator_ids if communicator_id in self._reported]
-        if ranks < size or ids:  # otherwise no other process knows of the group
-            self._unused.append((group_id, ranks, size, ids))
-
-    def forget(self, ids: Collection[int]) -> None:
-        """Drop the stored reports of a group that no rank uses any more, and of its communicators."""
-        self._asked.difference_update(ids)
-        self._reported.difference_update(ids)
-        for key in [key for key in self.early if key[0] in ids]:
-            del self.early[key]
+    def send_operation_failed(
+        self, of: History | Lane, seq: int, error: BaseException, *, onwards: bool = False
+    ) -> None:
+        """Report that an operation, or with `onwards` all from its number on, fails on all ranks."""
+        cause = codec.pack_cause(error, with_error=not onwards)
+        self._send(
+            OperationFailed(group=of.group_id, channel=of.id, members=listed(of.members), seq=seq, onwards=onwards,
+                            cause=cause)
+        )  # fmt: skip
 
     def send_quiet(self, views: Sequence[RankView]) -> None:
         """Report the ranks here that make no progress."""
@@ -233,11 +181,13 @@ class ControlPlane:
 
     def send_left(self, rank: int) -> None:
         """Report that a rank here has finished, and the number of operations that it issued on each communicator."""
-        self._send_announced()
-        counts = list(self._communicators.issued_counts(rank).items())
-        for start in range(0, len(counts), _MOST_COUNTS):
-            self._send(Issued(rank=rank, counts=counts[start : start + _MOST_COUNTS]))
-        self._send(Finished(rank=rank, uncounted=self._communicators.inbox.lost_count))
+        self._communicators.look(perf_counter_ns() - _LONG_NS)
+        counts, uncounted = self._communicators.issued_counts(rank)
+        listed_counts = list(counts.items())
+        for start in range(0, max(1, len(listed_counts)), _MOST_COUNTS):
+            stop = start + _MOST_COUNTS
+            more = stop < len(listed_counts)
+            self._send(Finished(rank=rank, counts=listed_counts[start:stop], uncounted=uncounted, more=more))
 
     def hold_broken_end(self, fail: Callable[[], None]) -> None:
         """Fail an end with a broken wire a moment later, unless a report names the culprit before."""
@@ -248,55 +198,15 @@ class ControlPlane:
         self._stopping()
         self._send(Stopped(views=codec.cut_views(views), reason=codec.cut(reason, codec.LINE_BYTES)))
 
-    # -- reports of other ranks ----------------------------------------------------------------------------------------
-
-    def take_early(self, communicator_id: int, seq: int) -> list[RankCall]:
-        """Return and remove the calls of an operation that were reported before a rank here arrived at it.
-
-        It fails now if another rank has failed before it arrived.
-        """
-        calls = []
-        for report in self.early.pop((communicator_id, seq), ()):
-            if isinstance(report, EndFailed):
-                self._apply_failed_end(report)
-            else:
-                calls.append(report)
-        return calls
-
-    def _keep_early(self, communicator_id: int, seq: int, report: RankCall | EndFailed) -> None:
-        """Keep a report until a rank here arrives at the operation; of too many, the oldest are dropped."""
-        self.early.setdefault((communicator_id, seq), []).append(report)
-        if len(self.early) > _MOST_EARLY:
-            self.early.popitem(last=False)
-
-    def issued_by(self, rank: int, communicator_id: int) -> int:
-        """Return the number of operations that a finished rank of another process issued on a communicator."""
-        return self._issued.get(rank, {}).get(communicator_id, 0)
-
-    def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
-        """Whether a finished rank of another process is known to have sent at most `count` messages."""
-        return rank not in self._uncounted and self.issued_by(rank, communicator_id) <= count
-
     # -- tasks -----------------------------------------------------------------------------------------------------
 
-    async def _send_periodically(self) -> None:
-        """Send the stored reports every `_WATCH_S`, and fail ends with a broken wire whose delay is over."""
+    async def _look_periodically(self) -> None:
+        """Look every `_WATCH_S` for operations that wait for long, and fail ends with a broken wire that are due."""
         while True:
             await trio.sleep(_WATCH_S)
-            self._send_announced()
-            unused, self._unused = self._unused, []
-            for event in codec.unused_events(unused):
-                self._send(event)
             while self._broken_ends and self._broken_ends[0][0] <= trio.current_time():
                 self._broken_ends.popleft()[1]()
-            self._send_waiting()
-
-    def _send_waiting(self) -> None:
-        """Report operations that wait for long; a method of its own, or the caller would keep these variables."""
-        before_ns = perf_counter_ns() - _LONG_NS
-        for communicator in self._communicators.spanning.values():
-            for seq, report in communicator.unreported_calls(before_ns):
-                self.send_call(communicator.id, (seq,), report)
+            self._communicators.look(perf_counter_ns() - _LONG_NS)
 
     async def _handle_messages(self) -> None:
         """Act on the notices and losses of other processes, in their order."""
@@ -344,32 +254,23 @@ class ControlPlane:
             case Failed():
                 self._views.check_ranks([event.culprit])
                 self._world.fail_elsewhere(event.culprit, codec.unpack_error(event), event.doing)
-            case Issued():
-                self._issued.setdefault(event.rank, {}).update(event.counts)
             case Closing():
                 communicators.closing.add(event.rank)
             case Finished():
-                if event.uncounted:
-                    self._uncounted.add(event.rank)
-                communicators.rank_left(event.rank)
+                communicators.count(event.rank, event.counts, uncounted=event.uncounted)
+                if not event.more:
+                    communicators.rank_left(event.rank)
             # operations
-            case Called():
-                self._apply_call(event)
-            case Disagreed():
-                self._views.check_ranks(event.ranks)
-                if (communicator := communicators.spanning.get(event.channel)) is not None:
-                    communicator.fail_here(event.seq, codec.unpack_mismatch(event))
-            case EndFailed():
-                self._apply_failed_end(event)
-            # groups
-            case Broken():
-                kind = GroupAbortedError if event.aborted else PeerFailedError
-                communicators.break_off(event.channel, partial(kind, event.text, culprit=event.rank))
-            case Unused():
-                for group_id, count, size, ids in event.groups:
-                    is_valid = 0 <= count <= len(member_ranks)
-                    if not is_valid or not communicators.end_elsewhere(group_id, count, size, ids):
-                        raise OverlapError(f"it claims {count} ranks in a group of {size}, and has {len(member_ranks)}")
+            case Waits():
+                call = RankCall(event.rank, codec.unpack_call(event.call), event.site)
+                if self._concerns(event):
+                    communicators.compare_wait(event.group, event.channel, event.seq, call)
+            case OperationFailed():
+                ranks = event.cause.ranks if isinstance(event.cause, Difference) else [event.cause.rank]
+                self._views.check_ranks(ranks)
+                if self._concerns(event):
+                    error = codec.unpack_cause(event.cause)
+                    communicators.fail_here(event.group, event.channel, event.seq, error, onwards=event.onwards)
             # stalls
             case Busy() | Quiet() | Stopped():
                 self._views.apply(member, event)
@@ -378,26 +279,9 @@ class ControlPlane:
                     if event.reason:
                         self._world.stopped_elsewhere(event.reason)
 
-    def _apply_call(self, event: Called) -> None:
-        """Compare the call of a rank elsewhere with calls here, or store it until a rank here arrives."""
-        if not 0 < len(event.seqs) <= _MOST_ALIKE:
-            raise OverlapError(f"it lists {len(event.seqs)} operations, the limit is {_MOST_ALIKE}")
-        report = RankCall(rank=event.rank, call=codec.unpack_call(event.call), call_site=event.site)
-        for seq in event.seqs:
-            if not self._communicators.compare_call(event.channel, seq, report):
-                self._keep_early(event.channel, seq, report)
-        if report.call.kind in ANNOUNCED and report.call.dtype is None:
-            self._asked.add(event.channel)  # calls of this communicator are reported at once from now on
-            self._send_announced()
-
-    def _apply_failed_end(self, event: EndFailed) -> None:
-        """Fail the ends here of an operation without a rank elsewhere, or store it until a rank here arrives."""
-        communicator, cause = self._communicators.spanning.get(event.channel), codec.unpack_error(event)
-        if communicator is not None:
-            failed = communicator.fail_remote_end(event.seq, event.rank, event.message, cause)
-        else:
-            failed = self._communicators.inbox.fail_remote_end(
-                event.channel, event.seq, event.rank, event.message, cause
-            )
-        if not failed:
-            self._keep_early(event.channel, event.seq, event)
+    def _concerns(self, event: Waits | OperationFailed) -> bool:
+        """Whether a rank here is a member of the group of an event."""
+        try:
+            return not set(unlisted(event.members)).isdisjoint(self._placement[self._membership.member])
+        except ValueError as error:
+            raise OverlapError(f"invalid ranks: {error}") from error

@@ -169,10 +169,12 @@ class Failed(Tagged):
 
 
 class Finished(Tagged):
-    """A rank has finished its program."""
+    """A rank has finished its program; it has issued this number of operations on these communicators and lanes."""
 
     rank: int
-    uncounted: bool  # Whether the counts of `Issued` are incomplete
+    counts: list[tuple[int, int]]  # Of ids of communicators, and of lanes of messages
+    uncounted: bool  # Whether others are unknown, rather than 0
+    more: bool  # Whether more counts follow, and only then the rank has finished
 
 
 class Closing(Tagged):
@@ -181,65 +183,46 @@ class Closing(Tagged):
     rank: int
 
 
-class Issued(Tagged):
-    """The number of operations that a rank which has finished issued on each communicator."""
+class Waits(Tagged):
+    """A rank waits in an operation. Without a dtype it asks for that; a rank that has it answers by a message alike."""
 
-    rank: int
-    counts: list[tuple[int, int]]
-
-
-class Called(Tagged):
-    """The call of a rank in some operations. A call without a dtype asks for the calls of the others."""
-
+    group: int  # Id of the group
     channel: int  # Id of the communicator
-    seqs: list[int]
+    members: str  # World ranks of the group, as a list of ranks
+    seq: int
     rank: int
     call: PlainCall
     site: str  # File and line
 
 
-class Disagreed(Tagged):
+class Difference(Tagged):
     """Two ranks have issued different operations."""
 
-    channel: int
+    name: str  # Of the group
     seq: int
-    group: str
     ranks: tuple[int, int]
     calls: tuple[str, str]
     sites: tuple[str, str]
 
 
-class EndFailed(Tagged):
-    """A rank cannot take part in an operation."""
+class RankCause(Tagged):
+    """A rank cannot take part, or has aborted the group."""
 
-    channel: int
-    seq: int
     rank: int
     message: str
-    kind: str  # Type of the rank's error; this and the next fields as in `Failed`
-    text: str
-    trace: str
-    place: str
+    aborted: bool
+    error: tuple[str, str, str, str] | None  # Its own error, as `Failed` describes one: kind, text, trace, place
 
 
-class Broken(Tagged):
-    """No operation of a communicator goes on, because of a rank."""
+class OperationFailed(Tagged):
+    """An operation has failed on all ranks of its group."""
 
+    group: int  # These as in `Waits`; the channel may also be a lane of messages, or the group itself
     channel: int
-    rank: int
-    text: str
-    aborted: bool  # Whether its program has aborted the group
-
-
-#: Group that the ranks of a process use no more: its id, the number of its ranks in the process, and in all, and ids of
-#: the group and its communicators that reports of the process had.
-UnusedGroup: TypeAlias = tuple[int, int, int, list[int]]
-
-
-class Unused(Tagged):
-    """Groups that the ranks of a process use no more; the process sends no further events about them."""
-
-    groups: list[UnusedGroup]
+    members: str
+    seq: int
+    onwards: bool  # Whether all later ones fail as well
+    cause: Difference | RankCause
 
 
 class Busy(Tagged):
@@ -263,7 +246,7 @@ class Stopped(Tagged):
 
 
 RankEvent: TypeAlias = (
-    Failed | Closing | Finished | Issued | Called | Disagreed | EndFailed | Broken | Unused | Busy | Quiet | Stopped
+    Failed | Closing | Finished | Waits | OperationFailed | Busy | Quiet | Stopped
 )  # fmt: skip
 
 # -- as bytes --------------------------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """Communicators: bring the ends of an operation together, and notice that ranks disagree.
 
 A `Communicator` is shared by the ranks of this process that are in one group, for one stream. The ends of one operation
-meet in a `Match`, by sequence number; matched operations go to the engine. A `Port` is one rank's end of it.
+meet in a `Match`, by sequence number; matched operations go to the engine. A `Port` is one rank's end of it. If other
+processes have members, too, only the ranks of this process meet here; their ends start as soon as dtype and shape are
+known, and `agreement` compares them with the others.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, cast
 
@@ -15,15 +18,15 @@ from transports import TransportError
 
 from ..collectives.call import Call
 from ..errors import PeerFailedError, RankLeftError
+from .agreement import Agreement, History
 from .context import RankContext
-from .disputes import Disputes
 from .failure import Failure
-from .match import Key, Match
+from .match import Key, Match, RankCall
 from .operation import Operation
 from .plan import CallPlan
 
 if TYPE_CHECKING:
-    from transports import Envelope, Wire
+    from transports import Envelope, PlainSignature, Wire
 
     from .communicators import Communicators
     from .inbox import Lane
@@ -75,15 +78,29 @@ class BaseEngine(ABC):
         else:  # `look` may start or cancel a task
             context.from_thread(look)
 
+    def unmet(
+        self, ranks: Iterable[int], communicators: Iterable[Communicator]
+    ) -> list[tuple[int, int, PlainSignature]]:
+        """Return the messages of other processes that no rank here has met, and rows that none reads.
+
+        Args:
+            ranks: World ranks here.
+            communicators: Communicators that span processes.
+
+        Returns:
+            Transport tag, world rank of the sender, and signature of each.
+        """
+        return []
+
     def close(self, communicator: Communicator) -> None:  # noqa: B027 - an engine may own nothing of it
-        """Free the resources of a communicator that no rank of any process uses any more."""
+        """Free the resources of a communicator that no rank of this process uses any more."""
 
     @abstractmethod
     async def aclose(self) -> None:
         """Wait for the work at hand and end all threads."""
 
 
-class Communicator(Disputes):
+class Communicator(Agreement):
     """The operations that the members of one group issue on one stream, in their common order.
 
     Attributes:
@@ -92,26 +109,29 @@ class Communicator(Disputes):
         members: World ranks that match, in group order.
         size: Number of ranks of the group: all of these, unless some represent others.
         here: Number of members in this process; all of them, unless it spans processes.
+        spans: Whether only some members are in this process.
         direct: Whether no bytes move before all ranks have arrived, which are all in this process.
+        history: Calls of the ranks here; only if it spans processes.
     """
 
-    key: Key
-    name: str
-    members: tuple[int, ...]
     size: int
-    here: int
-
-    spans = False  # Whether only some members are in this process
 
     def __init__(self, shared: Communicators, key: Key, name: str, members: tuple[int, ...]) -> None:
+        super().__init__()
         self.key, self.name, self.members = key, name, members
-        self.size = self.here = len(members)
-        self.direct: bool = shared.engine.direct(members) or len(set(members)) == 1  # a rank with itself needs no wire
+        self.size = len(members)
+        local = shared.local
+        self.here: int = self.size if local is None else sum(member in local for member in members)
+        self.spans: bool = self.here < self.size
+        # a rank with itself needs no wire
+        self.direct: bool = not self.spans and (shared.engine.direct(members) or len(set(members)) == 1)
+        if self.spans:
+            self.history: History = History(key, name, members)
+            self._far = shared.far
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
         self._tag_base = -1
         self._moving: dict[int, Match] = {}  # matches with all ends here, until they are over
-        self._broken: Callable[[], BaseException] | None = None  # error of all operations from now on
 
     def place(self, position: int, rank: int) -> int:
         """Return the index in `members` of a world rank at a position of the group."""
@@ -120,8 +140,40 @@ class Communicator(Disputes):
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
-        """Match the arrived end of one rank; only for members in several processes: see `Port.match` for others."""
-        raise AssertionError("this is a bug in overlap: all ranks are here")
+        """Match the arrived end of one rank with those in other processes; see `Port.match` for others."""
+        self.history.record(operation)
+        # find its match, by number
+        seq, call = operation.seq, operation.call
+        match = self._matches.get(seq)
+        if match is None:
+            match = self._matches[seq] = Match([None] * self.size)
+            self.fail_if_broken(match, operation)
+        match[operation.port.position] = operation
+        match.arrived += 1
+        # compare the known calls of the other processes
+        if match.pattern is not call:
+            self._compare(match, operation)
+        for report in self._shared.take_early(self.history, seq) if self._shared.early else ():
+            if isinstance(report, RankCall):
+                self.compare_wait(seq, report)
+            else:
+                self.fail_at(seq, report)
+        if match.remote_calls:
+            self.history.answer(seq, match.remote_calls.values(), self._far)
+        if call.dtype is None and match.pattern is not None and not match.pattern.has_all_values:
+            self._assume_or_ask(match, operation)
+        # start it
+        if match.error is None:
+            self.start_arrived(match, operation)
+        elif not operation.done:
+            self._fail_end(match, operation, Failure(match.error()))
+
+    def make_lone_match(self, operation: Operation) -> Match:
+        """Return the match of an operation with a plan: all its other ends are in other processes."""
+        match = self._matches[operation.seq] = Match([None] * self.size)
+        match[operation.port.position] = match.first = operation
+        match.arrived, match.pattern = 1, operation.call
+        return match
 
     def plan(self, call: Call, operation: Operation, match: Match | None = None) -> CallPlan:
         """Return the plan of one rank's end of an operation, with the call that all ranks agree on.
@@ -170,39 +222,53 @@ class Communicator(Disputes):
         return f"{self.key.tag_base():x}"
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
-        """Fail the whole match because one rank has no input for it."""
-        match = self._matches.setdefault(operation.seq, Match([None] * self.here))
+        """Fail the whole match, here and in other processes, because one rank has no input for it."""
+        seq = operation.seq
+        match = self._matches.setdefault(seq, Match([None] * len(self.members)))
         match.arrived += 1
-        if match.arrived == self.here:
-            del self._matches[operation.seq]
+        if self.spans:
+            issued, rank = self.history.issued, operation.context.rank
+            issued[rank] = max(issued.get(rank, 0), seq + 1)
+            self._shared.take_early(self.history, seq)
+        elif match.arrived == self.here:
+            del self._matches[seq]
         self.fail_one(match, operation, failure)
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end, and all present and later ones here: the state of the other ranks is unknown."""
+        """Fail one rank's end, and all present and later ones, here and elsewhere: the state of others is unknown."""
         rank = self.members[operation.port.place]
         message = f"rank {rank} gave up: {failure.error}"
+        error = partial(PeerFailedError.caused_by, failure.error, message, culprit=rank)
         operation.fail(failure)
-        self._shared.break_off(self.key.id, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
+        self._shared.break_off(self.key.id, error)
+        if self.spans:
+            self._far.send_operation_failed(self.history, 0, error(), onwards=True)
 
-    def break_off(self, error: Callable[[], BaseException]) -> None:
-        """Fail all present and later operations on the ranks of this process, without waiting for them."""
-        self._broken = self._broken or error
-        open_matches = [*self._matches.values(), *self._moving.values()]
-        self._matches.clear()
-        for match in open_matches:
-            match.error = match.error or error
-            for end in match.ends:
-                end.fail(Failure(error(), seen=True))
+    def break_off(self, error: Callable[[], BaseException], first: int = 0, *, seen: bool = True) -> None:
+        """Fail all operations from number `first` on, on the ranks of this process, without waiting for them.
+
+        Args:
+            error: Makes the errors.
+            first: Number of the first operation to fail.
+            seen: Whether the errors that nobody awaits fail no rank.
+        """
+        if self._broken is None or first < self._broken_from:
+            self._broken, self._broken_from = error, first
+        for matches in (self._matches, self._moving):
+            for seq, match in list(matches.items()):
+                if seq >= first:
+                    del matches[seq]
+                    match.error = match.error or error
+                    for end in match.ends:
+                        self._shared.unraised.pop(self.key.id, None)
+                        end.fail(Failure(error(), seen=seen))
 
     def rank_left(self, rank: int) -> None:
         """Fail the matches that wait for `rank`, which has finished its program."""
         for seq, match in list(self._matches.items()):
-            if match.pattern is not None and match.error is None and self._is_missing(match, rank, seq):
+            missing = rank in (self._left_without(seq) if self.spans else self.missing(seq))
+            if match.pattern is not None and match.error is None and missing:
                 self._fail(match, self._left_error(rank, match))
-
-    def _is_missing(self, match: Match, rank: int, seq: int) -> bool:
-        """Whether a rank has not arrived at an operation."""
-        return rank in self.missing(seq)
 
     @property
     def waits(self) -> bool:
@@ -210,9 +276,12 @@ class Communicator(Disputes):
         return bool(self._matches)
 
     def missing(self, seq: int) -> list[int]:
-        """Return the world ranks that have not arrived at operation `seq`; empty if no rank has."""
+        """Return the world ranks that are not known to have arrived at operation `seq`; empty if no rank here has."""
         match = self._matches.get(seq)
-        return [rank for rank, end in zip(self.members, match or (), strict=False) if end is None]
+        if match is None:
+            return []
+        arrived = match.remote_calls
+        return [rank for rank, end in zip(self.members, match, strict=False) if end is None and rank not in arrived]
 
     def forget(self, seq: int) -> None:
         """Drop a match that will not take place."""
@@ -234,6 +303,8 @@ class Communicator(Disputes):
                 error.operation = f"{operation.label} ({operation.call_site})"
             if not operation.done:
                 self.fail_one(match, operation, Failure(error))
+                if self.spans:
+                    return
         else:
             met_ns = operation.started_ns if self.here == 1 else max(end.started_ns for end in match.ends)
             pattern: Call = match.pattern  # type: ignore[assignment]  # an ended operation has a pattern
@@ -244,18 +315,23 @@ class Communicator(Disputes):
         """Count one rank's end of a matched operation as over; forget the match with the last one."""
         match.ended += 1
         if match.ended == self.here:
-            self._moving.pop(operation.seq, None)
+            (self._matches if self.spans else self._moving).pop(operation.seq, None)
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
     def _left_without(self, seq: int) -> set[int]:
-        """Return the world ranks that have finished without operation `seq`, which no rank here has issued."""
-        return self._left.intersection(self.members)
+        """Return the world ranks that have finished without operation `seq`, which no rank here has issued before."""
+        left = self._left.intersection(self.members)
+        if not self.spans:
+            return left
+        counts = {rank: self._shared.issued_by(rank, self.history) for rank in left}
+        return {rank for rank, count in counts.items() if count is not None and seq >= count}
 
     def fail_if_broken(self, match: Match, operation: Operation) -> None:
         """Give a new match an error if nothing more is matched, or a rank that it needs has finished its program."""
-        if self._broken is not None:
+        if self._broken is not None and self._is_broken(operation.seq):
             match.error = self._broken
+            self._shared.unraised.pop(self.key.id, None)
             return
         left = self._left_without(operation.seq) if self._left else set()
         if left:

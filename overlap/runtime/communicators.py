@@ -1,19 +1,32 @@
-"""Communicators of a world by their keys, and the inbox of its messages."""
+"""Communicators of a world by their keys, the inbox of its messages, and reports of other processes."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import GroupAbortedError
+from .agreement import History
 from .callbacks import call_when_done
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
-from .inbox import Inbox
+from .inbox import Inbox, Lane
 from .interceptor import Interceptor
-from .match import Key
+from .match import CHANNEL_BITS, Key, RankCall
 from .operation import CollectiveFuture
 from .outstanding import IssuedFuture
+
+if TYPE_CHECKING:
+    from ..processes.control_plane import ControlPlane
+
+Report: TypeAlias = "RankCall | Callable[[], BaseException]"
+"""Report of another process on an operation: the call of a rank that waits, or the maker of the error that it fails
+with."""
+
+_MOST_EARLY = 100_000  # reported operations in memory at which no rank here has arrived
+_MOST_CLOSED = 256  # closed groups with known histories
 
 
 class Communicators:
@@ -30,6 +43,11 @@ class Communicators:
             any thread, and at any point of a program.
         intercept: Decides when operations arrive; None: at once.
         over: Whether the world has ended, and its transport with it.
+        local: World ranks of this process; None: all.
+        far: Reports to other processes; only if there are any.
+        spanning: Communicators that span processes, by id.
+        early: Reports on operations at which no rank here has arrived, by ids of the group and of the communicator or
+            lane, and by number.
     """
 
     engine: BaseEngine
@@ -37,14 +55,23 @@ class Communicators:
     closing: set[int]
     later: Callable[[Callable[[], None]], None]
     over = False
+    far: ControlPlane
 
-    def __init__(self, engine: BaseEngine) -> None:
-        """Made by a backend.
+    def __init__(self, engine: BaseEngine, local: frozenset[int] | None = None) -> None:
+        """Made by a backend, or by the control plane of a world with ranks in other processes.
 
         Args:
             engine: Engine of the world.
+            local: World ranks of this process, if there are others.
         """
-        self.engine, self.left, self.closing = engine, set[int](), set[int]()
+        self.engine, self.left, self.closing, self.local = engine, set[int](), set[int](), local
+        self.spanning: dict[int, Communicator] = {}
+        self.early: OrderedDict[tuple[int, int, int], list[Report]] = OrderedDict()
+        self._finished: dict[int, dict[int, int]] = {}  # operations of finished ranks elsewhere
+        self._uncounted: set[int] = set()  # finished ranks whose counts are incomplete
+        # Histories and lanes of the last groups that were closed, by id of the group, then by their own.
+        self._closed: OrderedDict[int, dict[int, History | dict[int, int]]] = OrderedDict()
+        self._lost_count = False  # whether counts of operations here are incomplete
         self.intercept: Interceptor | None = None
         self.unraised: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
@@ -59,7 +86,7 @@ class Communicators:
 
     def make_inbox(self) -> Inbox:
         """Return the inbox of the messages of the ranks here."""
-        return Inbox(self, self.engine)
+        return Inbox(self, self.engine, self.local)
 
     def use(self, interceptor: Interceptor) -> None:
         """Let an interceptor decide when operations arrive; before any is issued."""
@@ -70,7 +97,9 @@ class Communicators:
         """Return the communicator of a key, the same for all ranks of this process; make it at the first call."""
         communicator = self._open.get(key)
         if communicator is None:
-            communicator = self.keep(self.make(key, name, members))
+            communicator = self.keep(Communicator(self, key, name, members))
+            if communicator.spans:
+                self.spanning[communicator.history.id] = communicator
             if self._off and (broken := self.find_abort(key)) is not None:
                 communicator.break_off(broken)
         return communicator
@@ -80,14 +109,17 @@ class Communicators:
         return (self._off.get(key.group.id) or self._off.get(key.id)) if self._off else None
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
-        """Fail all present and later operations of a group."""
-        self.break_off(Key(ranks, occurrence, "").id, error)
+        """Fail all present and later operations of a group, here and in other processes."""
+        key = Key(ranks, occurrence, "")
+        self.break_off(key.id, error)
+        if self.local is not None and not self.local.issuperset(ranks):
+            self.far.send_operation_failed(History(key, "", ranks), 0, error(), onwards=True)
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
-        """Fail all present and later operations of a communicator or a group on the ranks of this process.
+        """Fail all present and later operations of a communicator, a lane or a group on the ranks of this process.
 
         Args:
-            key_id: Id of the key of a communicator or a group.
+            key_id: Id of the key of a communicator or a group, or of a lane.
             error: Makes the errors.
         """
         self._off.setdefault(key_id, error)
@@ -107,16 +139,91 @@ class Communicators:
         self._keys_by_group.setdefault(key[:2], {})[key] = None
         return communicator
 
-    def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator."""
-        return Communicator(self, key, name, members)
+    # -- reports of other processes ------------------------------------------------------------------------------------
+
+    def take_early(self, of: History | Lane, seq: int) -> list[Report]:
+        """Return and remove the reports on an operation that came before a rank here arrived at it."""
+        return self.early.pop((of.group_id, of.id, seq), [])
+
+    def _keep_early(self, group_id: int, of_id: int, seq: int, report: Report) -> None:
+        """Keep a report until a rank here arrives at the operation; of too many, the oldest are dropped."""
+        if group_id not in self._closed:
+            self.early.setdefault((group_id, of_id, seq), []).append(report)
+            if len(self.early) > _MOST_EARLY:
+                self.early.popitem(last=False)
+
+    def compare_wait(self, group_id: int, of_id: int, seq: int, theirs: RankCall) -> None:
+        """Compare the call of a rank elsewhere that waits with that of a rank here, now or when it arrives."""
+        communicator, closed = self.spanning.get(of_id), self._closed.get(group_id, {}).get(of_id)
+        if isinstance(closed, History):
+            closed.compare(seq, theirs, self.far)
+        elif communicator is None or not communicator.compare_wait(seq, theirs):
+            self._keep_early(group_id, of_id, seq, theirs)
+
+    def fail_here(
+        self, group_id: int, of_id: int, seq: int, error: Callable[[], BaseException], *, onwards: bool
+    ) -> None:
+        """Fail an operation, or with `onwards` all from its number on, because of another process."""
+        communicator = self.spanning.get(of_id)
+        if onwards and communicator is not None and seq:
+            communicator.break_off(error, seq, seen=False)
+        elif onwards:
+            if group_id not in self._closed:
+                self.break_off(of_id, error)
+        elif not (self.inbox.fail_at(of_id, seq, error) if communicator is None else communicator.fail_at(seq, error)):
+            self._keep_early(group_id, of_id, seq, error)
+
+    def look(self, before_ns: int) -> None:
+        """Ask the other processes about operations that wait since an instant; compare messages that nobody has met.
+
+        A rank that receives nothing waits for nobody: only its messages show what it has called.
+        """
+        assert self.local is not None
+        for communicator in list(self.spanning.values()):
+            communicator.ask(before_ns)
+        for tag, src, signature in self.engine.unmet(self.local, list(self.spanning.values())):
+            if (sender := self.spanning.get(tag >> 24)) is not None:
+                sender.compare_unmet(tag >> CHANNEL_BITS & 0xFFFF, src, signature)
+
+    # -- counts of finished ranks --------------------------------------------------------------------------------------
+
+    def issued_counts(self, rank: int) -> tuple[dict[int, int], bool]:
+        """Return the number of operations of a rank here on each communicator and lane between processes.
+
+        Also whether some are missing.
+        """
+        counts = self.inbox.issued_counts(rank)
+        parts = [part for closed in self._closed.values() for part in closed.items()]
+        for of_id, part in [*parts, *((each, c.history) for each, c in self.spanning.items())]:
+            issued = part.issued if isinstance(part, History) else part
+            if rank in issued:
+                counts[of_id] = issued[rank]
+        return counts, self._lost_count or self.inbox.lost_count
+
+    def count(self, rank: int, counts: Iterable[tuple[int, int]], *, uncounted: bool) -> None:
+        """Record how many operations a rank elsewhere has issued, which is about to finish."""
+        self._finished.setdefault(rank, {}).update(counts)
+        if uncounted:
+            self._uncounted.add(rank)
+
+    def issued_by(self, rank: int, history: History) -> int | None:
+        """Return the number of operations that a finished rank has issued on a communicator; None: unknown."""
+        if self.local is None or rank in self.local:
+            return history.issued.get(rank, 0)
+        return self._finished.get(rank, {}).get(history.id, None if rank in self._uncounted else 0)
+
+    def sent_no_more(self, rank: int, lane_id: int, count: int) -> bool:
+        """Whether a finished rank is known to have had at most `count` messages of a lane."""
+        if self.local is None or rank in self.local:
+            return True
+        return rank not in self._uncounted and self._finished.get(rank, {}).get(lane_id, 0) <= count
 
     # -- ends of groups ------------------------------------------------------------------------------------------------
 
     def end_use(self, context: RankContext, key: Key) -> None:
         """Record that a rank has ended its use of a group, once its operations there are over. On the loop's thread.
 
-        The last rank closes the communicators of the group.
+        The last rank here closes the group in this process, whatever other processes do: nothing travels for it.
 
         Args:
             context: Context of the rank.
@@ -133,29 +240,38 @@ class Communicators:
         if count < here:
             self._unused[shared] = count
         else:
-            self._end_group_here(shared)
+            self._close_group(shared)
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
         """Return the key that the communicators of a group have, and the number of ranks here that use it."""
-        return key, len(key.ranks)
+        return key, len(key.ranks if self.local is None else self.local.intersection(key.ranks))
 
-    def _end_group_here(self, group: Key) -> None:
-        """Close a group that no rank here uses any more."""
-        self.close_group(group)
+    def _close_group(self, group: Key) -> None:
+        """Forget a group that no rank here uses any more, its communicators and its messages.
 
-    def close_group(self, group: Key) -> None:
-        """Forget a group that no rank uses any more, its communicators and its messages."""
-        self.inbox.close_group(group)
+        Other processes may still need the calls of ranks here, and their number: those are known for a while.
+        """
+        closed: dict[int, History | dict[int, int]] = dict(self.inbox.close_group(group))
         for key in list(self._keys_by_group.get(group[:2], ())):
             communicator = self._open.get(key)
             if communicator is not None:
                 self.engine.close(communicator)
                 del self._open[key]
+                if communicator.spans:
+                    closed[communicator.history.id] = self.spanning.pop(communicator.history.id).history
             if self._off:
                 self._off.pop(key.id, None)
         self._keys_by_group.pop(group[:2], None)
         if self._off:
             self._off.pop(group.id, None)
+        if self.local is None or self.local.issuperset(group.ranks):
+            return
+        self._closed[group.id] = closed
+        for early in [early for early in self.early if early[0] == group.id]:
+            del self.early[early]
+        if len(self._closed) > _MOST_CLOSED:
+            _, oldest = self._closed.popitem(last=False)
+            self._lost_count = self._lost_count or bool(oldest)
 
     def rank_left(self, rank: int) -> None:
         """Fail all operations that wait for a rank that has finished its program."""

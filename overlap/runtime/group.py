@@ -85,9 +85,9 @@ class Group(GroupCalls):
 
     Make one with `rank.group(ranks)`, which needs no communication, or `await group.split(color)`.
 
-    A group needs no closing. Once the program of each member has dropped it, and its operations have ended, it gives
-    back its memory, 260 KiB for each member among processes of one host. Futures do not keep it; references in cycles
-    do, until the garbage collector finds them.
+    A group needs no closing. Once the programs of a process have dropped it, and its operations have ended, nothing of
+    it is left there; memory that processes of one host share for it, 260 KiB for each member, is free once all have.
+    Futures do not keep it; references in cycles do, until the garbage collector finds them.
 
     Attributes:
         ranks: World ranks in group order.

@@ -12,15 +12,14 @@ from __future__ import annotations
 import hashlib
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import trio
 
-from ..collectives.call import Call
 from ..collectives.reduce import Array
-from ..errors import PeerFailedError, RankLeftError, RemoteError, in_one_line
+from ..errors import PeerFailedError, RankLeftError, in_one_line
 from .failure import Failure
 from .match import Key, RankCall, mismatch
 from .message import Message
@@ -30,7 +29,8 @@ from .withdrawal import Returned
 if TYPE_CHECKING:
     from transports import Envelope
 
-    from .context import RankContext
+    from .communicator import BaseEngine
+    from .communicators import Communicators
     from .interceptor import Interceptor
 
 QueueName: TypeAlias = tuple[int, int, int]
@@ -41,55 +41,6 @@ RETURNED_NS = -1
 
 _TAG_BITS = 24
 _COUNTED = 1 << 16  # lanes between processes with a count of messages; then all begin at 0, for a tag may be used once
-
-
-class Carrier(Protocol):
-    """The interface of an engine to messages."""
-
-    def carry(self, lane: Lane, send: Message[object], receive: Message[object], pattern: Call) -> None:
-        """Move the data of a match inside this process, and end both of its ends."""
-
-    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when a receive from any source should choose among messages; any thread."""
-
-    def oldest_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope | None:
-        """Return the oldest message of some senders and tags that other processes have announced; or None."""
-
-    async def wait_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope:
-        """Wait until another process announces a message of some senders and tags; return that message."""
-
-
-class Notices(Protocol):
-    """The interface of the control plane to messages."""
-
-    def send_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
-        """Report that a rank here cannot take part in an operation."""
-
-    def hold_broken_end(self, fail: Callable[[], None]) -> None:
-        """Fail an end with a broken wire a moment later, unless a report of its cause arrives first."""
-
-    @property
-    def early(self) -> Mapping[tuple[int, int], object]:
-        """Reports of operations that no rank here has arrived at."""
-
-    def take_early(self, communicator_id: int, seq: int) -> object:
-        """Apply the report of a failed end that came before the message was issued here."""
-
-    def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
-        """Whether a finished rank of another process is known to have had at most `count` messages of a lane."""
-
-    def send_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
-        """Report that all present and later messages of a lane fail."""
-
-
-class Shared(Protocol):
-    """The state of a world that its messages need; see `Communicators`."""
-
-    left: set[int]
-    broken: dict[int, Callable[[], BaseException]]  # Errors of broken groups and lanes, by their ids
-
-    def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
-        """Fail all present and later operations of a group or a lane."""
 
 
 class Queue:
@@ -162,6 +113,11 @@ class Lane:
         return _hash(*self.queue.name, self.src)
 
     @property
+    def group_id(self) -> int:
+        """Id of the group."""
+        return self.queue.name[0]
+
+    @property
     def identity(self) -> str:
         """Name in few characters, the same on every rank."""
         return f"{self.id:x}"
@@ -204,23 +160,20 @@ class Inbox:
         queues: Queues with messages, by name.
         counts: Numbers of messages at both ends of lanes without any under way, if they differ or go over a wire.
         lost_count: Whether numbers of some lane were dropped.
-        here: World ranks of this process; None: all.
         intercept: Decides when messages arrive; None: at once.
         arrive: Lets a message arrive, the first of its lane: matches it, unless an interceptor holds it.
 
     Args:
         shared: State of the world.
         engine: Moves data.
-        notices: Reports to and from other processes; None without any.
+        here: World ranks of this process; None: all.
     """
 
     here: frozenset[int] | None
     intercept: Interceptor | None = None
 
-    def __init__(
-        self, shared: Shared, engine: Carrier, notices: Notices | None = None, here: frozenset[int] | None = None
-    ) -> None:
-        self._shared, self._engine, self._notices, self.here = shared, engine, notices, here
+    def __init__(self, shared: Communicators, engine: BaseEngine, here: frozenset[int] | None = None) -> None:
+        self._shared, self._engine, self.here = shared, engine, here
         self.queues: dict[QueueName, Queue] = {}
         self.counts: dict[tuple[int, int, int, int], tuple[Key, list[int]]] = {}
         self.lost_count: bool = False
@@ -354,7 +307,7 @@ class Inbox:
             message.fail(Failure(broken()))
             return
         if lane.by_wire:
-            if shared.left or (self._notices is not None and self._notices.early):
+            if shared.left or shared.early:
                 self._check_peer(lane, message)
             if message.state is MATCHING:
                 messages, peer = message.messages, message.peer
@@ -387,11 +340,11 @@ class Inbox:
 
     def _check_peer(self, lane: Lane, message: Message[object]) -> None:
         """Fail a message if the other end, in another process, is known not to take part."""
-        notices, left = self._notices, self._shared.left
+        left = self._shared.left
         if left and (rank := lane.members[not message.receives]) in left and self._has_had(lane, message, rank):
             self._fail_left(message, rank)
-        elif notices is not None:
-            notices.take_early(lane.id, message.seq)
+        for error in self._shared.take_early(lane, message.seq):
+            message.fail(Failure(error()))  # type: ignore[operator]  # ranks that wait for messages do not ask
 
     @staticmethod
     def _fail_unfit(send: Message[object], receive: Message[object], error: BaseException) -> None:
@@ -424,12 +377,13 @@ class Inbox:
         if self.here is None or lane.members[not message.receives] in self.here:
             if not message.receives:
                 self.put_back(lane, Returned.failed(lambda: PeerFailedError.caused_by(error, text, culprit=rank)))
-        elif self._notices is not None:
-            self._notices.send_failed_end(lane.id, seq, rank, PeerFailedError.caused_by(error, text, culprit=rank))
+        else:
+            failed = PeerFailedError.caused_by(error, text, culprit=rank)
+            self._shared.far.send_operation_failed(lane, seq, failed)
 
     def fail_broken_wire(self, message: Message[object], error: BaseException) -> None:
         """Fail a message whose wire broke; if a report of the cause may be on its way, a moment later."""
-        if self._notices is None or getattr(error, "evident", True):
+        if self.here is None or getattr(error, "evident", True):
             self.fail_one(message, Failure(error))
             return
 
@@ -438,18 +392,17 @@ class Inbox:
                 error.evident = True  # type: ignore[attr-defined]
                 self.fail_one(message, Failure(error))
 
-        self._notices.hold_broken_end(fail)
+        self._shared.far.hold_broken_end(fail)
 
-    def fail_remote_end(self, lane_id: int, seq: int, culprit: int, text: str, cause: RemoteError) -> bool:
-        """Fail a message here because of the other end, in another process; False if it has not arrived."""
+    def fail_at(self, lane_id: int, seq: int, error: Callable[[], BaseException]) -> bool:
+        """Fail a message here because of its other end, in another process; False if it has not arrived."""
         for queue in self.queues.values():
             for lane in queue.lanes.values():
                 if lane.by_wire and lane.id == lane_id:
-                    for line in lane.lines:
-                        for message in line:
-                            if message.seq == seq and lane.members[not message.receives] == culprit:
-                                message.fail(Failure(PeerFailedError.caused_by(cause, text, culprit=culprit)))
-                                return True
+                    for message in (*lane.lines[0], *lane.lines[1]):
+                        if message.seq == seq:
+                            message.fail(Failure(error()))
+                            return True
         return False
 
     # -- messages that are given back ------------------------------------------------------------------------------
@@ -627,8 +580,8 @@ class Inbox:
                 return PeerFailedError.caused_by(failure.error, text, culprit=rank)
 
             self._shared.break_off(lane.id, gave_up)
-            if lane.by_wire and self._notices is not None:
-                self._notices.send_broken(lane.id, rank, gave_up())
+            if lane.by_wire and self.here is not None:
+                self._shared.far.send_operation_failed(lane, 0, gave_up(), onwards=True)
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail the messages of a group or a lane that have not met their other end here."""
@@ -657,37 +610,38 @@ class Inbox:
 
     def _has_had(self, lane: Lane, message: Message[object], rank: int) -> bool:
         """Whether a rank that has finished its program never issued its end of a message."""
-        if not lane.by_wire or self._notices is None:
-            return True
-        return self._notices.sent_no_more(rank, lane.id, message.seq)
+        return not lane.by_wire or self._shared.sent_no_more(rank, lane.id, message.seq)
 
     def _all_left(self, queue: Queue) -> bool:
         """Whether all other ranks have finished their programs, and no message of them is in flight."""
         others = [(src, rank) for src, rank in enumerate(queue.group.ranks) if src != queue.name[1]]
         if not others or not self._shared.left.issuperset(rank for _, rank in others):
             return False
-        for src, rank in others if self._notices is not None else ():
+        for src, rank in others:
             name, lane = (*queue.name, src), queue.lanes.get(src)
             numbers = lane.numbers if lane is not None else self.counts.get(name, (None, [0, 0]))[1]
-            assert self._notices is not None
-            if (lane is None or lane.by_wire) and not self._notices.sent_no_more(rank, _hash(*name), numbers[1]):
+            if (lane is None or lane.by_wire) and not self._shared.sent_no_more(rank, _hash(*name), numbers[1]):
                 return False
         return True
 
     def issued_counts(self, rank: int) -> dict[int, int]:
         """Return the number of messages of a rank here at its end of each lane between processes."""
-        lanes = [(lane.queue.name, lane.src, lane.queue.group, lane.numbers) for lane in self._wire_lanes()]
-        lanes += [(name[:3], name[3], group, numbers) for name, (group, numbers) in self.counts.items()]
-        found = {}
-        for name, src, group, numbers in lanes:
-            for end, position in enumerate((src, name[1])):
-                if group.ranks[position] == rank:
-                    found[_hash(*name, src)] = numbers[end]
-        return found
+        return {lane: counts[rank] for lane, counts in self._lane_counts(None) if rank in counts}
 
-    def _wire_lanes(self) -> list[Lane]:
-        lanes = [lane for queue in self.queues.values() for lane in queue.lanes.values()]
-        return [lane for lane in lanes if lane.by_wire]
+    def _lane_counts(self, group: Key | None) -> list[tuple[int, dict[int, int]]]:
+        """Return the id of each lane between processes, of one group or of all, and its numbers of messages by rank."""
+        lanes = [
+            (*queue.name, src, queue.group, lane.numbers)
+            for queue in self.queues.values()
+            for src, lane in queue.lanes.items()
+            if lane.by_wire
+        ]
+        lanes += [(*name, of, numbers) for name, (of, numbers) in self.counts.items()]
+        return [
+            (_hash(group_id, dst, tag, src), dict(zip((of.ranks[src], of.ranks[dst]), numbers, strict=True)))
+            for group_id, dst, tag, src, of, numbers in lanes
+            if group in (None, of)
+        ]
 
     @staticmethod
     def _fail_left(message: Message[object], rank: int) -> None:
@@ -695,9 +649,11 @@ class Inbox:
         needs = f"rank {message.context.rank} needs it in {message.label} ({message.call_site})"
         message.fail(Failure(RankLeftError(f"rank {rank} finished its program while {needs}", culprit=rank)))
 
-    def close_group(self, group: Key) -> None:
-        """Drop the messages of a group that no rank uses any more: nobody can receive them."""
+    def close_group(self, group: Key) -> list[tuple[int, dict[int, int]]]:
+        """Drop the messages of a group that no rank here uses any more; return the counts of its lanes to others."""
+        counts = self._lane_counts(group)
         for name in [name for name, queue in self.queues.items() if queue.group == group]:
             del self.queues[name]
         for counted in [name for name, (key, _) in self.counts.items() if key == group]:
             del self.counts[counted]
+        return counts

@@ -1,10 +1,11 @@
-"""Match of the ends of one operation: its key, its ends, and disputes between them."""
+"""Match of the ends of one operation: its key, its ends, and the error if they differ."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..collectives.call import Call
@@ -54,6 +55,14 @@ class Key(NamedTuple):
         return int.from_bytes(hashlib.blake2b(text, digest_size=5).digest(), "big") << 24
 
 
+class RankCall(NamedTuple):
+    """The call of one rank."""
+
+    rank: int  # World rank
+    call: Call  # Call that the rank issued
+    call_site: str  # Line that issued it
+
+
 class Match(list["Operation | None"]):
     """The members' ends of one operation by place, as they arrive; None for an end that has not arrived.
 
@@ -66,9 +75,14 @@ class Match(list["Operation | None"]):
         error: Maker of the error of each end.
         ended: Number of ends here that are over.
         disputed: Whether ends differ, and more must arrive before the minority is clear.
+        asked: Whether the other processes know that ranks wait here.
+        assumed: Whether its pattern is only inferred from the array for the result.
+        remote_calls: Known calls of ranks of other processes.
     """
 
     arrived = ended = 0
+    asked = assumed = False
+    remote_calls: Mapping[int, RankCall] = MappingProxyType({})
     pattern: Call | None = None
     first: Operation | None = None
     error: Callable[[], BaseException] | None = None
@@ -79,6 +93,11 @@ class Match(list["Operation | None"]):
         """The ends that have arrived."""
         return [end for end in self if end is not None]
 
+    @property
+    def started_ns(self) -> int:
+        """Start time of the first end here."""
+        return min((end.started_ns for end in self if end is not None), default=0)
+
 
 class Unfit(Exception):
     """One end of an operation cannot take part; `__cause__` has the reason."""
@@ -86,14 +105,6 @@ class Unfit(Exception):
     def __init__(self, operation: Operation) -> None:
         super().__init__(operation.label)
         self.operation = operation
-
-
-class RankCall(NamedTuple):
-    """The call of one rank."""
-
-    rank: int  # World rank
-    call: Call  # Call that the rank issued
-    call_site: str  # Line that issued it
 
 
 def minority_and_majority(rank_calls: Sequence[RankCall]) -> tuple[list[RankCall], list[RankCall]]:
@@ -108,13 +119,15 @@ def minority_and_majority(rank_calls: Sequence[RankCall]) -> tuple[list[RankCall
     return min(sides, key=len), max(reversed(sides), key=len)
 
 
-def mismatch(group: str, seq: int, first: RankCall, second: RankCall) -> Callable[[], CollectiveMismatchError]:
-    """Return the maker of the error for two ranks that differ in operation `seq`."""
+def mismatch(
+    group: str, seq: int, first: tuple[int, object, str], second: tuple[int, object, str]
+) -> Callable[[], CollectiveMismatchError]:
+    """Return the maker of the error for two ranks that differ in operation `seq`: a `RankCall` of each, or its text."""
     return partial(
         CollectiveMismatchError,
         group=group,
         seq=seq,
-        ranks=(first.rank, second.rank),
-        calls=(str(first.call), str(second.call)),
-        call_sites=(first.call_site, second.call_site),
+        ranks=(first[0], second[0]),
+        calls=(str(first[1]), str(second[1])),
+        call_sites=(first[2], second[2]),
     )

@@ -22,14 +22,12 @@ class CallPlan(ABC):
         together: Whether one start runs the ends of all ranks, which are in this process and have arrived.
         signature: Signature of the last operation.
         place: Line of the last operation; None before.
-        reports: Whether the rank reports the call to ranks of other processes, because it only gives.
         takes_memory: Whether an operation may have addresses in place of arrays; see `CollectiveFuture.memory`.
     """
 
     call: Call
     lasts: bool = True
     together = False
-    reports: bool = False
     signature: Signature
     place: CodePlace | None = None
     takes_memory: bool = False

@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from sys import _getframe
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 from numpy import ndarray
 
@@ -33,9 +33,6 @@ from .state import MATCHING
 from .stream import Stream, Streams, activate
 from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
 from .trees import is_tree
-
-if TYPE_CHECKING:
-    from .spanning import SpanningCommunicator
 
 # Plans kept at a port: training repeats a few calls, but blocks of different shapes make a new one each time.
 _PLANS = 256
@@ -174,7 +171,7 @@ class Port:
 
     def _match_far(self, operation: CollectiveFuture[Any]) -> None:
         """Match an end with others in other processes: by its plan at once, while all is well."""
-        communicator, plan, seq = cast("SpanningCommunicator", self.communicator), operation.plan, operation.seq
+        communicator, plan, seq = self.communicator, operation.plan, operation.seq
         if plan is None:
             plan = self.plans.get(operation.call)
         if plan is None or not self.is_calm():
@@ -184,13 +181,11 @@ class Port:
         if plan.place != operation.place:
             plan.sign(operation)
         history, signature, rank = communicator.history, plan.signature, self.context.rank
-        communicator.issued[rank] = seq + 1
-        if history and history[-1][1] == seq and history[-1][2] is signature:
-            history[-1][1] = seq + 1
+        runs, history.issued[rank] = history.runs, seq + 1
+        if runs and runs[-1][1] == seq and runs[-1][2] is signature:
+            runs[-1][1] = seq + 1
         else:
-            history.append([seq, seq + 1, signature, rank])
-        if plan.reports:
-            communicator.report_early(operation)
+            runs.append([seq, seq + 1, signature, rank])
         # start it, alone
         if not plan.finish_now(operation):
             communicator.start_arrived(communicator.make_lone_match(operation), operation, plan)
@@ -206,7 +201,7 @@ class Port:
             and communicator.here == 1
             and not communicator._left
             and communicator._broken is None
-            and not cast("SpanningCommunicator", communicator).early
+            and not communicator._shared.early
         )
 
 

@@ -28,7 +28,7 @@ GENERATED = "<generated>"
 _ROUNDS = 12
 _COLD = 4  # the first rounds compile, open and cache
 _INSTRUMENTS = {"before_io_wait", "after_io_wait", "_run_rank"}  # of the loop, at each of its turns
-_TIMERS = {"_send_periodically", "_sample", "_watch"}  # with all that they call
+_TIMERS = {"_look_periodically", "_sample", "_watch"}  # with all that they call
 _DEPTH = 12  # frames above a call in which a timer is looked for
 
 

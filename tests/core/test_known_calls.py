@@ -11,9 +11,9 @@ import trio
 import overlap
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import Finished
+from overlap.runtime.communicator import Communicator
 from overlap.runtime.engine.compiler import Compiled
 from overlap.runtime.match import Match
-from overlap.runtime.spanning import SpanningCommunicator
 
 from .companies import Company, by_sockets, run_far
 
@@ -37,13 +37,13 @@ CALLS: dict[str, Issue] = {
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the numbers of the operations that are not matched."""
     seqs: list[int] = []
-    alone = SpanningCommunicator.make_lone_match
+    alone = Communicator.make_lone_match
 
-    def seen(self: SpanningCommunicator, operation: overlap.CollectiveFuture) -> Match:
+    def seen(self: Communicator, operation: overlap.CollectiveFuture) -> Match:
         seqs.append(operation.seq)
         return alone(self, operation)
 
-    monkeypatch.setattr(SpanningCommunicator, "make_lone_match", seen)
+    monkeypatch.setattr(Communicator, "make_lone_match", seen)
     return seqs
 
 
@@ -52,11 +52,16 @@ def test_only_calls_that_were_made_before_are_not_matched(
     name: str, taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # or who is told of a call, as after a while, compares it
-    monkeypatch.setattr(ControlPlane, "_apply_call", lambda control_plane, event: None)
+    monkeypatch.setattr(ControlPlane, "send_wait", lambda *report: None)
+
+    over = trio.Event()
 
     async def main(rank: overlap.Rank) -> None:
         for count in (3, 3, 4, 3, 4):
             await CALLS[name](rank, count)
+        if rank.rank == 1:
+            over.set()
+        await over.wait()  # once a rank has finished, the others match
 
     assert run_far(main, 2, 1, wires=by_sockets) == [None, None]
     assert sorted(taken) == [1, 1, 3, 3, 4, 4]

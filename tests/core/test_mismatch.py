@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap import CollectiveMismatchError
+from overlap import CollectiveMismatchError, RemoteError
 from overlap.processes.control_plane import ControlPlane
-from overlap.runtime.match import RankCall
+from overlap.runtime.communicators import Communicators
 
 from .companies import Wires, by_shared_memory, by_sockets, run_far
 from .worlds import PATHS, Turns, failing, run
@@ -146,31 +146,6 @@ def test_the_message() -> None:
     assert first in {message.format(told[a], told[b], rest) for a, b in ((0, 1), (1, 0))}
 
 
-def test_where_a_root_has_called_is_found_once_for_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes are told if they ask; as long as nobody does, it should cost little."""
-    announced: list[RankCall] = []
-    announce = ControlPlane.announce_call
-
-    def noting(saying: ControlPlane, communicator_id: int, seq: int, said: RankCall) -> None:
-        announced.append(said)
-        announce(saying, communicator_id, seq, said)
-
-    monkeypatch.setattr(ControlPlane, "announce_call", noting)
-
-    async def main(rank: overlap.Rank) -> int:
-        line = _getframe().f_lineno
-        for _ in range(3):
-            await rank.broadcast(X)
-        await rank.broadcast(X)
-        return line
-
-    line = run_far(main, 2, 1, wires=by_sockets)[0]
-    assert isinstance(line, int)
-    ours = [said for said in announced if said.rank == 0]
-    assert [said.call_site for said in ours] == [*[f"{HERE}:{line + 2}"] * 3, f"{HERE}:{line + 3}"]
-    assert ours[0].call_site is ours[1].call_site is ours[2].call_site
-
-
 @pytest.mark.parametrize("algorithm", [None, "ring"])
 @pytest.mark.parametrize("wires", [by_shared_memory, by_sockets], ids=["shared memory", "sockets"])
 @pytest.mark.parametrize(
@@ -186,8 +161,8 @@ def test_messages_that_meet_need_no_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A message carries its call, so what ranks report after a while is not waited for."""
-    monkeypatch.setattr(ControlPlane, "_send_waiting", lambda control_plane: None)
-    monkeypatch.setattr(ControlPlane, "announce_call", lambda *report: None)
+    monkeypatch.setattr(ControlPlane, "send_wait", lambda *report: None)
+    monkeypatch.setattr(Communicators, "look", lambda *report: None)
 
     async def main(rank: overlap.Rank) -> str:
         await rank.barrier()
@@ -200,6 +175,43 @@ def test_messages_that_meet_need_no_report(
         assert "operation #1 on group 'world'" in error
         assert f"rank 0 called {usual_call} at {HERE}:" in error
         assert f"rank 1 called {odd_call} at {HERE}:" in error
+
+
+GIVING: list[tuple[str, Issue, str, Issue, str]] = [
+    ("roots", lambda r: r.broadcast(X), "", lambda r: r.broadcast(X, 1), ""),
+    ("takers", lambda r: r.gather(X), "", lambda r: r.gather(X, 1), ""),
+    ("gives or takes", lambda r: r.broadcast(X), "", lambda r: r.reduce(X), ""),
+    ("nobody", lambda r: r.permute(X, []), "", lambda r: r.permute(X, [(0, 1)]), ""),
+]
+
+
+@pytest.mark.parametrize("odd_rank", [0, 2])
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+@pytest.mark.parametrize("wires", [by_shared_memory, by_sockets], ids=["shared memory", "sockets"])
+@pytest.mark.parametrize(
+    ("usual", "odd"), [(row[1], row[3]) for row in (*CALLS, *GIVING)], ids=[row[0] for row in (*CALLS, *GIVING)]
+)
+def test_ranks_that_catch_it_and_go_on_never_wait_for_each_other(
+    usual: Issue, odd: Issue, wires: Wires, algorithm: str | None, odd_rank: int
+) -> None:
+    """Some have ended the operation well, and others have failed at it: in the end all go on, or all fail."""
+
+    async def main(rank: overlap.Rank) -> list[int | None]:
+        await rank.barrier()
+        ended: list[int | None] = []
+        for issue in (odd if rank.rank == odd_rank else usual, *[usual] * 3, lambda r: r.all_reduce(X)):
+            try:
+                await issue(rank)
+                ended.append(None)
+            except CollectiveMismatchError as error:
+                ended.append(error.seq)
+        return ended
+
+    ends = run_far(main, 3, 1, wires=wires, algorithm=algorithm, timeout_s=10)
+    for end in ends:
+        assert isinstance(end, list) or isinstance(getattr(end, "cause", None), CollectiveMismatchError | RemoteError)
+    lists = [end for end in ends if isinstance(end, list)]
+    assert {seq for end in lists for seq in end} <= {None, 1}
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -14,7 +14,7 @@ import trio
 import overlap
 from overlap.processes import control_plane
 from overlap.processes.control_plane import ControlPlane
-from overlap.processes.messages import Called, Finished, RankEvent
+from overlap.processes.messages import Finished, RankEvent, Waits
 from overlap.runtime.message import Message
 from overlap.waits.ends import RankView, Seen
 
@@ -81,12 +81,12 @@ def test_ranks_that_only_receive_need_not_say_what(kind: str, late: bool) -> Non
 
 
 def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
-    told: list[tuple[list[int], bool]] = []
+    told: list[tuple[int, int]] = []
 
     class Listening(ControlPlane):
         def _send(self, event: RankEvent) -> None:
-            if isinstance(event, Called):
-                told.append((event.seqs, event.rank == 0))
+            if isinstance(event, Waits):
+                told.append((event.rank, event.seq))
             super()._send(event)
 
     async def main(rank: overlap.Rank) -> list[float]:
@@ -94,37 +94,34 @@ def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
         got = [float((await rank.broadcast(mine)).sum()) for _ in range(5)]
         for _ in range(2):
             got.append(float((await rank.broadcast(mine if rank.rank == 0 else None)).sum()))
-        await rank.barrier()  # who leaves tells everything
+        await rank.barrier()
         return got
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(companies, "ControlPlane", Listening)
         patch.setattr(control_plane, "_WATCH_S", 3600.0)
         assert run_far(main, 2, 1, wires=by_sockets) == [[14.0] * 7] * 2
-    asked = [seqs for seqs, by_root in told if not by_root]
-    assert asked[0] == [5]
-    assert sorted(seq for seqs, by_root in told if by_root for seq in seqs) == list(range(7))
+    assert sorted(told) == [(0, 5), (0, 6), (1, 5), (1, 6)]
 
 
-def test_what_a_root_has_called_in_several_operations_is_told_in_one_message_whatever_comes_between() -> None:
-    told: list[tuple[object, object]] = []
+def test_a_root_answers_all_that_ask_at_once() -> None:
+    told: list[tuple[int, int]] = []
 
     class Listening(ControlPlane):
         def _send(self, event: RankEvent) -> None:
-            if isinstance(event, Called):
-                told.append((event.rank, event.seqs))
+            if isinstance(event, Waits):
+                told.append((event.rank, event.seq))
             super()._send(event)
 
-    async def main(rank: overlap.Rank) -> None:
-        for _ in range(4):
-            await rank.broadcast(np.zeros(2))
-            await rank.barrier()
+    async def main(rank: overlap.Rank) -> float:
+        x = np.ones(2) if rank.rank == 1 else None
+        return float((await rank.broadcast(x, 1)).sum())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(companies, "ControlPlane", Listening)
         patch.setattr(control_plane, "_WATCH_S", 3600.0)
-        run_far(main, 2, 1, wires=by_sockets)
-    assert told == [(0, [0, 2, 4, 6])]  # at the end: nobody has asked
+        assert run_far(main, 4, 1, wires=by_sockets) == [2.0] * 4
+    assert told.count((1, 0)) == 1
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "scatter"])
@@ -134,7 +131,7 @@ def test_who_gives_an_array_for_the_result_asks_nobody(kind: str, rows: int) -> 
 
     class Listening(ControlPlane):
         def _send(self, event: RankEvent) -> None:
-            if isinstance(event, Called):
+            if isinstance(event, Waits):
                 told.append(event.rank)
             super()._send(event)
 
@@ -262,7 +259,7 @@ def test_a_sender_that_has_gone_on_is_told_that_it_differed() -> None:
 
 
 def test_after_a_difference_nothing_begins() -> None:
-    over, told, heard = trio.Event(), trio.Event(), list[str]()
+    over, told, seen, heard = trio.Event(), trio.Event(), trio.Event(), list[str]()
 
     async def main(rank: overlap.Rank) -> None:
         if rank.rank == 1:
@@ -274,15 +271,17 @@ def test_after_a_difference_nothing_begins() -> None:
             except overlap.CollectiveMismatchError as error:
                 heard.append(str(error))
                 raise
+            finally:
+                seen.set()
         else:
             await over.wait()
-            await rank.all_reduce(np.zeros(1))
+            try:
+                await rank.all_reduce(np.zeros(1))
+            finally:
+                told.set()
+                await seen.wait()
 
-    async def nemesis(everybody: list[Company]) -> None:
-        await everybody[1].heard(Called, seqs=[0])
-        told.set()
-
-    for error in failures(run_far(main, 2, 1, nemesis=nemesis)):
+    for error in failures(run_far(main, 2, 1)):
         assert "operation #0 on group 'world' differs between ranks" in str(error)
     assert [message.partition(":")[0] for message in heard] == ["operation #0 on group 'world' differs between ranks"]
 
@@ -295,14 +294,14 @@ def test_a_call_that_was_told_before_anybody_came_to_it_is_compared_when_somebod
         for _ in range(before):
             await rank.barrier()
         if rank.rank == 0:
-            await rank.broadcast(np.zeros(2), root=0)  # says at once what it carries, and is over when sent
+            await rank.broadcast(np.zeros(2), root=0)  # over when sent
             await rank.barrier()
         else:
             await told.wait()
             await rank.permute(np.zeros(1), [])  # no wire: over at once, so that nobody else can find the difference
 
     async def nemesis(everybody: list[Company]) -> None:
-        await everybody[1].heard(Called, seqs=[before])
+        await everybody[1].heard(Waits, seq=before + 1)
         told.set()
 
     for error in failures(run_far(main, 2, 1, nemesis=nemesis, wires=by_sockets)):
@@ -443,29 +442,23 @@ def test_a_lost_process_ends_the_world() -> None:
 @pytest.mark.parametrize(
     ("message", "refusal"),
     [
-        (["Finished", 0, False], "it is about rank 0, which belongs to another process"),
+        (["Finished", 0, [], False, False], "it is about rank 0, which belongs to another process"),
         (
             ["Quiet", [msgspec.to_builtins(RankView(rank=1, seen=Seen.LEFT))]],
             "it has the view of a rank that belongs to another process",
         ),
-        (["Finished", "3", False], "13 bytes that are no message: Expected `int`, got `str` - at `$[1]`"),
-        *(
-            (
-                [
-                    "Called",
-                    1,
-                    [0] * count,
-                    2,
-                    ["barrier", None, None, None, 4, 0, [], [], False, False, None, b""],
-                    "there",
-                ],
-                f"it lists {count} operations, the limit is 4096",
-            )
-            for count in (0, 4097)
+        (["Finished", "3", [], False, False], "15 bytes that are no message: Expected `int`, got `str` - at `$[1]`"),
+        (
+            ["Waits", 1, 1, "0-3", 0, 2, ["jump", None, None, None, 4, 0, [], [], False, False, None, b""], "there"],
+            "invalid call: 'jump' is not a valid Collective",
         ),
         (
-            ["Called", 1, [0], 2, ["jump", None, None, None, 4, 0, [], [], False, False, None, b""], "there"],
-            "invalid call: 'jump' is not a valid Collective",
+            ["Waits", 1, 1, "3-0", 0, 2, ["barrier", None, None, None, 4, 0, [], [], False, False, None, b""], "there"],
+            "invalid ranks: '3-0' is not a rank or a range such as 3-5",
+        ),
+        (
+            ["OperationFailed", 1, 1, "0-3", 0, False, ["Difference", "world", 0, [0, 4], ["", ""], ["", ""]]],
+            "it is about rank 4, and there are 4 ranks",
         ),
         (["Jump"], "6 bytes that are no message: Invalid value 'Jump' - at `$[0]`"),
         (None, "1 bytes that are no message: Expected `array`, got `None`"),

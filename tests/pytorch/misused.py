@@ -74,7 +74,7 @@ def groups_destroyed() -> Any:
         joined = world()
         assert joined is not None
         shared: Any = joined.rank._around.communicators
-        parts = [shared._transport]
+        parts = [shared.engine._transport]
         while not hasattr(parts[-1], "_boards"):
             parts += getattr(parts.pop(), "parts", ())[::-1]
         boards = parts[-1]._boards

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -19,6 +19,7 @@ from typing_extensions import deprecated  # noqa: E402
 
 from overlap import Connection  # noqa: E402
 from overlap.processes.control_plane import ControlPlane  # noqa: E402
+from overlap.runtime.agreement import History  # noqa: E402
 from overlap.runtime.match import RankCall  # noqa: E402
 from overlap.torch import ProcessGroup, Work  # noqa: E402
 from overlap.torch.backend import _leave  # noqa: E402
@@ -196,16 +197,16 @@ def test_lists_of_tensors_in_one_piece_of_memory(pair: Ranks, lie: str) -> None:
 
 
 def test_nobody_asks_what_travels(pair: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who receives has a tensor that says it; once one rank has asked, every call of a root is told to all."""
+    """Who receives has a tensor that says it."""
     asked = list[object]()
-    tell = ControlPlane.send_call
+    tell = ControlPlane.send_wait
 
-    def telling(saying: ControlPlane, communicator: int, seqs: Sequence[int], said: RankCall) -> None:
+    def telling(saying: ControlPlane, of: History, seq: int, said: RankCall) -> None:
         if said.call.dtype is None:
             asked.append(said)
-        tell(saying, communicator, seqs, said)
+        tell(saying, of, seq, said)
 
-    monkeypatch.setattr(ControlPlane, "send_call", telling)
+    monkeypatch.setattr(ControlPlane, "send_wait", telling)
 
     def run(group: ProcessGroup) -> list[list[float]]:
         one, x = torch.zeros(1), torch.tensor([5.0, 6.0])

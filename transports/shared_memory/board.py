@@ -79,10 +79,13 @@ class Boards:
         """Handle a note of another process about the rows of one of its ranks; an invalid one ends the link."""
         board, start, memory_bytes = self._open.get(key), note >> _FLAG_BITS, link.peer.segment.nbytes
         invalid = ""
-        if rank not in link.ranks or (board is not None and rank not in board.ranks):
+        if note == _CLOSED:
+            if board is not None:
+                board.receive_closed(link)
+            elif self._early_notes.pop((key, rank), None) is not None:  # never opened here, or not yet
+                link.send_note(key, rank, _CLOSED)
+        elif rank not in link.ranks or (board is not None and rank not in board.ranks):
             invalid = f"about rank {rank}, which is none of its own in that group"
-        elif note == _CLOSED:
-            self._early_notes.pop((key, rank), None)
         elif note & _ROOM and (start % 64 or start + BOARD_BYTES > memory_bytes):
             invalid = f"about rows at byte {start} of its memory, which has {memory_bytes} bytes"
         elif board is not None:
@@ -92,13 +95,13 @@ class Boards:
         if invalid:
             link.lose(f"it sent a note {invalid}; {BROKEN_PROTOCOL}", evident=True)
 
-    def close(self, key: int) -> None:
+    def forget(self, key: int) -> None:
         """Forget the board of a group; its memory has been released."""
         self._open.pop(key, None)
 
     def lose(self, member: int, reason: str) -> None:
         """Mark the boards in which a lost process takes part, so that their operations fail."""
-        for board in self._open.values():
+        for board in list(self._open.values()):
             board.lose(member, reason)
 
 
@@ -127,6 +130,8 @@ class _SharedBoard(Board):
         self._when_ready = list[Callable[[], None]]()
         self._starts: list[int] = [-1] * len(ranks)
         self._taken: set[int] = set()  # offsets of the rows of this process's ranks
+        self._is_closed = False
+        self._users = set(self._others)  # other processes that have not closed it
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -142,20 +147,30 @@ class _SharedBoard(Board):
             self.receive_note(rank, note)
 
     def close(self) -> None:
-        """Release the rows and results of this process, and tell processes without the board to forget the rows."""
+        """Close it for the ranks of this process; its memory is free once no other process may read it."""
+        self._is_closed, self._when_ready = True, []
+        for rank, home in zip(self.ranks, self._homes, strict=True):
+            for other in self._others if home not in self._links else ():
+                self._links[other].send_note(self._key, rank, _CLOSED)
+        self._release()
+
+    def receive_closed(self, link: MemoryLink) -> None:
+        """Note that another process has closed it, or has none."""
+        self._users.difference_update([member for member in self._others if self._links[member] is link])
+        self._release()
+
+    def _release(self) -> None:
+        """Release the rows and results of this process, once all processes have closed the board, or are lost."""
+        if not self._is_closed or self._users:
+            return
         shelf = self._boards.shelf
-        for position, start in enumerate(self._starts):
-            if self._homes[position] in self._links:
-                continue
-            for other in self._others:  # a process without the board yet has kept the note about the rows
-                self._links[other].send_note(self._key, self.ranks[position], _CLOSED)
-            if start in self._taken:
-                shelf.release(start)
+        for start in self._taken:
+            shelf.release(start)
         for start in self._native.take_places(True) if "_native" in self.__dict__ else ():
             shelf.release(start)
         self.__dict__.pop("_native", None)
-        self._when_ready = []
-        self._boards.close(self._key)
+        self._taken = set()
+        self._boards.forget(self._key)
 
     def _take_rows(self) -> int:
         """Take memory for the rows of a rank; return the note about it for the other processes."""
@@ -208,6 +223,8 @@ class _SharedBoard(Board):
             if "_native" in self.__dict__:
                 self._native.lose()
             self._call_waiters()
+            self._users.discard(member)
+            self._release()
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
@@ -233,6 +250,10 @@ class _SharedBoard(Board):
 
     def peek(self, position: int, number: int, owner: object) -> Run:
         return self._boards.engine.peek(self._native, position, number, owner)
+
+    def row_tag(self, position: int, number: int) -> int:
+        tag: int = self._native.row(position, number)[0] & ~0xFF
+        return tag if (tag >> 8) & 0xFFFF == number & 0xFFFF else 0
 
     def row_signature(self, position: int, number: int) -> PlainSignature:
         try:

@@ -8,9 +8,10 @@ Cost: each input is read once by every rank that needs it, and each result writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import prod
 from threading import get_ident
 from typing import cast
@@ -18,7 +19,7 @@ from typing import cast
 import numpy as np
 from trio import RunFinishedError
 
-from transports import LinkLostError, SignatureMismatchError, Transport
+from transports import LinkLostError, PlainSignature, SignatureMismatchError, Transport
 from transports.common import OPERATIONS, Board
 from transports.patience import Patience
 from transports.shared_memory import engine
@@ -29,7 +30,7 @@ from ...collectives.reduce import Reducer
 from ...defaults import SLICED_BYTES
 from ..communicator import Communicator
 from ..handover import Handover, OperationRun
-from ..match import Match
+from ..match import CHANNEL_BITS, Match
 from ..memory.arrays import held
 from ..operation import Operation
 from ..plan import CallPlan
@@ -55,6 +56,7 @@ class HostMemory:
 
     Attributes:
         patience: Time for which the loop looks before it sleeps.
+        given: Numbers and tags of the last operations in which a rank here only gave, by communicator and position.
     """
 
     program: Callable[[Communicator, Call, Operation], CallPlan]
@@ -64,6 +66,7 @@ class HostMemory:
     ) -> None:
         self._transport, self._workers, self.program = transport, workers, program
         self._boards: dict[Communicator, Board | None] = {}
+        self.given: dict[Communicator, dict[int, deque[tuple[int, int]]]] = {}
         self.patience: Patience = Patience(0.0)
 
     def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan | None:
@@ -75,9 +78,26 @@ class HostMemory:
             return None
         return HostPlan(self, communicator, board, call, communicator.members.index(operation.context.rank))
 
+    def unmet(self, communicator: Communicator) -> Iterator[tuple[int, int, PlainSignature]]:
+        """Yield rows that ranks here have not read, and that are of other calls; as `BaseEngine.unmet`."""
+        board, members, tag_base = self._boards.get(communicator), communicator.members, communicator.key.tag_base()
+        if board is None or not (board.ready and board.usable) or board.lost is not None:
+            return
+        for position, given in self.given.get(communicator, {}).items():
+            last = given[-1][0] if given else 0
+            for seq, own_tag in list(given):
+                tags = {other: board.row_tag(other, seq) for other in range(len(members)) if other != position}
+                if all(tags.values()) or seq <= last - OPERATIONS:
+                    given.remove((seq, own_tag))
+                for other in [other for other, tag in tags.items() if tag and tag >> 24 != own_tag >> 24]:
+                    with suppress(LinkLostError):  # invalid data: operations that read it fail
+                        theirs = board.row_signature(other, seq)
+                        yield tag_base | (seq & 0xFFFF) << CHANNEL_BITS, members[other], theirs
+
     def close(self, communicator: Communicator) -> None:
-        """Free the memory of a communicator that no rank of any process uses any more."""
+        """Free the memory of a communicator that no rank of this process uses any more."""
         board = self._boards.pop(communicator, None)
+        self.given.pop(communicator, None)
         if board is not None:
             board.close()
 
@@ -107,6 +127,8 @@ class HostPlan(CallPlan):
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
         self.takes_memory: bool = not call.shared
         self.tag_base: int = communicator.key.tag_base(*call.key)  # a row shows whether its rank issued this call
+        given = memory.given.setdefault(communicator, {}).setdefault(position, deque(maxlen=OPERATIONS))
+        self._given, self._gives_only = given, not call.receives_at(position)
         self._pending: HostRun | None = None  # started by `finish_now`
 
     def __str__(self) -> str:
@@ -142,8 +164,25 @@ class HostPlan(CallPlan):
             return False
         if self.call.shared:
             run.take_result()
+        if self._gives_only or self._given:
+            self.note_end(operation)
         operation.finish(operation.context.now_ns(), operation.describe(self.call, operation.started_ns))
         return True
+
+    def note_end(self, operation: Operation) -> None:
+        """Note an operation in which the rank only gave; with another, compare the calls of the others in those.
+
+        A rank that only gives reads no row, and rows are soon used again.
+        """
+        if self._gives_only:
+            self._given.append((operation.seq, self.tag_base))
+        elif self._given:
+            for tag, src, theirs in list(self.memory.unmet(self.communicator)):
+                compare = partial(self.communicator.compare_unmet, tag >> CHANNEL_BITS & 0xFFFF, src, theirs)
+                if get_ident() == operation.context.thread:
+                    compare()
+                else:
+                    operation.context.from_thread(compare)
 
     def start(self, match: Match, operation: Operation) -> None:
         """Begin as soon as the board is ready, unless `finish_now` has begun."""
@@ -298,6 +337,8 @@ class HostRun(OperationRun):
                 self.take_result()
             except Exception as raised:
                 error = raised
+        if error is None:
+            self._plan.note_end(self.operation)
         self._close()
         self.operation.stopped()
         self._plan.communicator.settle(self._match, self.operation, error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
@@ -25,7 +26,7 @@ from .workers import Workers
 
 if TYPE_CHECKING:
     from topology import Cluster
-    from transports import Envelope, Wire
+    from transports import Envelope, PlainSignature, Wire
 
     from ...collectives.reduce import Array
     from ...timeline.recording import RawMatch
@@ -133,6 +134,18 @@ class RealEngine(BaseEngine):
         cluster = joined_by(self._cluster, self._transport.socket_placement)
         compiler = Compiler(cluster, self._algorithm, far=self._transport.spans_hosts)
         return Programs(self._transport, self._workers, compiler, self._token)
+
+    def unmet(
+        self, ranks: Iterable[int], communicators: Iterable[Communicator]
+    ) -> list[tuple[int, int, PlainSignature]]:
+        """Return the messages of other processes that no rank here has met, and rows that none reads."""
+        found = []
+        for rank in ranks:
+            with suppress(TransportError):  # operations on it fail themselves
+                found += [(each.tag, each.src, each.signature) for each in self._transport.wire(rank).unexpected()]
+        if "_host_memory" in self.__dict__:
+            found += [row for communicator in communicators for row in self._host_memory.unmet(communicator)]
+        return found
 
     def close(self, communicator: Communicator) -> None:
         """Free the shared memory of a communicator."""
