@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -29,6 +29,9 @@ import overlap
 from ..errors import UsageError
 from . import torch_saves
 from .threads import RankThread, UntestableError, owned_threads
+
+Thread: TypeAlias = "RankThread[Any]"
+Original: TypeAlias = "Callable[..., Any]"
 
 # Communication that we cannot see: its ranks would be those of this one process.
 _FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", "oneccl_bindings_for_pytorch": "oneCCL"}
@@ -139,13 +142,7 @@ _CALLS_REMOTELY = (
 
 
 def _open_and_note(
-    program: GuardedProgram,
-    thread: RankThread[Any],
-    original: Callable[..., Any],
-    file: Any,
-    mode: str = "r",
-    *args: Any,
-    **keywords: Any,
+    program: GuardedProgram, thread: Thread, original: Original, file: Any, mode: str = "r", *args: Any, **keywords: Any
 ) -> Any:
     """Open a file; note it if it is written, for a rank that leaves it open."""
     writes, rank = any(letter in mode for letter in "wax+"), thread.rank.rank
@@ -158,20 +155,14 @@ def _open_and_note(
 
 
 def _save_unless_full(
-    program: GuardedProgram,
-    thread: RankThread[Any],
-    original: Callable[..., Any],
-    value: Any,
-    file: Any,
-    *args: Any,
-    **keywords: Any,
+    program: GuardedProgram, thread: Thread, original: Original, value: Any, file: Any, *args: Any, **keywords: Any
 ) -> Any:
     """Save a value by `torch.save`, unless the disk of the rank is full."""
     _note_writer(program, thread, file)
     return original(value, file, *args, **keywords)
 
 
-def _note_writer(program: GuardedProgram, thread: RankThread[Any], file: Any) -> None:
+def _note_writer(program: GuardedProgram, thread: Thread, file: Any) -> None:
     """Note which rank writes a file, and where, for a rank that misses it; fail if a fault has filled its disk."""
     if program.is_full(thread.rank.rank):
         raise OSError(errno.ENOSPC, "No space left on device (a fault of this test)", str(file))
@@ -180,20 +171,13 @@ def _note_writer(program: GuardedProgram, thread: RankThread[Any], file: Any) ->
         program.written[os.path.abspath(file)] = f"{late}: wait for that, by a barrier for example"
 
 
-def _set_signal(
-    program: GuardedProgram, thread: RankThread[Any], original: Callable[..., Any], number: int, handler: Any
-) -> Any:
+def _set_signal(program: GuardedProgram, thread: Thread, original: Original, number: int, handler: Any) -> Any:
     """Set the rank's handler of SIGTERM; ignore handlers of other signals."""
     return program.set_handler(thread.rank.rank, handler) if number == signal.SIGTERM else None
 
 
 def _spawn_in_place(
-    thread: RankThread[Any],
-    original: Callable[..., Any],
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    nprocs: int = 1,
-    **options: Any,
+    thread: Thread, original: Original, fn: Original, args: Sequence[Any] = (), nprocs: int = 1, **options: Any
 ) -> None:
     """Call the function of `torch.multiprocessing.spawn` as one of its processes, each of which is a rank."""
     if nprocs != thread.rank.world_size:

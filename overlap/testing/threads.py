@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from unittest.mock import patch
 
 import trio
@@ -22,6 +22,7 @@ from transports.delays import Instant
 from ..diagnostics import line_in_thread
 from ..errors import OverlapError, UsageError
 from ..runtime.future import Future
+from .views import RankView
 
 if TYPE_CHECKING:
     from ..runtime.rank import Rank
@@ -67,16 +68,6 @@ class RealTime:
     exceeded: bool = False
 
 
-class View(Protocol):
-    """The process as one rank sees it, such as its environment; see `views`."""
-
-    def enter(self) -> None:
-        """Set the process to the state of the rank."""
-
-    def leave(self) -> None:
-        """Save the changes of the rank, and restore the process."""
-
-
 class RankThread(Generic[T]):
     """One rank's thread: it runs a program while it has the baton.
 
@@ -92,13 +83,13 @@ class RankThread(Generic[T]):
     rank: Rank
     kernel: Kernel
     cost_ns: int
-    view: View
+    view: RankView
 
     def __init__(
         self,
         rank: Rank,
         kernel: Kernel,
-        view: View,
+        view: RankView,
         program: Callable[[RankThread[T]], T],
         *,
         real_time: RealTime,

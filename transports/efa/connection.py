@@ -34,13 +34,8 @@ class SocketRail(Rail):
         receive: Reads available bytes; `BlockingIOError` if there are none, 0 at the end.
     """
 
-    socket: socket.socket
-    ends: str
-    idle: bool
-
     def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
-        super().__init__(owner, index, keep=keep, staged=staged)
-        self.socket, self.ends = connection.socket, connection.ends
+        super().__init__(owner, index, connection, keep=keep, staged=staged)
         self.receive: Callable[[memoryview], int] = self.socket.recv_into
         self._parts: Sequence[bytes | memoryview] = ()
         self._blocked = False
@@ -205,14 +200,9 @@ class SocketRail(Rail):
 class StreamRail(Rail):
     """A rail over an encrypted stream: everything is copied, and only the writing task writes."""
 
-    socket: socket.socket
-    ends: str
-    idle: bool
-
     def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
-        super().__init__(owner, index, keep=keep, staged=staged)
+        super().__init__(owner, index, connection, keep=keep, staged=staged)
         assert connection.encrypted is not None, "a bare socket is faster as a SocketRail"
-        self.socket, self.ends = connection.socket, connection.ends
         self._stream = connection.encrypted
 
     def put(self, head: bytes, payload: memoryview) -> None:

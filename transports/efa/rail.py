@@ -17,6 +17,7 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
 from transports.efa.departures import Departures, Entry
+from transports.efa.joining import ProvedSocket
 from transports.efa.reading import Reading
 from transports.efa.sharing import RailRate, RailState
 from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
@@ -67,6 +68,7 @@ class Rail(ABC):
     Args:
         owner: The link to that process.
         index: Number of the connection.
+        connection: The connection.
         keep: Whether frames are kept until they have arrived, because another rail could repeat them.
         staged: Whether payloads pass through a buffer of the rail, instead of leaving from and arriving in the
             caller's memory.
@@ -86,12 +88,10 @@ class Rail(ABC):
         reading: Received bytes whose frames have not been handled.
     """
 
-    socket: socket.socket
-    ends: str = ""
-
-    def __init__(self, owner: RailOwner, index: int, *, keep: bool, staged: bool) -> None:
-        self.owner = owner
-        self.index = index
+    def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
+        self.owner, self.index = owner, index
+        self.socket: socket.socket = connection.socket
+        self.ends: str = connection.ends
         self.idle: bool = True
         self.dead: bool = False
         self.written_bytes: int = 0

@@ -14,6 +14,7 @@ from transports.buffers import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.efa_link import EfaLink
+from transports.efa.joining import ProvedSocket
 from transports.efa.rail import Rail
 from transports.efa.sharing import RailState
 from transports.failures import LinkLostError
@@ -27,7 +28,8 @@ class Pipe(Rail):
     """A rail whose bytes lie on the wire until they are delivered, or lost with it."""
 
     def __init__(self, link: EfaLink, index: int) -> None:
-        super().__init__(link, index, keep=True, staged=False)
+        nowhere = ProvedSocket(socket=None, encrypted=None)  # type: ignore[arg-type]  # its bytes lie in `wire`
+        super().__init__(link, index, nowhere, keep=True, staged=False)
         self.wire: list[bytes] = []
         self.incoming = b""
         link.add(self)
