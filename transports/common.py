@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transports.shared_memory.engine import Run, Table
+    from transports.shared_memory.engine import Engine, Run, Table
     from transports.signature import PlainSignature, Signature
 
 #: Operations under way at once: a rank may post number n once all ranks have finished n - OPERATIONS.
@@ -29,6 +29,7 @@ class Board(ABC):
         lost: Why one of the ranks is lost; None: no rank is.
         processes: Number of processes of this host that share memory, this one included.
         look_s: How long a thread polls before it sleeps.
+        engine: Engine that carries out the operations; runs are waited for, and cancelled, there.
     """
 
     ready: bool
@@ -36,6 +37,7 @@ class Board(ABC):
     lost: str | None
     processes: int
     look_s: float
+    engine: Engine
 
     @abstractmethod
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
@@ -72,10 +74,6 @@ class Board(ABC):
         """
 
     @abstractmethod
-    def peek(self, position: int, number: int, owner: object) -> Run:
-        """Wait until the rank at a position has posted operation `number`, without taking part in it."""
-
-    @abstractmethod
     def row_tag(self, position: int, number: int) -> int:
         """Return the tag of operation `number` in the row of a rank; 0: it is not there, or not there any more."""
 
@@ -86,18 +84,6 @@ class Board(ABC):
         Raises:
             LinkLostError: The other process has written something else there.
         """
-
-    @abstractmethod
-    def wait(self, run: Run, seconds: float, look_s: float) -> int:
-        """Wait for the end of a run without the interpreter lock, after polling; return its state. Any thread."""
-
-    @abstractmethod
-    def forget(self, run: Run) -> None:
-        """Do not notify the owner of a run, because the owner already knows of the end."""
-
-    @abstractmethod
-    def cancel(self, run: Run) -> bool:
-        """Cancel a run; return whether the engine uses the rank's arrays no more. If False, it does until the end."""
 
     @abstractmethod
     def loan_to_all(self, nbytes: int) -> int | None:

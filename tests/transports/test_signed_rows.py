@@ -11,7 +11,7 @@ pytest.importorskip("transports.shared_memory._native", reason="it was not compi
 
 from overlap.collectives.call import Call
 
-from .test_collectives_of_engines import CANCELLED, DONE, LOST, MISMATCH, PENDING, Host, _table, made
+from .test_collectives_of_engines import DONE, MISMATCH, PENDING, Host, _table, made
 
 
 @pytest.fixture
@@ -82,27 +82,6 @@ def test_without_signatures_no_rank_looks_for_other_calls(host: Host) -> None:
     host.engines[1].cancel(run)
 
 
-def test_a_look_at_a_rank_ends_when_it_has_posted(host: Host) -> None:
-    early = host.engines[1].peek(host.boards[1], 0, 3, object())
-    assert host.wait(1, early, 0.01) == PENDING
-    root = begin(host, 0, BROADCAST, 3, call=9)
-    assert host.wait(1, early, 5) == DONE
-    late = host.engines[2].peek(host.boards[2], 0, 3, object())
-    assert host.wait(2, late, 5) == DONE
-    assert host.boards[2].row(0, 3)[2:] == (9 << 40, b"call 9")
-    assert root.state == DONE  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("how", [CANCELLED, LOST])
-def test_a_look_at_a_rank_that_never_posts_ends(host: Host, how: int) -> None:
-    run = host.engines[1].peek(host.boards[1], 0, 3, object())
-    if how == CANCELLED:
-        assert host.engines[1].cancel(run) is True
-    else:
-        host.boards[1].lose()
-    assert host.wait(1, run, 5) == how
-
-
 def test_a_row_with_nonsense_is_refused(host: Host) -> None:
     at = 64 * (64 + 4096)
     memoryview(host.segments[0])[at + 8 : at + 12] = (89).to_bytes(4, "little")
@@ -110,7 +89,5 @@ def test_a_row_with_nonsense_is_refused(host: Host) -> None:
         host.boards[1].row(0, 0)
     with pytest.raises(ValueError, match="there is no rank at position 3"):
         host.boards[1].row(3, 0)
-    with pytest.raises(ValueError, match="there is no rank at position -1"):
-        host.engines[1].peek(host.boards[1], -1, 0, None)
     with pytest.raises(ValueError, match="bytes, at most 88"):
         begin(host, 0, ALL_REDUCE, 0, 1, text=b"x" * 89)

@@ -123,7 +123,7 @@ class _SharedBoard(Board):
         self.ready, self.usable, self._reads = False, True, True
         self.lost: str | None = None
         self.processes: int = 1 + len(links)
-        self.look_s: float = boards.look_s
+        self.look_s, self.engine = boards.look_s, boards.engine
         self._boards, self._key, self.ranks, self._homes = boards, key, tuple(ranks), tuple(homes)
         self._here, self._links = boards.segment, links
         self._others = tuple(dict.fromkeys(home for home in homes if home in links))
@@ -205,13 +205,12 @@ class _SharedBoard(Board):
     @cached_property
     def _native(self) -> native.Board:
         """Board of the compiled engine, made at first use, when all ranks have opened this one."""
-        engine = self._boards.engine
         seats = []
         for position, (start, home) in enumerate(zip(self._starts, self._homes, strict=True)):
             segment, link = self._segment(position), self._links.get(home)
             rows = segment.view[start : start + BOARD_BYTES]
             seats.append((rows, segment.view, 0 if link is None else link.peer.pid, -1 if link is None else home))
-        board = native.Board(engine, seats, self._reads)
+        board = native.Board(self.engine, seats, self._reads)
         if self.lost is not None:
             board.lose()
         return board
@@ -233,7 +232,7 @@ class _SharedBoard(Board):
         nbytes: int, home: int, *, signature: Signature | None = None, waited_for: bool = False,
     ) -> Run:  # fmt: skip
         """Submit one rank's end to the engine, with memory for a result if the board has none free."""
-        engine, call = self._boards.engine, (self._native, table, owner, number, tag, source, target, priority, home)
+        engine, call = self.engine, (self._native, table, owner, number, tag, source, target, priority, home)
         said = (0, b"") if signature is None else (signature.fingerprint, signature.text)
         run = engine.submit(*call, _WAITED_FOR if waited_for else 0, *said)
         if run is None:  # the board has no free place of this size
@@ -248,9 +247,6 @@ class _SharedBoard(Board):
             assert run is not None, "there is a place, or none to be had"
         return run
 
-    def peek(self, position: int, number: int, owner: object) -> Run:
-        return self._boards.engine.peek(self._native, position, number, owner)
-
     def row_tag(self, position: int, number: int) -> int:
         tag: int = self._native.row(position, number)[0] & ~0xFF
         return tag if (tag >> 8) & 0xFFFF == number & 0xFFFF else 0
@@ -261,15 +257,6 @@ class _SharedBoard(Board):
         except ValueError as error:
             raise LinkLostError(f"rank {self.ranks[position]} wrote invalid data into its board: {error}") from error
         return PlainSignature(fingerprint, text)
-
-    def wait(self, run: Run, seconds: float, look_s: float) -> int:
-        return self._boards.engine.wait(run, seconds, look_s)
-
-    def forget(self, run: Run) -> None:
-        self._boards.engine.forget(run)
-
-    def cancel(self, run: Run) -> bool:
-        return self._boards.engine.cancel(run)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

@@ -286,7 +286,7 @@ class HostRun(OperationRun):
             return
         patience = self._plan.memory.patience
         if self.run.state == engine.PENDING and self._plan.communicator.here == 1 and (look_s := patience.take()) > 0:
-            patience.learn(came=self._plan.board.wait(self.run, look_s, look_s) != engine.PENDING)
+            patience.learn(came=self._plan.board.engine.wait(self.run, look_s, look_s) != engine.PENDING)
         self.on_end()
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
@@ -295,7 +295,8 @@ class HostRun(OperationRun):
             return
         board, settled = self._plan.board, False
         try:
-            board.wait(self.run, LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S), board.look_s)
+            limit_s = LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S)
+            board.engine.wait(self.run, limit_s, board.look_s)
             settled = self.run.state == engine.PENDING or handover.in_place(self._ended_in_place, False)
         finally:  # a signal handler may raise anywhere
             if not settled:
@@ -411,7 +412,7 @@ class HostRun(OperationRun):
 
     def cancel(self) -> None:
         """End, once no memory of this rank is touched any more."""
-        if self._over or (self.run is not None and not self._plan.board.cancel(self.run)):
+        if self._over or (self.run is not None and not self._plan.board.engine.cancel(self.run)):
             return
         self._close()
         self.operation.stopped()
@@ -422,7 +423,7 @@ class HostRun(OperationRun):
         """Take the operation from the board, and release its memory."""
         self._over = True
         if self.run is not None and self.run.queued:  # a thread has waited for it
-            self._plan.board.forget(self.run)
+            self._plan.board.engine.forget(self.run)
         self._memory = None
 
 

@@ -110,7 +110,7 @@ typedef struct { /* how the rank at a position carries out its operations with o
 } Table;
 
 /* What a run waits for or does. */
-enum { ROW, COPYING, MEETING, TAKING, REDUCING, SLICING, COLLECTING, LEAVING, PEEKING };
+enum { ROW, COPYING, MEETING, TAKING, REDUCING, SLICING, COLLECTING, LEAVING };
 
 typedef struct {
     uint64_t where;
@@ -121,12 +121,12 @@ struct Run { /* one rank's end of a collective */
     End end;
     Run *next;
     Board *board;
-    Table *table; /* NULL: it only waits for the row of a rank */
+    Table *table;
     char *source, *target;
     uint64_t number, tag, home; /* home: of a shared result, on the turn of this rank */
     uint64_t fingerprint;       /* 0: no signature, and other calls are not looked for */
     PyObject *text;             /* of the signature; or NULL */
-    int position;               /* of the rank that is peeked at, or whose row has another call */
+    int position;               /* of the rank whose row has another call */
     long priority;
     Place *place;
     int mode, phase, rowless, cancelled, over;
@@ -523,7 +523,7 @@ static int find_shared(Run *run)
 static const Run *local_run(const Engine *engine, const Run *run, int position)
 {
     for (const Run *other = engine->runs; other != NULL; other = other->next)
-        if (other->board == run->board && other->table != NULL && other->table->position == position &&
+        if (other->board == run->board && other->table->position == position &&
             other->tag == run->tag)
             return other;
     return NULL;
@@ -650,14 +650,6 @@ static int end_mismatch(Engine *engine, Run *run)
     return 1;
 }
 
-/* Whether a rank has posted an operation, or a later one in the same row. */
-static int has_posted(const Board *board, int position, uint64_t number)
-{
-    const Row *row = row_of(board, position, number);
-    uint64_t word = atomic_load(&row->word), after = atomic_load(&row->number_mode) >> 8;
-    return after > number + 1 || (after == number + 1 && word != 0 && ((word >> 8 ^ number) & 0xFFFF) == 0);
-}
-
 /* Whether an earlier operation of the same rank waits for a row, too. */
 static int is_behind(const Engine *engine, const Run *run)
 {
@@ -681,12 +673,6 @@ static int advance(Engine *engine, Run *run)
         if (failed) {
             end_run(engine, run, state);
             return 1;
-        }
-        if (run->phase == PEEKING) {
-            int posted = has_posted(run->board, run->position, run->number);
-            if (posted || run->board->lost)
-                end_run(engine, run, posted ? DONE : LOST);
-            return moved || posted || run->board->lost;
         }
         if (run->phase == ROW) {
             if (run->board->lost || (!is_behind(engine, run) && row_is_free(run))) {
@@ -842,8 +828,8 @@ static Run *new_run(Board *board, Table *table, PyObject *owner)
     if (run == NULL)
         return NULL;
     memset((char *)run + offsetof(Run, end.next_ended), 0, offsetof(Run, given) - offsetof(Run, end.next_ended));
-    run->end.owner = Py_NewRef(owner), run->end.heavy = table != NULL && table->heavy;
-    run->board = (Board *)Py_NewRef(board), run->table = (Table *)Py_XNewRef(table);
+    run->end.owner = Py_NewRef(owner), run->end.heavy = table->heavy;
+    run->board = (Board *)Py_NewRef(board), run->table = (Table *)Py_NewRef(table);
     return run;
 }
 
@@ -920,32 +906,6 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
         Py_DECREF(run);
         Py_RETURN_NONE;
     }
-    return (PyObject *)run;
-}
-
-/* peek(board, position, number, owner): wait until a rank has posted an operation, without taking part in it. */
-PyObject *Engine_peek(Engine *engine, PyObject *const *args, Py_ssize_t count)
-{
-    if (count != 4 || Py_TYPE(args[0]) != Board_type)
-        return PyErr_Format(PyExc_TypeError, "peek takes a board, a position, a number, and an owner");
-    Board *board = (Board *)args[0];
-    long position = PyLong_AsLong(args[1]);
-    unsigned long long number = PyLong_AsUnsignedLongLong(args[2]);
-    if (PyErr_Occurred() || refuse_fork(engine) || start_spare(engine) < 0)
-        return NULL;
-    if (position < 0 || position >= board->size || board->engine != engine)
-        return PyErr_Format(PyExc_ValueError, "there is no rank at position %ld of this board", position);
-    Run *run = new_run(board, NULL, args[3]);
-    if (run == NULL)
-        return NULL;
-    run->number = number, run->position = (int)position, run->phase = PEEKING;
-    Py_INCREF(run); /* until it has ended and Python knows */
-    Py_BEGIN_ALLOW_THREADS
-    lock(engine);
-    run->next = engine->runs, engine->runs = run;
-    begin_end(engine, &run->end);
-    unlock(engine);
-    Py_END_ALLOW_THREADS
     return (PyObject *)run;
 }
 

@@ -271,7 +271,6 @@ int work_waits(const Engine *engine);
 void work(Engine *engine);
 void release_runs(Engine *engine);
 PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count);
-PyObject *Engine_peek(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_cancel(Engine *engine, PyObject *given);
 extern PyType_Spec Board_spec, Table_spec, Run_spec;
 extern PyTypeObject *Board_type, *Table_type, *Run_type;

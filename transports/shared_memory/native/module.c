@@ -169,7 +169,6 @@ static PyMethodDef Engine_methods[] = {
     {"lose", (PyCFunction)Engine_lose, METH_O, "lose(peer)"},
     {"submit", (PyCFunction)(void (*)(void))Engine_submit, METH_FASTCALL,
      "submit(board, table, owner, number, tag, source, target, priority, home, how[, fingerprint, text])"},
-    {"peek", (PyCFunction)(void (*)(void))Engine_peek, METH_FASTCALL, "peek(board, position, number, owner)"},
     {"loop", (PyCFunction)Engine_loop, METH_O, "loop(awake)"},
     {"cancel", (PyCFunction)Engine_cancel, METH_O, "cancel(run)"},
     {"forget", (PyCFunction)Engine_forget, METH_O, "forget(end)"},
