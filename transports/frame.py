@@ -15,7 +15,7 @@ So nothing in a header can nest or grow, and at most `HEADER_LIMIT_BYTES` of it 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -42,7 +42,7 @@ KEPT_BYTES = 512 << 10
 
 #: Checksum of a header or a payload: XXH3 of 64 bits. On the two cores of the measurements it takes 0.11 us of a header
 #: and 14 us of a chunk, where CRC-32C takes 0.23 and 24 us, and CRC-32 of zlib 0.2 and 240 us.
-checksum = xxhash.xxh3_64_digest
+checksum: Callable[[bytes | bytearray | memoryview], bytes] = xxhash.xxh3_64_digest
 #: Stands in the header of a payload without a checksum.
 UNCHECKED = bytes(8)
 

@@ -49,6 +49,9 @@ class _NeuronLinkRequest(Request):
         sender: Owner of the memory that the delivery of a receive reads; it ends when the loan is released.
     """
 
+    nbytes: int
+    done: Done | None
+    error: Exception | None = None
     matched: bool = False
     sender: _NeuronLinkRequest
     since_ns: int

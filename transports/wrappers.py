@@ -19,7 +19,7 @@ from transports.base import Transport
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, LinkLostError, TransportClosedError
 from transports.request import Done, Request
-from transports.signature import Signature
+from transports.signature import PlainSignature, Signature
 from transports.wire import Envelope, Wire, check_tag, describe_ranks
 
 
@@ -129,6 +129,8 @@ class RelayedRequest(Request):
         due: Whether that has come, so that only messages before it are waited for.
     """
 
+    nbytes: int
+    theirs: PlainSignature | None
     due_s: float = 0.0
     due: bool = False
     leave: Callable[[], None] | None = None
@@ -136,7 +138,7 @@ class RelayedRequest(Request):
 
     def __init__(self, done: Done, nbytes: int, begin: Callable[..., Request | None]) -> None:
         super().__init__(done, nbytes)
-        self._begin = begin
+        self.theirs, self._begin = None, begin
 
     def begin(self) -> None:
         """Begin the message now, unless the request has ended; raises the errors of the inner wire."""

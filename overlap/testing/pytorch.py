@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -39,7 +40,7 @@ from .world import RecordingInjector
 
 BACKEND = "overlap_testing"
 _FSDP_TIMES = "torch.distributed.fsdp._debug_utils"
-rendezvous = sys.modules["torch.distributed.rendezvous"]  # `dist.rendezvous` is its function
+rendezvous: ModuleType = sys.modules["torch.distributed.rendezvous"]  # `dist.rendezvous` is its function
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _ISOLATION = "_set_thread_isolation_mode"
 _PRIVATE = (

@@ -55,7 +55,7 @@ class Answer:
     _unasked: ClassVar[list[Answer] | None] = None
 
     def __init__(self, problem: str = "") -> None:
-        self.why = problem  # to read it is not to ask
+        self.why: str = problem  # to read it is not to ask
         if problem and Answer._unasked is not None:
             Answer._unasked.append(self)
 

@@ -34,6 +34,9 @@ class SocketRail(Rail):
         receive: Reads available bytes; `BlockingIOError` if there are none, 0 at the end.
     """
 
+    idle: bool
+    written_bytes: int
+
     def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, connection, keep=keep, staged=staged)
         self.receive: Callable[[memoryview], int] = self.socket.recv_into
@@ -199,6 +202,9 @@ class SocketRail(Rail):
 
 class StreamRail(Rail):
     """A rail over an encrypted stream: everything is copied, and only the writing task writes."""
+
+    idle: bool
+    written_bytes: int
 
     def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, connection, keep=keep, staged=staged)

@@ -89,7 +89,8 @@ class Rail(ABC):
     """
 
     def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
-        self.owner, self.index = owner, index
+        self.owner: RailOwner = owner
+        self.index: int = index
         self.socket: socket.socket = connection.socket
         self.ends: str = connection.ends
         self.idle: bool = True

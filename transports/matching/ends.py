@@ -33,11 +33,14 @@ class _MessageEnd(Request):
         signature: Signature of the caller's call; None: open.
     """
 
-    lane: Lane
     view: memoryview | None
-    signature: Signature | None = None
+    theirs: PlainSignature | None = None
     done: Callable[[Any], None] | None = None
     _withdraw: Callable[[Any], None] | None = None
+
+    def __init__(self, lane: Lane, signature: Signature | None) -> None:
+        self.lane: Lane = lane
+        self.signature: Signature | None = signature
 
     def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
         """Release the bytes, and wake the waiting caller."""
@@ -97,7 +100,7 @@ class Send(_MessageEnd):
     cancelled = False
 
     def __init__(self, lane: Lane, view: memoryview, priority: int, signature: Signature | None = None) -> None:
-        self.lane, self.signature = lane, signature
+        super().__init__(lane, signature)
         self.view: memoryview = view
         self.nbytes: int = view.nbytes
         self.priority = priority
@@ -132,6 +135,8 @@ class Receive(_MessageEnd):
         seen: Offsets of the chunks that have arrived.
     """
 
+    nbytes: int
+    theirs: PlainSignature | None = None
     loan: memoryview | None = None
     missing_bytes: int
 
@@ -143,7 +148,7 @@ class Receive(_MessageEnd):
     rolling = False
 
     def __init__(self, lane: Lane, view: memoryview | None, nbytes: int, signature: Signature | None = None) -> None:
-        self.lane, self.signature = lane, signature
+        super().__init__(lane, signature)
         self.view = view
         self.nbytes = self.missing_bytes = nbytes
         self.wants_loan: bool = view is None

@@ -111,6 +111,8 @@ class _SharedBoard(Board):
     ready: bool
     usable: bool
     ranks: tuple[int, ...]
+    look_s: float
+    engine: Engine
 
     def __init__(
         self,

@@ -87,6 +87,10 @@ class MemoryRequest(Request):
     link: MemoryLink
     lane: Lane
     receives: bool
+    nbytes: int
+    done: Done | None
+    error: Exception | None = None
+    theirs: PlainSignature | None = None
 
     def __init__(
         self,
@@ -239,6 +243,7 @@ class MemoryLink(PeerLink):
     memory: BounceBuffers
     engine: Engine
     patience: Patience
+    has_left: bool
 
     def __init__(
         self,
@@ -276,7 +281,9 @@ class MemoryLink(PeerLink):
             call.settle()
         return call
 
-    on_end = PeerLink.note_change  # as the owner of a goodbye note, which wakes the task that leaves
+    def on_end(self) -> None:
+        """Wake the task that leaves: the goodbye note, which this link owns, has been sent."""
+        self.note_change()
 
     @property
     def leaves(self) -> bool:
