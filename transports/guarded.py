@@ -59,8 +59,9 @@ class _GuardedWire(WrappedWire):
 
     def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
         """Begin a receive whose end is checked."""
-        begin = partial(self.inner.begin_recv, src, tag, out, nbytes, **options)
-        return self._begin(_GuardedRequest(self, done, begin, loan=out is None, receives=True))
+        request = _GuardedRequest(self, done, partial(self.inner.begin_recv, src, tag, out, nbytes, **options))
+        request.receives, request.loans = True, out is None
+        return self._begin(request)
 
     def _begin(self, request: _GuardedRequest) -> Request:
         self.requests[request] = None
@@ -121,27 +122,23 @@ class _GuardedRequest(RelayedRequest):
 
     Attributes:
         given_up: Whether its operation has withdrawn it.
+        receives: Whether it is a receive.
+        loans: Whether it is one without a buffer.
     """
 
     given_up: bool = False
+    receives: bool = False
+    loans: bool = False
+    _delivery: object = None
 
-    def __init__(
-        self,
-        wire: _GuardedWire,
-        done: Done,
-        begin: Callable[..., Request | None],
-        *,
-        loan: bool = False,
-        receives: bool = False,
-    ) -> None:
+    def __init__(self, wire: _GuardedWire, done: Done, begin: Callable[..., Request | None]) -> None:
         super().__init__(done, 0, begin)
-        self._wire, self._loans, self._receives = wire, loan, receives
-        self._delivery: object = None
+        self._wire = wire
 
     def begin(self) -> None:
         """Begin the message; a receive must be returned."""
         super().begin()
-        if self._receives and self.ended and self._inner is None:
+        if self.receives and self.ended and self._inner is None:
             raise self._wire.error("begin_recv returned None, not a Request")
 
     def _on_end(self, inner: Request) -> None:
@@ -151,7 +148,7 @@ class _GuardedRequest(RelayedRequest):
         elif self.ended:
             raise self._wire.error("done was called twice for one request")
         else:
-            if self._loans and inner.error is None and not inner.withdrawn:
+            if self.loans and inner.error is None and not inner.withdrawn:
                 self._delivery = inner.delivery()
                 if not isinstance(self._delivery, Delivery):
                     self.error = self._wire.error(f"delivery() must return the Delivery, not {self._delivery!r}")
@@ -170,7 +167,7 @@ class _GuardedRequest(RelayedRequest):
     def check_called(self) -> None:
         """End the request if it has ended at the wire, which has called nothing."""
         if not self.ended and self._inner is not None and self._inner.ended:
-            if self._loans and self._inner.error is None and not self._inner.withdrawn:
+            if self.loans and self._inner.error is None and not self._inner.withdrawn:
                 self._inner.delivery().release()  # its sender may wait for that
             self.end(self._wire.error("done was not called for a request that has ended"))
 
