@@ -20,7 +20,6 @@ from transports.signature import Signature
 _PROGRESS_BYTES = 4096
 
 _EAGER = int(MessageKind.EAGER)  # asking an enumeration takes 0.2 us
-_RAIL_KINDS = frozenset(map(int, (MessageKind.ALIVE, MessageKind.LOST, MessageKind.BYE)))
 
 
 class EfaLink(MatchedLink):
@@ -71,14 +70,12 @@ class EfaLink(MatchedLink):
         self.note: Callable[[str], None] = _ignore_event
         self.watched: bool = False
         self.last_loss: str = ""
-        self._dead_rails: dict[
-            int, tuple[Rail, str]
-        ] = {}  # until the other side has reported how many frames it received
+        # until the other side has reported how many frames it received
+        self._dead_rails: dict[int, tuple[Rail, str]] = {}
         self._tried_numbers: dict[int, int] = {}  # by slot: the highest number tried
         self._received_frames: dict[int, int] = {}  # frames received on each dead rail
-        self._last_arrivals: dict[
-            int, tuple[int, int]
-        ] = {}  # by slot: the last dead rail that brought frames, and their number
+        # by slot: the last dead rail that brought frames, and their number
+        self._last_arrivals: dict[int, tuple[int, int]] = {}
 
     def set_limits(self, limits: Limits) -> None:
         """Set the limits that both processes have agreed on, in a new engine; before the first message only."""
@@ -165,19 +162,14 @@ class EfaLink(MatchedLink):
 
     def handle_frame(self, rail: Rail, kind: int, fields: list[Any]) -> None:
         """Handle a frame without payload, or with a text, about this rail or about messages."""
-        if kind in _RAIL_KINDS:
-            self._handle_rail_frame(rail, kind, fields)
-        elif self.engine.gone is None:
-            self.engine.handle(kind, fields)
-
-    def _handle_rail_frame(self, rail: Rail, kind: int, fields: list[int]) -> None:
-        """Handle a frame about rails: arrived frames, a lost rail, or the goodbye on this one."""
         if kind == MessageKind.ALIVE:
             rail.release_arrived(*fields)
         elif kind == MessageKind.BYE:
             self._handle_bye(rail)
-        elif self.engine.gone is None:
+        elif self.engine.gone is None and kind == MessageKind.LOST:
             self._handle_lost_rail(*fields)
+        elif self.engine.gone is None:
+            self.engine.handle(kind, fields)
 
     # -- rails that die -----------------------------------------------------------------------------------------------
 

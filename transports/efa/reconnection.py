@@ -112,7 +112,7 @@ class Reconnection:
                     self._replace_rail(link, slot)
         finally:
             for link in self._links.values():
-                link.on_loss = _ignore_loss
+                link.on_loss = lambda slot: None  # no replacement is made any more
 
     def _replace_rail(self, link: EfaLink, slot: int) -> None:
         """Begin the replacement of a dead rail: dial the other process, or expect its call if this side listens."""
@@ -272,7 +272,3 @@ class Reconnection:
         return self._joining.meeting.hello(
             str(Detail(their_detail.number, *link.last_arrival(their_detail.number % RAILS_LIMIT)))
         )
-
-
-def _ignore_loss(slot: int) -> None:
-    """Do nothing about a dead rail: no replacement is made any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from transports.buffers import BounceBuffers
 from transports.matching.ends import Lane, Receive
@@ -31,11 +31,6 @@ class Arrival:
     def whole(self) -> bool:
         """Whether the whole message has arrived."""
         return self.payload is not None if self.pushed is None else not self.pushed.missing_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of memory that the message occupies before its receive."""
-        return len(self.payload or b"") if self.pushed is None else self.nbytes
 
 
 def pop_first(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
@@ -144,34 +139,12 @@ class Budget:
         """
         self._used_bytes += nbytes + self._overhead_bytes
         if self._used_bytes > self._budget_bytes:
-            self._refuse()
+            raise ProtocolError(f"peer sent more eager data than the agreed {self._budget_bytes} bytes")
 
     def free(self, nbytes: int) -> None:
         """Count a waiting message that a rank has received; send credit from a quarter of the budget on."""
         self._free_bytes += nbytes + self._overhead_bytes
         if self._free_bytes >= self._report_bytes:
-            self._send_credit()
-
-    def spend_and_free(self, nbytes: int) -> None:
-        """Count a message that a rank receives on arrival.
-
-        Raises:
-            ProtocolError: The budget is exceeded.
-        """
-        cost_bytes = nbytes + self._overhead_bytes
-        self._used_bytes += cost_bytes
-        self._free_bytes += cost_bytes
-        if self._used_bytes > self._budget_bytes:
-            self._refuse()
-        if self._free_bytes >= self._report_bytes:
-            self._send_credit()
-
-    def _refuse(self) -> NoReturn:
-        """Raise the error of an exceeded budget."""
-        raise ProtocolError(f"peer sent more eager data than the agreed {self._budget_bytes} bytes")
-
-    def _send_credit(self) -> None:
-        """Return the credit of received messages to the other process."""
-        self._used_bytes -= self._free_bytes
-        self._answer(MessageKind.CREDIT, self._free_bytes)
-        self._free_bytes = 0
+            self._used_bytes -= self._free_bytes
+            self._answer(MessageKind.CREDIT, self._free_bytes)
+            self._free_bytes = 0

@@ -83,7 +83,7 @@ class Engine:
     @property
     def quiet(self) -> bool:
         """Whether nothing is due, and every matched message is finished."""
-        return not (self.outgoing.due or self.outgoing.sends or self.incoming.moving)
+        return not (self.outgoing.due or self.outgoing.sends or self.incoming.filling)
 
     # -- messages of the other process --------------------------------------------------------------------------------
 

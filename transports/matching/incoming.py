@@ -69,24 +69,9 @@ class Incoming:
         self._budget = Budget(limits, answer)
 
     @property
-    def waiting(self) -> Iterator[Receive]:
-        """Every receive that no message has matched."""
-        return chain.from_iterable(self.posted.values())
-
-    @property
-    def moving(self) -> bool:
-        """Whether a matched receive has missing bytes."""
-        return bool(self.filling)
-
-    @property
     def awaited(self) -> bool:
         """Whether a call waits for a message that has not arrived completely."""
         return bool(self.posted or self.filling or self.watchers)
-
-    @property
-    def held_bytes(self) -> int:
-        """The memory of messages without a receive."""
-        return sum(arrival.held_bytes for arrival in chain.from_iterable(self.arrived.values()))
 
     # -- announcements ------------------------------------------------------------------------------------------------
 
@@ -99,7 +84,8 @@ class Incoming:
             self._add_announcement(number, lane, payload.nbytes, place, bytes(payload))
             return
         self._next_number += 1  # the short way: the message is next, and a receive waits
-        self._budget.spend_and_free(payload.nbytes)
+        self._budget.spend(payload.nbytes)
+        self._budget.free(payload.nbytes)
         theirs = self._find_signature(number, place)
         receive = pop_first(self.posted, lane)
         error = receive.refusal(payload.nbytes, theirs)
@@ -172,7 +158,8 @@ class Incoming:
             return None
         if posted[0].refusal(nbytes, self._find_signature(number, place)) is not None:
             return None
-        self._budget.spend_and_free(nbytes)
+        self._budget.spend(nbytes)
+        self._budget.free(nbytes)
         self._next_number += 1
         receive = self.filling[number] = posted.popleft()
         if not posted:
@@ -400,14 +387,13 @@ class Incoming:
 
     def give_up_waiting(self) -> list[Receive]:
         """Remove the receives that no message has matched, and return them."""
-        receives = list(self.waiting)
+        receives = list(chain.from_iterable(self.posted.values()))
         self.posted.clear()
         return receives
 
     def clear(self, *, keep_arrived: bool, keep_moving: bool) -> list[Receive]:
         """Drop everything but kept messages; return the unfinished receives."""
-        unfinished = [*self.waiting]
-        self.posted.clear()
+        unfinished = self.give_up_waiting()
         if not keep_moving:
             unfinished += self.filling.values()
             self.filling.clear()

@@ -288,16 +288,12 @@ class Outgoing:
 
     def clear(self, *, keep_moving: bool) -> list[Send]:
         """Drop everything, or all but accepted messages; return the unfinished messages."""
-        unfinished = [send for send in (*self.waiting, *self.sends.values()) if not (keep_moving and _is_flowing(send))]
-        self.sends = {number: send for number, send in self.sends.items() if keep_moving and _is_flowing(send)}
+        moving = {number: send for number, send in self.sends.items() if keep_moving and send.progress is FLOWING}
+        unfinished = [send for send in (*self.waiting, *self.sends.values()) if send.number not in moving]
+        self.sends = moving
         self._announcing.clear()
         self._in_lane.clear()
         self._answers.clear()
         if not keep_moving:
             self._flowing.clear()
         return list(dict.fromkeys(unfinished))
-
-
-def _is_flowing(send: Send) -> bool:
-    """Whether the receiver has accepted a message, or it was pushed, and it is not finished."""
-    return send.progress is FLOWING
