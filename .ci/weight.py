@@ -37,12 +37,12 @@ BUDGETS = {
     "overlap/timeline": 3_193,
     "overlap/torch": 1_584,
     "overlap/waits": 778,
-    "product": 56_630,
-    "tests": 65_636,
+    "product": 56_592,
+    "tests": 65_640,
     "topology": 1_800,
     "transports/*.py": 2_954,
-    "transports/efa": 1_692,
-    "transports/matching": 890,
+    "transports/efa": 1_678,
+    "transports/matching": 866,
     "transports/shared_memory": 1_122,
 }
 

@@ -45,7 +45,7 @@ LIMITS = {
     "all_reduce, last rank": Count(9, 18),
     "send and recv, one process": Count(10, 32),
     "compute": Count(8, 30),
-    "send, between processes": Count(12, 21),
+    "send, between processes": Count(12, 20),
     "recv, between processes": Count(17, 40),
     "send, torch": Count(19, 39),
     "recv, torch": Count(20, 46),
