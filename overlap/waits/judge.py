@@ -158,7 +158,8 @@ class World:
         if end.meeting not in self._absent:
             members = call.members or self.calls[call.key]
             self._absent[end.meeting] = tuple(rank for rank in members if not self._has_come(rank, "", end))
-        return tuple(rank for rank in self._absent[end.meeting] if rank != end.rank)
+        absent = self._absent[end.meeting]  # one object for all that wait, which comparisons are quick with
+        return tuple(rank for rank in absent if rank != end.rank) if end.rank in absent else absent
 
     def _has_come(self, rank: int, role: str, end: End) -> bool:
         own = self._at[end.meeting].get((rank, role))
@@ -349,7 +350,7 @@ def _cycle(world: World, waits: Mapping[int, Sequence[int]], *, may_end: bool = 
     Args:
         waits: The ranks that each rank waits for.
     """
-    cycle = find_cycle({rank: [other for other in others if other in waits] for rank, others in waits.items()})
+    cycle = find_cycle(waits)
     if not cycle:
         return None
     for rank in cycle:
@@ -381,21 +382,25 @@ def _stuck(world: World) -> dict[int, list[int]]:
     can = {rank for rank, view in world.views.items() if view.seen in free or view.may_end}
     can |= {rank for rank, view in world.views.items() if view.seen is Seen.WAITS and rank not in world.waits}
     lacking = {rank: [(end, world.absent(end)) for end in ends] for rank, ends in world.waits.items()}
-    users: dict[int, set[int]] = defaultdict(set)  # ranks that wait for a rank
+    waiters: dict[tuple[int, ...], list[int]] = defaultdict(list)  # the ranks of one group wait for the same ranks
     for rank, waits in lacking.items():
         for _, absent in waits:
-            for other in absent:
-                users[other].add(rank)
+            waiters[absent].append(rank)
+    users: dict[int, list[list[int]]] = defaultdict(list)  # ranks that wait for a rank
+    for absent, ranks in waiters.items():
+        for other in absent:
+            users[other].append(ranks)
     pending = list(can)
     while pending:
-        for rank in users[pending.pop()] - can:
-            if any(
+        for rank in chain.from_iterable(users[pending.pop()]):
+            if rank not in can and any(
                 (any if end.call.any_source else all)(other in can for other in absent) for end, absent in lacking[rank]
             ):
                 can.add(rank)
                 pending.append(rank)
+    never = {absent: [other for other in absent if other not in can] for absent in waiters}
     return {
-        rank: [other for _, absent in waits for other in absent if other not in can]
+        rank: never[waits[0][1]] if len(waits) == 1 else [other for _, absent in waits for other in never[absent]]
         for rank, waits in lacking.items()
         if rank not in can
     }
@@ -420,20 +425,26 @@ def _other_tag(world: World, rank: int) -> Verdict | None:
 def find_cycle(edges: Mapping[int, Sequence[int]]) -> list[int]:
     """Return the smallest strongly connected part of a graph that no edge leaves, ascending; [] without one.
 
-    Tarjan's algorithm ("Depth-first search and linear graph algorithms", 1972), without recursion.
+    Tarjan's algorithm ("Depth-first search and linear graph algorithms", 1972), without recursion. Ranks with equal
+    edges share a node, with a number below 0, that has them. Targets without edges of their own do not count.
     """
+    graph: dict[int, Sequence[int]] = {}
+    shared: dict[tuple[int, ...], int] = {}
+    for node, targets in edges.items():
+        graph[node] = [shared.setdefault(tuple(targets), -1 - len(shared))]
+    graph |= {number: [target for target in targets if target in edges] for targets, number in shared.items()}
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
     part_of: dict[int, list[int]] = {}
     for root in edges:
-        work = [] if root in index else [(root, iter(edges[root]))]
+        work = [] if root in index else [(root, iter(graph[root]))]
         while work:
-            node, targets = work[-1]
+            node, following = work[-1]
             if node not in index:
                 index[node] = low[node] = len(index)
                 stack.append(node)
-            target = next(targets, None)
+            target = next(following, None)
             if target is None:
                 work.pop()
                 if work:
@@ -444,12 +455,13 @@ def find_cycle(edges: Mapping[int, Sequence[int]]) -> list[int]:
                     del stack[cut:]
                     part_of.update(dict.fromkeys(part, part))
             elif target not in index:
-                work.append((target, iter(edges[target])))
+                work.append((target, iter(graph[target])))
             elif target not in part_of:
                 low[node] = min(low[node], index[target])
-    parts = {id(part): part for part in part_of.values() if len(part) > 1 or part[0] in edges[part[0]]}
-    closed = [part for part in parts.values() if all(part_of[other] is part for node in part for other in edges[node])]
-    return min(closed or parts.values(), default=[], key=lambda part: (len(part), part))
+    parts = {id(part): part for part in part_of.values() if len(part) > 1}
+    closed = [part for part in parts.values() if all(part_of[other] is part for node in part for other in graph[node])]
+    ranks = [[node for node in part if node >= 0] for part in closed or parts.values()]
+    return min(ranks, default=[], key=lambda part: (len(part), part))
 
 
 # -- ranks that have not come --------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def calls_of(function):
 
 
 def test_a_thousand_ranks_take_a_few_calls_for_each_end():
-    """In 0.07 s of processor time; where two halves wait for each other, each rank lacks 512 others, in 0.35 s."""
+    """Also where two halves wait for each other, and each rank lacks 512 others, which are looked at once."""
     size = 1024
     members = tuple(range(size))
     reduce = call(members=members)
@@ -88,7 +88,7 @@ def test_a_thousand_ranks_take_a_few_calls_for_each_end():
     ]
     verdict, calls = calls_of(lambda: judge(halves, size))
     assert verdict.culprits == members
-    assert calls < 12 * size**2 / 2
+    assert calls < 100 * size
 
 
 def test_rows_begin_with_the_culprit():
