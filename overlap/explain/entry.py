@@ -11,6 +11,7 @@ from ..timeline.files.children import Progress
 from ..timeline.files.packed import unpacking
 from ..timeline.spans import Timeline
 from .folder import explain_traces
+from .page import page_columns
 from .recorded import explain_timeline
 from .report import Why
 
@@ -72,7 +73,8 @@ def _explain_hang(paths: Sequence[Path], *, names_all_ranks: bool) -> Why | None
     if not all(hang.is_dump(path) for path in paths):
         return None
     judgement = hang.judge(paths)
+    page = judgement.page(full=names_all_ranks, width=page_columns(hang.PAGE_COLUMNS))
     return Why(
         verdict=judgement.sentence, origin="flight recorder", ranks=(), world_size=0, step=None, step_ns=0, steps_ns={},
-        causes=(), advice=(), undecided=(), hang={"page": judgement.page(full=names_all_ranks), **judgement.as_dict()},
+        causes=(), advice=(), undecided=(), hang={"page": page, **judgement.as_dict()},
     )  # fmt: skip

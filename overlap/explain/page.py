@@ -26,7 +26,7 @@ def page_lines(why: Why, width: int | None = None) -> list[str]:
     """
     if why.hang is not None:
         return [printable(line) for line in why.hang["page"]]
-    columns = width or max(get_terminal_size((COLUMNS, 0)).columns, _LEAST_COLUMNS)
+    columns = width or page_columns()
     lines = [*_wrap(why.verdict, columns), ""]
     for line in _cause_lines(why):
         lines += _wrap(line, columns, indent=21)
@@ -36,6 +36,11 @@ def page_lines(why: Why, width: int | None = None) -> list[str]:
     for line in (*shown, *(f"cannot be told: {each}" for each in why.undecided), *why.notes):
         lines += _wrap(line, columns, indent=3)
     return lines
+
+
+def page_columns(default: int = COLUMNS) -> int:
+    """Return the columns of the terminal, or of the variable COLUMNS; `default` without either."""
+    return max(get_terminal_size((default, 0)).columns, _LEAST_COLUMNS)
 
 
 def _cause_lines(why: Why) -> Iterator[str]:

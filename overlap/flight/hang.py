@@ -22,7 +22,7 @@ from .folder import ENDING
 from .records import recent_world
 
 SCHEMA_VERSION = 2
-PAGE_LINES, _WIDTH = 24, 110
+PAGE_LINES, PAGE_COLUMNS = 24, 110
 _MOST_FILES = 20_000
 _MOST_REFUSALS, _MOST_NOTES = 8, 4  # on files that cannot be read
 MANY_BYTES = 16 << 20
@@ -44,19 +44,25 @@ class Hang:
     footer: Sequence[str] = ()
     also: Sequence[Hang] = field(default=())  # Findings in files of another kind
 
-    def page(self, *, full: bool = False) -> list[str]:
-        """Return the sentence and the evidence in at most `PAGE_LINES` lines, or all of it."""
+    def page(self, *, full: bool = False, width: int = PAGE_COLUMNS) -> list[str]:
+        """Return the sentence and the evidence, of which ranks are left out that `PAGE_LINES` lines have no room for.
+
+        Args:
+            full: Whether all ranks are shown.
+            width: Columns; text is wrapped, and nothing is cut off.
+        """
         if self.also:
-            lines = [line for hang in self.also for line in [*hang.page(full=full)[: PAGE_LINES // 2 - 1], ""]][:-1]
-            return lines if full else lines[:PAGE_LINES]
-        head = [self.job] if self.job else []
-        head += [line for text in (self.sentence, *self.notes) for line in wrapped(text, _WIDTH)]
-        head = head if full else head[: PAGE_LINES - 4]
-        room = len(self.evidence) if full else PAGE_LINES - len(head) - len(self.footer) - 1
-        rest = list(self.evidence[:room])
-        if len(self.evidence) > room:
-            rest[-1] = f"and {len(self.evidence) - room + 1} ranks more (--all)"
-        return [*head, *([""] if rest else []), *rest, *self.footer]
+            return [line for hang in self.also for line in [*hang.page(full=full, width=width), ""]][:-1]
+        head = [line for text in (self.job, self.sentence, *self.notes) for line in wrapped(text, width)]
+        footer = [line for text in self.footer for line in wrapped(text, width)]
+        evidence = [wrapped(line, width, rest="    ") for line in self.evidence]
+        room = PAGE_LINES - len(head) - len(footer) - 1
+        shown = len(evidence)
+        while not full and shown > 2 and sum(map(len, evidence[:shown])) + (shown < len(evidence)) > room:
+            shown -= 1
+        rest = [line for lines in evidence[:shown] for line in lines]
+        rest += [f"and {len(evidence) - shown} ranks more (--all)"] * (shown < len(evidence))
+        return [*head, *([""] if rest else []), *rest, *footer]
 
     def as_dict(self) -> dict[str, object]:
         """Return the verdict as data: keys are added in later versions of the schema, never changed."""

@@ -187,17 +187,6 @@ class SpanColumns:
         columns = {name: np.concatenate([getattr(part, name) for part in joined_parts]) for name in _COLUMNS}
         return cls(texts=tuple(texts), groups=tuple(groups), **columns)
 
-    def with_sorted_tables(self) -> SpanColumns:
-        """Return these columns with sorted tables of the texts and groups in use: equal spans give equal columns."""
-        texts = sorted({self.texts[number] for number in self._used_texts()})
-        groups = sorted({self.groups[number] for number in np.unique(self.group).tolist()})
-        new_text = {text: number for number, text in enumerate(texts)}
-        new_group = {group: number for number, group in enumerate(groups)}
-        # New index of each old one in these tables; the last element is for -1, no text.
-        text_index = np.array([*(new_text.get(text, -1) for text in self.texts), -1], np.int32)
-        group_index = np.array([*(new_group.get(group, -1) for group in self.groups), -1], np.int32)
-        return self._with_tables(tuple(texts), tuple(groups), text_index, group_index)
-
     def _used_texts(self) -> list[int]:
         """Return the indices of the texts in use, ascending; a part of a timeline shares the table of the whole."""
         used = np.unique(np.concatenate([np.unique(getattr(self, name)) for name in TEXTS]))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import overlap
 from overlap.errors import UsageError
 from overlap.flight import hang
 from overlap.flight.dumps import read_dump
@@ -200,6 +201,17 @@ def test_a_page_has_at_most_its_lines(tmp_path):
     assert len(hang.page()) == PAGE_LINES
     assert hang.page()[-1].endswith("ranks more (--all)")
     assert len(hang.page(full=True)) > 100
+
+
+@pytest.mark.parametrize("columns", [60, 110])
+def test_a_page_obeys_columns_and_cuts_nothing_off(tmp_path, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    folder = write(tmp_path / "d", [[FIRST, entry(2)] for _ in range(99)] + [[FIRST]])
+    found = overlap.why(folder)
+    lines = str(found).splitlines()
+    assert columns - 25 < max(map(len, lines)) <= columns
+    assert len(lines) <= PAGE_LINES
+    assert " ".join(found.verdict.split()) in " ".join(str(found).split())
 
 
 def test_the_verdict_as_data(tmp_path):

@@ -26,6 +26,12 @@ from tests import interpreters
 from . import KILLED
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """No line is wrapped."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
     """The bytes of a real record."""

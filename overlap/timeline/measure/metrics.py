@@ -66,16 +66,6 @@ class Breakdown:
         """Overlapped time as part of communication, from 0 to 1; None without communication."""
         return self.overlapped_ns / self.comm_ns if self.comm_ns else None
 
-    @property
-    def ideal_wall_ns(self) -> int:
-        """Wall time if no rank was late and the shorter of compute and transfer ran wholly under the longer."""
-        return self.wall_ns - self.compute_ns - self.exposed_ns + max(self.compute_ns, self.transfer_ns)
-
-    @property
-    def possible_gain_ns(self) -> int:
-        """The difference between the wall time and the ideal one."""
-        return self.wall_ns - self.ideal_wall_ns
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
