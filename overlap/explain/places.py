@@ -42,12 +42,12 @@ class ProgramPlace:
 
     operator: str = ""  # the outermost operator
     module: str = ""  # the innermost module
-    frames: tuple[str, ...] = ()  # "file.py:line (function)" of the program, the outermost first; lines are of `def`s
+    frames: tuple[str, ...] = ()  # "file.py:line (def function)" of the program, outermost first
     phase: str = ""  # "backward", or a note of the user around it
 
     @property
     def frame(self) -> str:
-        """Innermost function of the program, as "file.py:line (function)"; "" without one."""
+        """Innermost function of the program, as "file.py:line (def function)"; "" without one."""
         return self.frames[-1] if self.frames else ""
 
     def __str__(self) -> str:
@@ -278,7 +278,7 @@ class Places:
             elif name.startswith("nn.Module: "):
                 module = name.removeprefix("nn.Module: ")
             elif kind == PYTHON and (match := _program_frame(profile.names[profile.name[row]])):
-                frames.append(f"{match['path']}:{match['line']} ({match['name']})")
+                frames.append(f"{match['path']}:{match['line']} (def {match['name']})")
         return ProgramPlace(operator=operator, module=module, frames=tuple(frames), phase=phase)
 
 

@@ -145,13 +145,13 @@ def _cost_by_cause(row: Breakdown, *, partial: bool) -> dict[str, int]:
 
 def _last_exposed(timeline: Timeline, covers: Sequence[Coverage], step: int | None) -> dict[int, int]:
     """Return, by rank, for how long bytes of the last operation that it issued in a step were exposed."""
-    columns = timeline.columns
+    columns, called_ns, moved_ns = timeline.columns, timeline.columns.called_ns, timeline.columns.moved_ns
     issued = issued_in(timeline, {cover.rank: cover.window for cover in covers}, step) & (columns.nbytes > 0)
     found, rows_of = {}, columns.rows_by_rank(issued)
     for cover in covers:
         rows = rows_of.get(cover.rank, np.zeros(0, np.intp))
-        last = rows[np.lexsort((columns.end_ns[rows], columns.called_ns[rows]))[-1:]]
-        found[cover.rank] = int(covered_ns(columns.moved_ns[last], columns.end_ns[last] + 1, cover.wire).sum())
+        last = rows[np.lexsort((columns.end_ns[rows], called_ns[rows]))[-1:]]
+        found[cover.rank] = int(covered_ns(moved_ns[last], columns.end_ns[last] + 1, cover.wire).sum())
     return found
 
 

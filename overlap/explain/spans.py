@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..timeline.columnar import Int64s, Rows, SpanColumns, run_starts
-from ..timeline.measure.activity import PROGRAM, WAITING, Activity, disjoint_pieces
+from ..timeline.measure.activity import NO_PIECES as NO_ACTIVITY
+from ..timeline.measure.activity import PROGRAM, WAITING, Activity, ActivityPieces, disjoint_pieces
 from ..timeline.measure.intervals import Interval, Merged, intersect, intersect_each, subtract, union
 from ..timeline.measure.metrics import Coverage
 from ..timeline.spans import Timeline
@@ -24,9 +25,6 @@ from .places import ProgramPlace
 
 _CAUSES = np.array([NAMES.index(cause) for cause in (COMPUTE, LOOP, WIRE, WAIT)], np.int8)
 """Causes in the order in which `activity` numbers what a rank does."""
-
-
-_NO_ROWS: Rows = np.zeros(0, np.intp)
 
 
 def pieces_of_spans(timeline: Timeline, covers: Sequence[Coverage]) -> Pieces:
@@ -43,26 +41,29 @@ def pieces_of_spans(timeline: Timeline, covers: Sequence[Coverage]) -> Pieces:
     begun_ns = np.full(ranks[-1] + 1, window[0])
     begun_ns[list(windows)] = [low for low, _ in windows.values()]
     followed = pieces.within(windows).follow_waits(pieces, lambda waits: _name_excess(waits, columns, place, begun_ns))
-    operations = columns.rows_by_rank(columns.is_kind("comm"))
-    return Pieces.concatenate([
-        _divide_idle(followed, cover, columns, operations.get(cover.rank, _NO_ROWS), place) for cover in covers
-    ])  # fmt: skip
+    operations, called_ns = columns.rows_by_rank(columns.is_kind("comm")), columns.called_ns
+    queues = {rank: disjoint_pieces(called_ns, columns.start_ns, rows, WAITING) for rank, rows in operations.items()}
+    parts = [_divide_idle(followed, cover, queues.get(cover.rank, NO_ACTIVITY), place) for cover in covers]
+    return Pieces.concatenate(parts)
 
 
 def _places(columns: SpanColumns) -> tuple[tuple[ProgramPlace, ...], Rows]:
     """Return the places of spans, and for each span the index of its own; a kept loop has the rank that keeps it."""
     compute, program = columns.is_kind("compute"), columns.is_kind("program")
     name, site = np.where(program, columns.rank, columns.name), np.where(program, columns.name, columns.call_site)
-    found, place = np.unique(np.stack([name, site, compute, program]), axis=1, return_inverse=True)
+    most = max(len(columns.texts), int(columns.rank.max(initial=0))) + 1
+    key = ((name * most + site) * 2 + compute) * 2 + program
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    found = zip(*(column[first].tolist() for column in (name, site, compute, program)), strict=True)
     texts = columns.texts
     places = tuple(
         ProgramPlace(
             operator=f"rank {name}" if keeps else f"'{texts[name]}'" if computes else texts[name],
             frames=(texts[site],) if texts[site] else (),
         )
-        for name, site, computes, keeps in found.T.tolist()
+        for name, site, computes, keeps in found
     )
-    return places, place.reshape(-1)
+    return places, place
 
 
 def _rank_pieces(
@@ -86,16 +87,15 @@ def _rank_pieces(
     ])  # fmt: skip
 
 
-def _divide_idle(pieces: Pieces, cover: Coverage, columns: SpanColumns, operations: Rows, place: Rows) -> Pieces:
+def _divide_idle(pieces: Pieces, cover: Coverage, queue: ActivityPieces, place: Rows) -> Pieces:
     """Return the pieces of one rank in which idle time is queued where an operation was, the first one that was."""
     mine = pieces.of_rank(cover.rank, cover.window)
     idle = mine.is_cause(UNKNOWN, COPY)
     queued, rest = mine.take(idle).split(cover.queued)
     if not len(queued):
         return mine
-    called = disjoint_pieces(columns.called_ns, columns.start_ns, operations, WAITING)
-    row, start_ns, end_ns = intersect_each(called.start_ns, called.end_ns, union(queued.start_ns, queued.end_ns))
-    found = Pieces.of(mine.places, cover.rank, start_ns, end_ns, QUEUE, place=place[called.row[row]])
+    row, start_ns, end_ns = intersect_each(queue.start_ns, queue.end_ns, union(queued.start_ns, queued.end_ns))
+    found = Pieces.of(mine.places, cover.rank, start_ns, end_ns, QUEUE, place=place[queue.row[row]])
     return Pieces.concatenate([mine.take(~idle), rest, found])
 
 

@@ -6,7 +6,7 @@ import overlap
 from tests.explain.profiles import AUTOGRAD, Recording
 
 FILE = "train.py(12): step"
-LINE = "train.py:12 (step)"
+LINE = "train.py:12 (def step)"
 
 
 def recorded(tmp_path, plant, *, steps=3, length=10_000, **header):
@@ -189,9 +189,9 @@ def between_graphs(rec, start):
 CASES = {
     "launch": (launch_bound, {"launch": 9_000, "compute": 1_000}, f"Block_3, aten::add at {LINE}"),
     "sync": (synchronised, {"compute": 9_000, "sync": 995, "launch": 5}, f"aten::item at {LINE}"),
-    "data": (loading, {"compute": 3_000, "data": 6_990, "launch": 10}, "data.py:7 (__getitem__)"),
-    "python": (slow_python, {"compute": 3_000, "python": 6_990, "launch": 10}, "train.py:40 (log)"),
-    "gc": (collecting, {"compute": 3_000, "gc": 6_500, "python": 490, "launch": 10}, "train.py:40 (log)"),
+    "data": (loading, {"compute": 3_000, "data": 6_990, "launch": 10}, "data.py:7 (def __getitem__)"),
+    "python": (slow_python, {"compute": 3_000, "python": 6_990, "launch": 10}, "train.py:40 (def log)"),
+    "gc": (collecting, {"compute": 3_000, "gc": 6_500, "python": 490, "launch": 10}, "train.py:40 (def log)"),
     "allocator": (allocating, {"compute": 3_000, "allocator": 6_900, "launch": 100}, "aten::empty"),
     "compile": (compiling, {"compute": 3_000, "compile": 6_990, "launch": 10}, ""),
     "capture": (capturing, {"compute": 3_000, "capture": 6_010, "launch": 990}, ""),
@@ -275,7 +275,7 @@ def test_a_place_is_the_deepest_function_that_most_of_the_time_is_in(tmp_path):
         rec.kernel(start + 9_000, start + 10_000, launch=start + 8_995)
 
     found = recorded(tmp_path, plant)
-    assert found.causes[0].places == ("Block, aten::add at layer.py:7 (forward) (8 ms)",)
+    assert found.causes[0].places == ("Block, aten::add at layer.py:7 (def forward) (8 ms)",)
 
 
 def test_a_device_that_is_busy_gets_no_advice(tmp_path):
@@ -336,7 +336,7 @@ def test_a_backward_operator_has_the_place_of_its_forward(tmp_path):
         rec.kernel(start + 9_895, start + 10_000, launch=start + 9_890, tid=AUTOGRAD)
 
     found = recorded(tmp_path, plant, steps=1)
-    assert found.causes[0].places[0].startswith("the backward of Linear_0, aten::linear at model.py:3 (forward)")
+    assert found.causes[0].places[0].startswith("the backward of Linear_0, aten::linear at model.py:3 (def forward)")
 
 
 def test_kernels_belong_to_the_step_that_launched_them(tmp_path):
@@ -514,8 +514,8 @@ def test_a_place_of_computing_is_a_function_with_its_operators(tmp_path):
 
     found = recorded(tmp_path, plant)
     (cause,) = found.causes
-    assert cause.places == ("mask.py:3 (positions) (10 ms: aten::where, aten::sin, aten::cos)",)
-    assert "mask.py:3 (positions))" in found.verdict
+    assert cause.places == ("mask.py:3 (def positions) (10 ms: aten::where, aten::sin, aten::cos)",)
+    assert "mask.py:3 (def positions))" in found.verdict
 
 
 def test_a_backward_belongs_to_the_last_operator_with_its_number(tmp_path):

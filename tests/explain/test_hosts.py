@@ -47,7 +47,7 @@ def test_a_collective_of_gloo_has_the_line_of_its_call(tmp_path):
 
     found = host(tmp_path, plant, world=2)
     assert costs(found) == {"compute": 2_000, "communication": 8_000}
-    assert found.advice[0].place == "c10d::allreduce_ at train.py:30 (average)"
+    assert found.advice[0].place == "c10d::allreduce_ at train.py:30 (def average)"
 
 
 def test_a_call_of_a_message_that_blocks_communicates(tmp_path):
@@ -115,7 +115,7 @@ def test_python_of_the_thread_with_frames_counts(tmp_path):
 
     found = host(tmp_path, plant)
     assert costs(found) == {"compute": 4_000, "python": 6_000}
-    assert "train.py:40 (log)" in found.advice[0].place
+    assert "train.py:40 (def log)" in found.advice[0].place
 
 
 def test_without_operators_and_functions_python_cannot_be_told(tmp_path):
@@ -153,7 +153,7 @@ def test_the_thread_that_marks_the_steps_shows_what_a_program_does(tmp_path):
             rec.frame(f"watch.py({depth}): watch", start, start + 10_000, tid=AUTOGRAD)
 
     found = host(tmp_path, plant)
-    assert found.causes[0].places == ("train.py:40 (log) (9 ms)",)
+    assert found.causes[0].places == ("train.py:40 (def log) (9 ms)",)
 
 
 def test_modules_of_threads_without_operators_do_not_count_as_python(tmp_path):
@@ -172,7 +172,7 @@ def test_a_note_of_the_user_is_a_part_of_a_place(tmp_path):
         rec.note("fetch_from_s3", start, start + 9_000)
         rec.op("aten::mm", start + 9_000, start + 10_000)
 
-    assert host(tmp_path, plant).causes[0].places == ("fetch_from_s3 at train.py:40 (log) (9 ms)",)
+    assert host(tmp_path, plant).causes[0].places == ("fetch_from_s3 at train.py:40 (def log) (9 ms)",)
 
 
 def test_an_operator_has_the_time_of_a_function_only_if_it_takes_nearly_all(tmp_path):
@@ -181,7 +181,7 @@ def test_an_operator_has_the_time_of_a_function_only_if_it_takes_nearly_all(tmp_
         rec.op("aten::mm", start, start + 8_000)
         rec.op("aten::add", start + 8_000, start + 10_000)
 
-    assert host(tmp_path, plant).causes[0].places == ("train.py:12 (step) (10 ms: aten::mm, aten::add)",)
+    assert host(tmp_path, plant).causes[0].places == ("train.py:12 (def step) (10 ms: aten::mm, aten::add)",)
 
 
 def test_a_small_cause_without_a_gain_is_no_advice(tmp_path):
@@ -206,7 +206,7 @@ def test_a_longer_step_is_named_with_what_takes_longer_in_it(tmp_path):
         start += 10_000 + waits
     assert overlap.why(rec.write(tmp_path / "t.json")).notes == (
         "1 of 4 steps takes half as long again as this one, or more: step 2 takes 19 ms, of which Python between "
-        "operators is 9 ms more, the largest part at train.py:40 (validate) (9 ms)",
+        "operators is 9 ms more, the largest part at train.py:40 (def validate) (9 ms)",
     )
 
 

@@ -48,12 +48,12 @@ def test_waiting_is_charged_to_the_late_rank_and_what_it_did(tmp_path):
         1: {"compute": 6_500, "wire": 500, "data": 2_990, "launch": 10},
     }
     waiting = next(cause for cause in found.causes if cause.cause == "waiting")
-    assert waiting.places[0].startswith("rank 1 (the data loader at data.py:9 (decode))")
+    assert waiting.places[0].startswith("rank 1 (the data loader at data.py:9 (def decode))")
     assert "clocks: one host, one clock" in found.notes
     assert found.verdict == (
-        "step 10.0 ms: compute 6.5, exposed 2.0 (20%): 1.5 waiting for rank 1 (the data loader at data.py:9 (decode)), "
-        "0.5 on the wire (all_reduce); 1.5 (15%) the data loader (data.py:9 (decode)); try: take that work from rank "
-        "1, or divide it among the ranks, -1.5 ms if the rest stays, at most -2 ms"
+        "step 10.0 ms: compute 6.5, exposed 2.0 (20%): 1.5 waiting for rank 1 (the data loader at data.py:9 (def "
+        "decode)), 0.5 on the wire (all_reduce); 1.5 (15%) the data loader (data.py:9 (def decode)); try: take that "
+        "work from rank 1, or divide it among the ranks, -1.5 ms if the rest stays, at most -2 ms"
     )
 
 

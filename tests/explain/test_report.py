@@ -65,15 +65,15 @@ def test_a_newer_version_and_other_json_are_refused():
 def test_the_page_of_a_profile(tmp_path):
     found = overlap.why(profile(tmp_path, [10_000] * 3))
     assert page_lines(found, 100) == [
-        "step 10.0 ms: compute 1.0; 9.0 (90%) the host launches too slowly (aten::add at train.py:12 (step));",
-        'try: torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch, -9 ms if',
-        "the rest stays, at most -9 ms",
+        "step 10.0 ms: compute 1.0; 9.0 (90%) the host launches too slowly (aten::add at train.py:12 (def",
+        'step)); try: torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch, -9',
+        "ms if the rest stays, at most -9 ms",
         "",
-        "      9.0 ms  90%  the host launches too slowly: aten::add at train.py:12 (step) (9 ms)",
-        "      1.0 ms  10%  computing: aten::add at train.py:12 (step) (1 ms)",
+        "      9.0 ms  90%  the host launches too slowly: aten::add at train.py:12 (def step) (9 ms)",
+        "      1.0 ms  10%  computing: aten::add at train.py:12 (def step) (1 ms)",
         "",
         '1. torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch (aten::add at',
-        "   train.py:12 (step) (9 ms))",
+        "   train.py:12 (def step) (9 ms))",
         "   100 kernels of 10 us (median); the queue of the device is empty; gain 9 ms to 9 ms a step (over 3",
         "   steps) if the rest stays, at most 9 ms",
         "step 1 is shown; 3 are recorded",
@@ -118,7 +118,7 @@ def test_a_regression_names_the_cause_that_grew(tmp_path):
     new, old = profile(tmp_path, [12_000] * 3, "new.json"), profile(tmp_path, [10_000] * 3, "old.json")
     assert compare(overlap.why(new), overlap.why(old)).sentence == (
         "regression: a step takes 10 ms before, 12 ms now (+20.0%), of which 1.8 ms more is the host launches too "
-        "slowly at aten::add at train.py:12 (step) (10.8 ms); 3 and 3 steps, none overlap"
+        "slowly at aten::add at train.py:12 (def step) (10.8 ms); 3 and 3 steps, none overlap"
     )
 
 

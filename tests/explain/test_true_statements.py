@@ -18,7 +18,7 @@ def test_what_comes_before_the_first_work_of_the_device_is_in_the_step(tmp_path)
     rec.kernel(218_040, 382_000, launch=218_030)
     found = overlap.why(rec.write(tmp_path / "t.json"))
     assert costs(found) == {"compute": 163_960, "python": 218_000, "launch": 40}
-    assert "Python between operators (data.py:7 (tokenise))" in found.verdict
+    assert "Python between operators (data.py:7 (def tokenise))" in found.verdict
     (step,) = [span for span in read_trace(tmp_path / "t.json").spans if span.kind == "step"]
     assert step.duration_ns == 382_000_000
 
