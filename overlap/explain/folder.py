@@ -45,7 +45,10 @@ def explain_traces(
     for file in files:
         profiles += [file] if is_profile(read_beginning(file)) else []
     other_files = [file for file in files if file not in profiles]
-    named = [file for file in other_files if file in map(Path, paths) or _may_be_trace(read_beginning(file))]
+    named = [
+        file for file in other_files
+        if file in map(Path, paths) or b'"traceEvents"' in (begin := read_beginning(file)) or is_array(begin)
+    ]  # fmt: skip
     if profiles and not named:
         reports = measure_files(profiles, progress or (lambda done, count: None))
         reports = reports if len(reports) == 1 else [_with_named_rank(report) for report in reports]
@@ -80,10 +83,6 @@ def measure_files(files: Sequence[Path], progress: Progress) -> list[RankReport]
     if refusal := next((each for each in reports if isinstance(each, UsageError)), None):
         raise refusal
     return [each for each in reports if not isinstance(each, UsageError)]
-
-
-def _may_be_trace(begin: bytes) -> bool:
-    return b'"traceEvents"' in begin or is_array(begin)
 
 
 def _trace_files(path: Path) -> list[Path]:

@@ -77,13 +77,6 @@ class GapPieces:
     thread: Int64s  # -1 without one
     instant_ns: Int64s
 
-    def sort_by_start(self) -> GapPieces:
-        """Return the pieces in order of start."""
-        if (self.start_ns[1:] >= self.start_ns[:-1]).all():
-            return self
-        order = np.argsort(self.start_ns, kind="stable")
-        return GapPieces(**{name: getattr(self, name)[order] for name in _COLUMNS})
-
 
 _COLUMNS = ("start_ns", "end_ns", "cause", "thread", "instant_ns")
 
@@ -112,10 +105,9 @@ class _GapCollector:
             ))  # fmt: skip
 
     def pieces(self) -> GapPieces:
-        """Return the pieces added since the last call, in order of start."""
-        parts, self._parts = [_NO_PIECES, *self._parts], []
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-        return GapPieces(**columns).sort_by_start()
+        """Return the pieces."""
+        parts = [_NO_PIECES, *self._parts]
+        return GapPieces(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS})
 
 
 _EVER, _NONE = np.iinfo(np.int64), np.empty(0, np.int64)
@@ -216,7 +208,8 @@ def _divide_host_gaps(
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
     for cause, cover in [
         *_late_host_causes(profile, thread, calls, syncs),
-        (causes.SYNC, _delayed_by_waits(profile, syncs, blocked_ns)),
+        # a wait makes the host late, and for as long again as the device was busy in it
+        (causes.SYNC, union(profile.start_ns[syncs], profile.end_ns[syncs] + blocked_ns)),
     ]:
         where = intersect(parts, cover)
         if cause == causes.SYNC and len(syncs):
@@ -271,11 +264,6 @@ def _is_device_wait(profile: RankProfile, work: WorkRows, calls: Rows) -> NDArra
     is_long = profile.end_ns[calls] - profile.start_ns[calls] >= BLOCKING_COPY_NS
     found: NDArray[np.bool_] = sync | (copy & is_long & np.isin(calls, launches))
     return found
-
-
-def _delayed_by_waits(profile: RankProfile, syncs: Rows, blocked_ns: Int64s) -> Merged:
-    """Return the times in which waits made the host late: each wait, and as long again as the device was busy in it."""
-    return union(profile.start_ns[syncs], profile.end_ns[syncs] + blocked_ns)
 
 
 def _late_host_causes(profile: RankProfile, thread: int, calls: Rows, syncs: Rows) -> Iterator[tuple[str, Merged]]:

@@ -61,7 +61,12 @@ def profile_facts(reports: Sequence[RankReport], step: int | None) -> Facts:
         for number, ranks in windows.items()
     }
     having = [report for report in reports if report.rank in costs[shown]]
-    worst = max(having, key=lambda report: _own_loss_ns(costs[shown][report.rank].costs_ns))
+    others = (COMPUTE, COMM, WAIT)  # what a rank does not lose by its own fault
+    own_ns = {
+        rank: sum(ns for cause, ns in each.costs_ns.items() if cause not in others)
+        for rank, each in costs[shown].items()
+    }  # fmt: skip
+    worst = max(having, key=lambda report: own_ns[report.rank])
     mine = inside[shown].of_rank(worst.rank, windows[shown][worst.rank])
     calls = [call for call in worst.calls if call.step == shown]
     traffic = sum_traffic(calls, mine.cover(COMM, WAIT, WIRE), link_gb_s(worst.device, worst.world_size))
@@ -96,11 +101,6 @@ def _check_same_run(reports: Sequence[RankReport]) -> None:
             f"why: the files are of different runs: world sizes {', '.join(map(str, sorted(worlds)))}; "
             "name the files of one run"
         )
-
-
-def _own_loss_ns(costs_ns: Mapping[str, int]) -> int:
-    """Return the time of a step that a rank lost by its own fault: not by waiting for others."""
-    return sum(ns for cause, ns in costs_ns.items() if cause not in (COMPUTE, COMM, WAIT))
 
 
 def _why_undivided(missing: Sequence[int], notes: Sequence[str]) -> str:

@@ -58,7 +58,6 @@ class ProfiledCollective:
     group_size: int
     nbytes: int
     number: int  # of its kind and group in this file, or the profiler's `Seq`
-    name: str  # of the kernel
     start_ns: int
     end_ns: int
     exposed_ns: int
@@ -261,7 +260,7 @@ def _collective_calls(
         at_ns = int(profile.start_ns[row])
         result.append(ProfiledCollective(
             op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,
-            number=message.seq or 0, name=profile.names[profile.name[row]],
+            number=message.seq or 0,
             start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
             step=next((step for step, (low, high) in windows.items() if low <= at_ns < high), None), place=place,
             waiter=waiter,

@@ -114,9 +114,11 @@ def _match_collectives(reports: Sequence[RankReport], notes: list[str]) -> list[
         for calls in by_key.values()
         if len(calls) == (next(iter(calls.values())).group_size or world) and len(calls) > 1
     ]
+    uneven = ("all_to_all", "all_gather", "reduce_scatter")  # their sizes may differ between ranks
     same: list[Match] = [
-        calls for calls in complete if len({call.nbytes for call in calls.values()}) == 1 or _is_uneven(calls)
-    ]
+        calls for calls in complete
+        if len({call.nbytes for call in calls.values()}) == 1 or next(iter(calls.values())).op in uneven
+    ]  # fmt: skip
     if len(same) < len(complete):
         notes.append(f"{len(complete) - len(same)} collectives differ in size between ranks: left out")
     return same
@@ -201,11 +203,6 @@ def _fill_gaps(reports: Sequence[RankReport], pieces: Pieces) -> Pieces:
                 places, report.rank, where.start_ns, where.end_ns, UNKNOWN, place=0 if state else -1
             ))  # fmt: skip
     return Pieces.concatenate(parts)
-
-
-def _is_uneven(calls: Match) -> bool:
-    """Whether sizes of a collective may differ between ranks."""
-    return next(iter(calls.values())).op in ("all_to_all", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,11 +71,11 @@ def facts_of(
     """
     counted = of_steps(covers)
     shown = {cover.rank: cover.breakdown() for cover in counted}
-    partial = is_partial(timeline)
     every = {number: {row.rank: row for row in rows if row.rank in shown} for number, rows in steps.items()}
     every[step] = shown
     last_ns = _last_exposed(timeline, counted, step)
     foreign = ORIGIN in timeline.meta
+    partial = foreign and len(timeline.ranks()) < timeline.world_size  # the arrivals of other ranks are not known
     places = pieces.places_by_cause()
     if partial:
         places[COMM] = [*places.pop(WIRE, ()), *places.pop(WAIT, ())]
@@ -98,11 +98,6 @@ def facts_of(
         unknown="other ranks are not in the trace" if partial else "",
         undecided=[*filter(None, [oddities(timeline)]), *_hidden_question(timeline, shown)],
     )  # fmt: skip
-
-
-def is_partial(timeline: Timeline) -> bool:
-    """Whether the trace lacks arrivals of other ranks: it is of another tool, and not of all ranks."""
-    return ORIGIN in timeline.meta and len(np.unique(timeline.columns.rank)) < timeline.world_size
 
 
 def _hidden_question(timeline: Timeline, rows: dict[int, Breakdown]) -> list[str]:

@@ -2,7 +2,7 @@
 
 An operation that has not ended ends now. One whose begin is not known counts from its call, or from the end of the one
 before it at the same place. Its bytes move from the moment at which the last member has come; a member that has not
-come, and has a record here, comes now, with a span without length.
+come, and has a record here, comes now, with a span without length. Records do not know which rank kept an event loop.
 """
 
 from __future__ import annotations

@@ -255,14 +255,6 @@ class SpanColumns:
         begun_ns = np.where(self.is_operation, self.called_ns, self.start_ns)
         return (self.end_ns >= first_ns) & (begun_ns <= last_ns)
 
-    def shifted(self, offset_ns: int) -> SpanColumns:
-        """Return the spans on a clock that is ahead: `offset_ns` is added to every known instant."""
-        moved: dict[str, Any] = {"start_ns": self.start_ns + offset_ns, "end_ns": self.end_ns + offset_ns}
-        moved["met_ns"] = self.met_ns + np.where(self.is_operation, offset_ns, 0)
-        moved["issued_ns"] = self.issued_ns + np.where(self.issued_ns != NONE, offset_ns, 0)
-        moved["awaited_ns"] = self.awaited_ns + np.where(self.awaited_ns != NONE, offset_ns, 0)
-        return replace(self, **moved)
-
     def spans(self) -> Iterator[Span]:
         """Yield the spans as objects. Cost: about 4 microseconds each."""
         texts, groups = self.texts, self.groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -113,17 +113,6 @@ class Timeline:
     def chosen(self, which: Mask) -> list[Span]:
         """The spans selected by a mask over the columns, in order of start."""
         return self._list.spans_at(np.flatnonzero(which).tolist())
-
-    def shifted(self, offset_ns: int) -> Timeline:
-        """The timeline on another clock, which showed `offset_ns` when the clock of this one showed 0."""
-        return replace(self, spans=SpanList(self.columns.shifted(offset_ns)))
-
-    def by_rank(self) -> dict[int, list[Span]]:
-        """The spans of each rank that has any, ranks ascending, each in order of start."""
-        found: dict[int, list[Span]] = {rank: [] for rank in self.ranks()}
-        for span in self.spans:
-            found[span.rank].append(span)
-        return found
 
     def steps(self) -> list[int]:
         """The step indices that any rank recorded, ascending."""

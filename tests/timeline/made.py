@@ -1,9 +1,13 @@
 """Timelines made by hand, and at random."""
 
+from dataclasses import replace
+
+import numpy as np
 from hypothesis import strategies as st
 
 from overlap.explain.recorded import explain_timeline
 from overlap.timeline import CollectiveInfo, Span, Timeline, TimelineView
+from overlap.timeline.columnar import NONE
 
 LIMIT_NS = 30
 RANKS = 3
@@ -21,6 +25,17 @@ def comm(rank, start, met, end, *, seq=0, issued=None, ranks=tuple(range(RANKS))
         end_ns=end, ranks=ranks, awaited_ns=awaited,
     )  # fmt: skip
     return Span(rank=rank, kind="comm", lane="comm", name=op, start_ns=start, end_ns=end, info=info)
+
+
+def shifted(timeline, offset_ns):
+    """Return a timeline on a clock that is ahead."""
+    columns = timeline.columns
+    known = {name: getattr(columns, name) != NONE for name in ("issued_ns", "awaited_ns")}
+    known |= {"start_ns": True, "end_ns": True, "met_ns": columns.is_operation}
+    moved = {name: getattr(columns, name) + np.where(which, offset_ns, 0) for name, which in known.items()}
+    return Timeline.of_columns(
+        replace(columns, **moved), world_size=timeline.world_size, clock=timeline.clock, meta=timeline.meta
+    )
 
 
 def sentence(timeline, **how):

@@ -24,7 +24,7 @@ def test_columns_are_sorted_as_spans_are(timeline, shuffle):
     shuffle.shuffle(spans)
     found = Timeline.of_columns(SpanColumns.from_spans(spans), world_size=11)
     assert found.spans == sorted(spans, key=span_order)
-    assert found.by_rank() == {rank: found.for_rank(rank) for rank in found.ranks()}
+    assert sum(len(found.for_rank(rank)) for rank in found.ranks()) == len(found.spans)
 
 
 @pytest.mark.slow

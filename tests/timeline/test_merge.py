@@ -25,16 +25,6 @@ def part(*spans: Span, world_size: int = 2, **meta: str) -> Timeline:
     return Timeline(spans=spans, world_size=world_size, meta=meta)
 
 
-def test_shifting_moves_every_instant_and_notes_the_error() -> None:
-    step = Span(rank=1, kind="step", lane="step", name="step 0", start_ns=5, end_ns=50, step=0)
-    moved = part(comm(1, 10, 40), step, clock_error_ns="7").shifted(1000)
-    assert moved.spans == [
-        Span(rank=1, kind="step", lane="step", name="step 0", start_ns=1005, end_ns=1050, step=0),
-        comm(1, 1010, 1040),
-    ]
-    assert moved.meta == {"clock_error_ns": "7"}
-
-
 def test_the_last_rank_of_all_processes_is_known_only_afterwards() -> None:
     one = merged([part(comm(0, 10, 40), script="a"), part(comm(1, 25, 41), clock_error_ns="3")])
     assert one.spans == [comm(0, 10, 40, met_ns=25), comm(1, 25, 41, met_ns=25)]
@@ -63,8 +53,9 @@ def test_messages_of_several_tags_meet_those_of_their_own_tag() -> None:
     """All are numbered from 0."""
     sent = part(message(0, 20, 22, tag=0), message(0, 42, 44, tag=1), message(0, 60, 63, tag=1, seq=1))
     received = part(message(1, 1, 23, tag=0), message(1, 24, 45, tag=1), message(1, 46, 62, tag=1, seq=1))
-    for rank, spans in merged([sent, received]).by_rank().items():
-        assert [span.info.met_ns for span in spans if span.info] == [20, 42, 60], rank
+    both = merged([sent, received])
+    for rank in both.ranks():
+        assert [span.info.met_ns for span in both.for_rank(rank) if span.info] == [20, 42, 60], rank
     assert merged([sent, received]).spans[0].info == message(1, 1, 23, tag=0, met_ns=20).info
 
 

@@ -11,6 +11,7 @@ from overlap.processes.traces import TraceFile
 from overlap.timeline import Recorder, Timeline, read_trace
 from overlap.timeline.files.trace import Header
 from overlap.timeline.recording import KeptSteps
+from tests.timeline.made import shifted
 
 STEP_NS = 100
 
@@ -48,7 +49,7 @@ def test_what_was_written_is_there_without_an_end(tmp_path):
         growing.flush()
     growing.flush()
     found = read_trace(path)
-    assert found.spans == Timeline.collect(recorders, world_size=2).shifted(1000).spans
+    assert found.spans == shifted(Timeline.collect(recorders, world_size=2), 1000).spans
     assert (found.world_size, found.meta["script"]) == (2, "t")
     assert found.meta["cut"] == "what was recorded before the run was killed"
     assert found.meta["clock_error_ns"] == "3"

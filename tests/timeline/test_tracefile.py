@@ -72,7 +72,7 @@ def test_messages_keep_their_tags(tmp_path):
 
     overlap.run(main, ranks=2, trace=tmp_path / "t.json")
     timeline = read_trace(tmp_path / "t.json")
-    assert [[span.info.tag for span in spans] for spans in timeline.by_rank().values()] == [[0, 7], [0, 7]]
+    assert [[span.info.tag for span in spans] for spans in map(timeline.for_rank, timeline.ranks())] == [[0, 7], [0, 7]]
 
 
 def test_roles_are_kept_where_they_are_known(tmp_path):

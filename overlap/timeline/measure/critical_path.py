@@ -48,7 +48,8 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
     window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
     activity = Activity(timeline, window)
     columns, last_of = activity.columns, activity.last
-    last = max(covers, key=lambda cover: (cover.window[1], _busy_until(activity, cover.rank), -cover.rank))
+    busy_ns = {cover.rank: int(activity.pieces(cover.rank).end_ns.max(initial=0)) for cover in covers}
+    last = max(covers, key=lambda cover: (cover.window[1], busy_ns[cover.rank], -cover.rank))
     path: list[PathLink] = []
     rank, at_ns, first_ns = last.rank, last.window[1], last.window[0]
     visited_ranks: set[int] = set()
@@ -77,9 +78,3 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
         if doing == WIRE and start_ns <= columns.met_ns[row]:
             rank = last_rank
     return path[::-1]
-
-
-def _busy_until(activity: Activity, rank: int) -> int:
-    """Return the instant at which the last piece of a rank ends; 0 if it did nothing."""
-    pieces = activity.pieces(rank)
-    return int(pieces.end_ns[-1]) if len(pieces) else 0
