@@ -107,7 +107,11 @@ async def join_world(
         membership = await stack.enter_async_context(join(meeting, report=notify))
         if entering is not None:
             report_to_launcher(msgspec.structs.replace(entering, joined=True))
-        config = await _agree_on_attempt(meeting, membership)
+        config = meeting
+        if config.fresh:  # the newest attempt of all processes counts, as a replaced process may lag behind
+            epochs = await membership.exchange("epoch", str(config.epoch).encode())
+            config = replace(config, epoch=max(map(int, epochs)))
+            _attempts.append(config.epoch // WORLDS)
         await check_shared_folder(own_place, membership, config.timeout_s)
         notices = TransportNotices()
         between = await _make_transport(own_place, placement, config, membership, run, notices)
@@ -127,15 +131,6 @@ async def join_world(
             notices=notices,
             restart=config.epoch // WORLDS,
         )
-
-
-async def _agree_on_attempt(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
-    """Return the configuration with the newest attempt of all processes, as a replaced process may lag behind."""
-    if config.fresh:
-        epochs = await membership.exchange("epoch", str(config.epoch).encode())
-        config = replace(config, epoch=max(map(int, epochs)))
-        _attempts.append(config.epoch // WORLDS)
-    return config
 
 
 async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:

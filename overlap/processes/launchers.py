@@ -138,7 +138,16 @@ def find_endpoint(environ: Mapping[str, str], row: Row) -> tuple[str, int] | Non
         UsageError: For an invalid address.
     """
     if text := environ.get("OVERLAP_RDZV_ENDPOINT"):
-        return _parse_meeting_point("OVERLAP_RDZV_ENDPOINT", text)
+        try:
+            endpoint = parse_endpoint(text)
+        except UsageError as error:
+            raise UsageError(f"OVERLAP_RDZV_ENDPOINT: {error}") from None
+        if endpoint[1] == 0:  # all processes must know it
+            raise UsageError(
+                f"OVERLAP_RDZV_ENDPOINT: {text!r} has no port; write HOST:PORT, with the port where process 0 is to "
+                "listen"
+            )
+        return endpoint
     host, port = row.host, row.port
     if address := environ.get("MASTER_ADDR"):
         host, port = address, number(environ, "MASTER_PORT", at_least=1, at_most=65535)
@@ -227,17 +236,6 @@ def _check_blocks(source: str, process: int, processes: int, *, node: int, nodes
             f"{source}: nodes must have equally many processes, in order; process {process} of {processes} is on "
             f"node {node} of {nodes}; start equally many on each"
         )
-
-
-def _parse_meeting_point(name: str, text: str) -> tuple[str, int]:
-    """Read ``HOST:PORT`` from a variable; port 0 is refused, because all processes must know the port."""
-    try:
-        host, port = parse_endpoint(text)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
-    if port == 0:
-        raise UsageError(f"{name}: {text!r} has no port; write HOST:PORT, with the port where process 0 is to listen")
-    return host, port
 
 
 _HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\],\s]+(?:,[^\[\],\s]+)*\])+")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,11 +108,6 @@ def write_file(path: Path, arrays: Mapping[str, Array], about: About) -> None:
     for chunk in chunks:
         digest.update(chunk)
     head[_DIGEST_AT : _DIGEST_AT + len(_NO_DIGEST)] = digest.hexdigest().encode()
-    _write_chunks(path, chunks)
-
-
-def _write_chunks(path: Path, chunks: Sequence[Any]) -> None:
-    """Write a file under another name, flush it to the disk, and rename it."""
     temporary = path.with_suffix(f".writing-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,17 +122,10 @@ def _write_chunks(path: Path, chunks: Sequence[Any]) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
-    for folder in (path.parent, path.parents[1]):
-        _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where the file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    for folder in (path.parent, path.parents[1]):  # the names in them
+        descriptor = os.open(folder, os.O_RDONLY)
         with suppress(OSError):  # some file systems refuse
             os.fsync(descriptor)
-    finally:
         os.close(descriptor)
 
 

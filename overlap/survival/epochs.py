@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -20,6 +21,7 @@ from ..notice import notify
 from ..processes.life import Keeper, WorldSetup, multi_process_setup, run_ranks, single_process_setup
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
+from ..processes.shared_folder import HOSTS
 from ..processes.sockets import listen_at_free_port, local_address
 from ..processes.status import report_to_launcher
 from ..runtime.epoch import Epoch
@@ -35,7 +37,7 @@ from .agreement import (
     propose_world,
 )
 from .endings import EpochClosedError, NotMetError, describe_new_epoch, is_end
-from .witness import Report, Witness, has_several_hosts, open_witness, witness_folder
+from .witness import Report, Witness, witness_folder
 
 T = TypeVar("T")
 
@@ -128,10 +130,11 @@ class SurvivingRun:
         self.world = EpochWorld(epoch=0, members=members, step=0)
         folder = witness_folder()
         assert own_place.endpoint is not None, "overlap run sets the endpoint"
-        self._address = local_address(own_place.endpoint) if has_several_hosts() else own_place.endpoint[0]
-        self.witness = open_witness(
+        several = int(os.environ.get(HOSTS) or 1) > 1
+        self._address = local_address(own_place.endpoint) if several else own_place.endpoint[0]
+        self.witness = Witness(
             folder, restart_count(), self._number, self.member, self.world,
-            address=self._address, limit_s=run_config.lost_after_s,
+            address=self._address if several else None, limit_s=run_config.lost_after_s,
         )  # fmt: skip
         self.place, self._listener, self._size = own_place, listen_at_free_port(self._address), own_place.processes
         self._processes_per_host = own_place.processes // own_place.nodes

@@ -38,7 +38,7 @@ from ..errors import OverlapError, UsageError
 from ..kernel_facts import ProcessState, process_identity, process_state
 from ..notice import notify
 from ..processes.identity import LOST_AFTER_S
-from ..processes.shared_folder import HOSTS, WITNESS
+from ..processes.shared_folder import WITNESS
 from ..processes.sockets import OUTAGE_S, dial, listen_at_free_port
 from .agreement import EpochWorld, accepts
 
@@ -82,7 +82,7 @@ class Witness:
         member: This member.
         first: The world of epoch 0.
         address: Address of this host that other hosts reach; None: the job has one host.
-        limit_s: A folder of several hosts that cannot be reached for so long ends this process.
+        limit_s: A folder of several hosts that cannot be reached for so long ends this process; None: `LOST_AFTER_S`.
 
     Raises:
         UsageError: The folder cannot be written; of several hosts, a WitnessError.
@@ -92,10 +92,10 @@ class Witness:
 
     def __init__(
         self, folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str | None = None,
-        limit_s: float = LOST_AFTER_S,
+        limit_s: float | None = None,
     ) -> None:  # fmt: skip
         self._members, self._member, self._first = _attempt_folder(folder, attempt), member, first
-        self._folder, self._run, self._limit_s = self._members / f"run-{run}", run, limit_s
+        self._folder, self._run, self._limit_s = self._members / f"run-{run}", run, limit_s or LOST_AFTER_S
         self._processes: dict[int, str] = {}  # identities of members
         self._ended: set[int] = set()
         self._cut_off: set[int] = set()
@@ -294,14 +294,6 @@ def _read_report(path: Path) -> Report:
     return Report(**content | {name: tuple(content[name]) for name in ("endpoint", "unreached")})
 
 
-def open_witness(
-    folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str, limit_s: float | None
-) -> Witness:
-    """Return the witness of a job on one host or on several; arguments as for `Witness`."""
-    far = address if has_several_hosts() else None
-    return Witness(folder, attempt, run, member, first, address=far, limit_s=limit_s or LOST_AFTER_S)
-
-
 def witness_folder() -> Path:
     """Return the folder of the witness, as the launcher has named it.
 
@@ -314,11 +306,6 @@ def witness_folder() -> Path:
             "hosts with --witness DIR too"
         )
     return Path(folder)
-
-
-def has_several_hosts() -> bool:
-    """Whether the job of this process was started on several hosts."""
-    return int(os.environ.get(HOSTS) or 1) > 1
 
 
 def has_survivor(folder: Path, member: int) -> bool:

@@ -95,8 +95,7 @@ async def test_a_full_memory_is_reported_with_its_folder(tmp_path, monkeypatch):
 
     folder = tmp_path / "witness"
     line = re.escape(f"survive: cannot write the witness {folder}: No space left on device; make room in {tmp_path}")
-    monkeypatch.setattr(module, "has_several_hosts", lambda: False)
-    enter = partial(module.open_witness, folder, 0, 0, 1, WORLD, address="", limit_s=None)
+    enter = partial(module.Witness, folder, 0, 0, 1, WORLD)
     witness = enter()
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(UsageError, match=f"^{line}$"):

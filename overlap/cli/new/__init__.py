@@ -51,22 +51,17 @@ def main(args: argparse.Namespace) -> int:
     if os.path.lexists(folder):
         raise UsageError(f"NAME: {folder} exists already; choose another name")
     try:
-        _make_project(folder, "torch" if args.torch else "numpy")
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+            made = Path(scratch, folder.name)
+            for path, text in _project_files("torch" if args.torch else "numpy", folder.name):
+                (made / path).parent.mkdir(parents=True, exist_ok=True)
+                (made / path).write_text(text, encoding="utf-8")
+            made.rename(folder)  # all of it at once
     except OSError as error:
         raise UsageError(f"NAME: {folder} cannot be made: {error.strerror}; choose another place") from None
     print(f"{folder}: {', '.join(sorted(str(path) for path, _ in _project_files('numpy', folder.name)))}")
     print(f"next: cd {folder}; " + ("torchrun --nproc-per-node 2 train.py" if args.torch else "python train.py"))
     return 0
-
-
-def _make_project(folder: Path, kind: str) -> None:
-    """Write all files into a temporary folder, and rename that to `folder` in one step."""
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        made = Path(scratch, folder.name)
-        for path, text in _project_files(kind, folder.name):
-            (made / path).parent.mkdir(parents=True, exist_ok=True)
-            (made / path).write_text(text, encoding="utf-8")
-        made.rename(folder)
 
 
 def _project_files(kind: str, name: str) -> Iterator[tuple[Path, str]]:
