@@ -13,9 +13,9 @@ from enum import Enum
 from math import inf
 from typing import TypeAlias
 
-from ..processes.messages import MemberLost
 from ..processes.sockets import format_endpoint
 from ..processes.status import Entering, Leaving, Record, Status
+from ..processes.wire import MemberLost
 
 # After a failure the other processes notice it within half a second, and write their traces; then they get SIGTERM.
 PEACE_S = 2.0

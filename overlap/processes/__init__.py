@@ -11,12 +11,12 @@
 #
 #   members            three pure machines: what member 0, its clients and the program of each member do on a stimulus
 #   host               member 0 to the others;  join: join() and Membership, on all members
-#   link               one connection;  messages: all that it carries;  clock: offset from member 0
+#   link               one connection;  wire: all that it carries;  clock: offset from member 0
 #   sockets            endpoints, listening, dialling, meet()
 #
 # A world of several processes:
 #
 #   life               a world from its start to its end, and its timeline;  traces: one trace file of all processes
 #   connect            transport and control plane of a process
-#   control_plane      events of ranks;  codec: calls and errors as plain values;  remote_views: for stall reports
+#   control            events of ranks, and views of the ranks of others
 #   status             records of a process for its launcher

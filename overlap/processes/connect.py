@@ -24,17 +24,17 @@ from ..errors import UsageError
 from ..flight.folder import restart_count
 from ..kernel_facts import process_identity
 from ..notice import notify
-from .control_plane import ControlPlane
+from .control import ControlPlane
 from .identity import JOIN_TIMEOUT_S, WORLDS, RendezvousConfig, SilenceLimits
 from .introduce import introduce_by_mpi
 from .join import Membership, join
 from .members import MemberLostError
-from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
 from .shared_folder import check_shared_folder
 from .sockets import local_address
 from .status import Entering, Leaving, report_to_launcher
+from .wire import MemberLost
 
 # How long the first process waits for the others to leave, which may still compute.
 LEAVE_S = 10.0

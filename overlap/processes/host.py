@@ -21,8 +21,8 @@ from .clock import CoordinatorClock
 from .identity import FRESH, RendezvousConfig, name_epoch
 from .link import ControlLink, MemberLinks, watch_silences
 from .members import Members, Phase
-from .messages import Join, MemberLost, MemberNotice, Message, Refused
 from .sockets import format_endpoint, listen, tune
+from .wire import Join, MemberLost, MemberNotice, Message, Refused
 
 #: Functions that send a message to member 0, and that wait until everything sent has arrived and end the connections;
 #: and member 0's clock, on other members.

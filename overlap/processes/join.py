@@ -26,8 +26,8 @@ from .identity import JoinError, RendezvousConfig, name_epoch
 from .launchers import is_loopback
 from .link import ControlLink, MemberLinks, watch_silences
 from .members import Client, News, View
-from .messages import BLOB_LIMIT_BYTES, BODY_LIMIT_BYTES, Bye, Contribution, MemberLost, Message, Notice
 from .sockets import NoListenerError, format_endpoint, meet
+from .wire import BLOB_LIMIT_BYTES, BODY_LIMIT_BYTES, Bye, Contribution, MemberLost, Message, Notice
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _OUTBOX_LIMIT_BYTES = 64 * 2**20

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from .connect import WorldConnection
     from .identity import RendezvousConfig
     from .join import Membership
-    from .messages import MemberLost
     from .place import Place
     from .traces import TraceFile
+    from .wire import MemberLost
 
 T = TypeVar("T")
 

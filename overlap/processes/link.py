@@ -17,7 +17,7 @@ import trio
 from ..kernel_facts import ProcessState, process_state
 from .identity import JoinError, SilenceLimits
 from .members import Action, Complete, Cut, GiveUp, Report, Send, Silence
-from .messages import FrameReader, Join, Message, MessageError, Ready, broken_protocol, encode
+from .wire import FrameReader, Join, Message, MessageError, Ready, broken_protocol, encode
 
 #: Most bytes of one `receive_some`, and about the size of one `send_all`; a frame fits.
 _READ_BYTES = 64 * 1024

@@ -20,7 +20,8 @@ from ..errors import OverlapError, UsageError
 from ..kernel_facts import ProcessState
 from .clock import ClockSample, CoordinatorClock
 from .identity import RendezvousConfig
-from .messages import (
+from .sockets import format_endpoint
+from .wire import (
     BLOB_LIMIT_BYTES,
     Bye,
     Contribution,
@@ -39,7 +40,6 @@ from .messages import (
     Waiting,
     broken_protocol,
 )
-from .sockets import format_endpoint
 
 #: Exchanges with parts of some members only.
 _UNFINISHED_LIMIT = 4096

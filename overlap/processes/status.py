@@ -24,7 +24,7 @@ from transports import LinkLostError, TransportError
 
 from ..errors import PeerError, RankFailedError, RemoteError
 from ..waits.signs import Evidence
-from .messages import MemberLost, Tagged, readable
+from .wire import MemberLost, Tagged, readable
 
 # Longest text, in characters: longer than any error, and short enough for the launcher to store it for each process.
 LONGEST_TEXT = 2 << 20

@@ -27,7 +27,7 @@ from .operation import Operation
 from .signature import Signature, parse, signature_of
 
 if TYPE_CHECKING:
-    from ..processes.control_plane import ControlPlane
+    from ..processes.control import ControlPlane
     from .communicators import Communicators
 
 # Time that two differing ranks wait for a third, to know the minority.

@@ -19,7 +19,7 @@ from .operation import CollectiveFuture
 from .outstanding import IssuedFuture
 
 if TYPE_CHECKING:
-    from ..processes.control_plane import ControlPlane
+    from ..processes.control import ControlPlane
 
 Report: TypeAlias = "RankCall | Callable[[], BaseException]"
 """Report of another process on an operation: the call of a rank that waits, or the maker of the error that it fails

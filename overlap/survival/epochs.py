@@ -19,11 +19,11 @@ from ..errors import PeerError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import restart_count
 from ..notice import notify
 from ..processes.life import Keeper, WorldSetup, multi_process_setup, run_ranks, single_process_setup
-from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
 from ..processes.shared_folder import HOSTS
 from ..processes.sockets import listen_at_free_port, local_address
 from ..processes.status import report_to_launcher
+from ..processes.wire import MemberLost
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World

@@ -10,8 +10,8 @@ from typing import Any, Self, TypeVar
 import trio
 
 import topology
-from overlap.processes.control_plane import ControlPlane
-from overlap.processes.messages import BODY_LIMIT_BYTES, MemberLost, MemberNotice, MessageError, RankEvent, decode_event
+from overlap.processes.control import ControlPlane
+from overlap.processes.wire import BODY_LIMIT_BYTES, MemberLost, MemberNotice, MessageError, RankEvent, decode
 from overlap.runtime.world import World
 from transports import NeuronLink, Router, Transport, Wire
 from transports.efa import Efa
@@ -89,7 +89,7 @@ class Company:
     async def __anext__(self) -> MemberNotice | MemberLost:
         if isinstance(self._handing, MemberNotice):
             with suppress(MessageError):
-                self._acted_on.append(decode_event(self._handing.body))
+                self._acted_on.append(decode(self._handing.body))
             self._acted.set()
         self._handing = await self._receive.receive()
         return self._handing

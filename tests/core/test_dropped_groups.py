@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import overlap
 from overlap import GroupAbortedError
-from overlap.processes.messages import Finished
+from overlap.processes.wire import Finished
 from transports import Router
 
 from .companies import Company, Wires, by_shared_memory, by_sockets, in_memory, opened, run_far

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 import overlap
-from overlap.processes.control_plane import ControlPlane
-from overlap.processes.messages import Finished
+from overlap.processes.control import ControlPlane
+from overlap.processes.wire import Finished
 from overlap.runtime.communicator import Communicator
 from overlap.runtime.engine.compiler import Compiled
 from overlap.runtime.match import Match

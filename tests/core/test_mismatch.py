@@ -8,7 +8,7 @@ import pytest
 
 import overlap
 from overlap import CollectiveMismatchError, RemoteError
-from overlap.processes.control_plane import ControlPlane
+from overlap.processes.control import ControlPlane
 from overlap.runtime.communicators import Communicators
 
 from .companies import Wires, by_shared_memory, by_sockets, run_far

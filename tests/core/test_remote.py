@@ -12,9 +12,9 @@ import pytest
 import trio
 
 import overlap
-from overlap.processes import control_plane
-from overlap.processes.control_plane import ControlPlane
-from overlap.processes.messages import Finished, RankEvent, Waits
+from overlap.processes import control
+from overlap.processes.control import ControlPlane
+from overlap.processes.wire import Finished, RankEvent, Waits
 from overlap.runtime.message import Message
 from overlap.waits.ends import RankView, Seen
 
@@ -99,7 +99,7 @@ def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(companies, "ControlPlane", Listening)
-        patch.setattr(control_plane, "_WATCH_S", 3600.0)
+        patch.setattr(control, "_WATCH_S", 3600.0)
         assert run_far(main, 2, 1, wires=by_sockets) == [[14.0] * 7] * 2
     assert sorted(told) == [(0, 5), (0, 6), (1, 5), (1, 6)]
 
@@ -119,7 +119,7 @@ def test_a_root_answers_all_that_ask_at_once() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(companies, "ControlPlane", Listening)
-        patch.setattr(control_plane, "_WATCH_S", 3600.0)
+        patch.setattr(control, "_WATCH_S", 3600.0)
         assert run_far(main, 4, 1, wires=by_sockets) == [2.0] * 4
     assert told.count((1, 0)) == 1
 
@@ -144,7 +144,7 @@ def test_who_gives_an_array_for_the_result_asks_nobody(kind: str, rows: int) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(companies, "ControlPlane", Listening)
-        patch.setattr(control_plane, "_WATCH_S", 3600.0)
+        patch.setattr(control, "_WATCH_S", 3600.0)
         assert run_far(main, 2, 1, wires=by_sockets) == [True] * 2
     assert 1 not in told
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import overlap
-from overlap.processes.control_plane import ControlPlane
-from overlap.processes.messages import Failed, MemberNotice, RankEvent, encode_event
+from overlap.processes.control import ControlPlane
+from overlap.processes.wire import Failed, MemberNotice, RankEvent, encode_body
 from overlap.runtime.blame.views import find_stall
 from overlap.runtime.forms import pack_form
 from overlap.runtime.world import World
@@ -74,7 +74,7 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypa
 
     def hear(here: ControlPlane, event: RankEvent) -> None:
         blamed.clear()
-        here._handle(MemberNotice(1, encode_event(event)))
+        here._handle(MemberNotice(1, encode_body(event)))
         find_stall(here.quiet(), RANKS)  # whatever it is told of
         for culprit, cause in blamed:
             if isinstance(event, Failed) and 0 <= event.culprit < RANKS:

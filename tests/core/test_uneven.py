@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 import overlap
 from overlap.collectives.call import Call, call
 from overlap.collectives.generators import GENERATORS
-from overlap.processes.codec import pack_call, unpack_call
-from overlap.processes.messages import PlainCall
+from overlap.processes.wire import PlainCall, pack_call, unpack_call
 from overlap.runtime import agreement, signature
 from tests.properties import one_in
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.processes import control_plane
+from overlap.processes import control
 from overlap.runtime.handover import Handover
 from transports.shared_memory.engine import BUILT
 
@@ -271,7 +271,7 @@ def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
     meeting, seen = threading.Barrier(2), list[int]()
     # an operation that waits for 50 ms is told of, and the next one is the business of the loop
-    monkeypatch.setattr(control_plane, "_LONG_NS", math.inf)
+    monkeypatch.setattr(control, "_LONG_NS", math.inf)
     monkeypatch.setattr(Handover, "post", posting)
     connected(program, 2)
     assert seen == [0, 0]

@@ -15,8 +15,8 @@ from overlap.processes.identity import RendezvousConfig, SilenceLimits
 from overlap.processes.join import Membership, join_here
 from overlap.processes.link import ControlLink, watch_silences
 from overlap.processes.members import Cut, Members, Report, Silence
-from overlap.processes.messages import FrameReader, Join, Message, Ping, Pong, encode
 from overlap.processes.sockets import Endpoint
+from overlap.processes.wire import FrameReader, Join, Message, Ping, Pong, encode
 from transports.handshake import greet, welcome
 from transports.identity import Hello
 

@@ -29,7 +29,7 @@ from overlap.processes.identity import JoinError, SilenceLimits
 from overlap.processes.join import Membership, in_own_thread, join
 from overlap.processes.link import ControlLink
 from overlap.processes.members import MemberLostError
-from overlap.processes.messages import MemberLost, MemberNotice, Refused
+from overlap.processes.wire import MemberLost, MemberNotice, Refused
 from tests.interpreters import Python
 
 from .company import Company, Puppet, listening, run, watch, with_company

@@ -9,7 +9,7 @@ from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
 from overlap.processes.host import Host
 from overlap.processes.identity import RendezvousConfig
 from overlap.processes.link import ControlLink
-from overlap.processes.messages import FrameReader, Join, MemberLost, Message, Ready
+from overlap.processes.wire import FrameReader, Join, MemberLost, Message, Ready
 
 LOST = MemberLost(member=2, reason="its connection ended without a goodbye")
 READY = Ready(process="")

@@ -23,8 +23,8 @@ from overlap.launch.jobs import (
     Look,
 )
 from overlap.launch.launcher import look
-from overlap.processes.messages import MemberLost
 from overlap.processes.status import Entering, Leaving, Status
+from overlap.processes.wire import MemberLost
 
 GRACE_S = 30.0
 NODE_1 = "process 1 (rank 1, pid 11)"

@@ -9,7 +9,7 @@ from overlap.processes.host import Host
 from overlap.processes.identity import RendezvousConfig
 from overlap.processes.link import ControlLink
 from overlap.processes.members import Action, Send
-from overlap.processes.messages import BLOB_LIMIT_BYTES, Notice, Ping, encode
+from overlap.processes.wire import BLOB_LIMIT_BYTES, Notice, Ping, encode
 
 
 class Stuck(trio.abc.Stream):

@@ -15,7 +15,7 @@ from overlap.processes import join as joining
 from overlap.processes import members as members_file
 from overlap.processes.join import Membership, join_here
 from overlap.processes.members import InboxFullError, MemberLostError, News
-from overlap.processes.messages import Goodbye, MemberLost, MemberNotice
+from overlap.processes.wire import Goodbye, MemberLost, MemberNotice
 
 from .company import Company, listening, meet, run
 

@@ -17,7 +17,7 @@ from overlap.processes.identity import JoinError, RendezvousConfig, SilenceLimit
 from overlap.processes.join import Membership
 from overlap.processes.link import ControlLink
 from overlap.processes.members import MemberLostError
-from overlap.processes.messages import (
+from overlap.processes.wire import (
     Bye,
     Contribution,
     Goodbye,

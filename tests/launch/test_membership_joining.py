@@ -19,7 +19,6 @@ from overlap.processes import host as acceptor
 from overlap.processes import sockets
 from overlap.processes.identity import JoinError, RendezvousConfig, name_processes
 from overlap.processes.join import Membership, join_here
-from overlap.processes.messages import Join, Refused, Waiting, encode
 from overlap.processes.sockets import (
     Endpoint,
     ListenError,
@@ -30,6 +29,7 @@ from overlap.processes.sockets import (
     port_holder,
     tune,
 )
+from overlap.processes.wire import Join, Refused, Waiting, encode
 
 from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, wait_and_leave, with_company
 

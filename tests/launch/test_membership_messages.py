@@ -11,23 +11,28 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.processes.messages import (
+from overlap.processes.wire import (
     BLOB_LIMIT_BYTES,
     FRAME_LIMIT_BYTES,
     Contribution,
+    Difference,
     FrameReader,
     Join,
     Message,
     MessageError,
     Ping,
+    PlainCall,
+    PlainError,
+    RankCause,
     Ready,
     Refused,
     Waiting,
     add_frame_head,
     decode,
     encode,
-    encode_event,
+    encode_body,
 )
+from overlap.waits.ends import RankView
 
 EXAMPLES: dict[Any, list[Any]] = {
     str: ["", "näme", "x" * 1000],
@@ -36,6 +41,15 @@ EXAMPLES: dict[Any, list[Any]] = {
     bytes: [b"", b"\x00\xff" * 500],
     list[int]: [[], [3, 7]],
     list[tuple[int, bytes]]: [[], [(0, b""), (1, b"xyz")]],
+    list[str]: [[], ["all_reduce #3"]],
+    list[tuple[int, int]]: [[], [(7, 1)]],
+    list[RankView]: [[], [RankView(rank=3, error="no")]],
+    PlainError: [("ValueError", "no", "Traceback", "a.py:1")],
+    PlainCall: [("all_reduce", "sum", "float32", [4], 2, 0, [(0, 1)], [], False, True, None, b"")],
+    Difference | RankCause: [
+        Difference(name="dp", seq=3, ranks=(0, 1), calls=("all_reduce", "barrier"), sites=("a.py:1", "a.py:2")),
+        RankCause(rank=1, message="no", aborted=True, error=None),
+    ],
 }
 
 
@@ -130,7 +144,7 @@ def test_hostile_msgpack_is_a_message_error(data: bytes) -> None:
 @pytest.mark.slow
 def test_random_and_damaged_frames_never_do_anything_else() -> None:
     random = np.random.default_rng(4)
-    good = [encode_event(message) for message in every_message()]
+    good = [encode_body(message) for message in every_message()]
     read_anyway = 0
     for turn in range(20_000):
         data = bytearray(random.bytes(int(random.integers(0, 40))) if turn % 2 else good[turn // 2 % len(good)])
@@ -141,7 +155,7 @@ def test_random_and_damaged_frames_never_do_anything_else() -> None:
         except MessageError:
             continue
         read_anyway += 1
-        assert decode(encode_event(message)) == message or "nan" in repr(message)
+        assert decode(encode_body(message)) == message or "nan" in repr(message)
     assert read_anyway > 100  # damage inside a text or a number makes another message, not none
 
 

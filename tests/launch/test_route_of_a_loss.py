@@ -14,13 +14,13 @@ ROUTE = {
     "processes/link.py",  # the connection ends, at member 0
     "processes/members.py",  # which decides that this is a loss, and sends it to the others
     "processes/join.py",  # the program's loop
-    "processes/control_plane.py",  # makes the error
+    "processes/control.py",  # makes the error
     "runtime/world.py",  # ends the ranks here
     "runtime/ending.py",
     "runtime/operation.py",  # which await the error
 }
 BESIDE = {
-    "processes/messages.py": "frames",
+    "processes/wire.py": "frames",
     "processes/connect.py": "wires to the lost process",
     "processes/status.py": "record for the launcher",
     "runtime/failure.py": "the error",

@@ -8,8 +8,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from overlap.processes.codec import cut_views
-from overlap.processes.messages import BODY_LIMIT_BYTES, MessageError, Quiet, decode_event, encode_event
+from overlap.processes.wire import BODY_LIMIT_BYTES, MessageError, Quiet, cut_views, decode, encode_body
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.blame import stall as stall_watch
 from overlap.runtime.blame.reports import Reports
@@ -257,9 +256,9 @@ def test_the_others_only_let_it_know(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heard(told: Sequence[RankView]) -> list[RankView]:
-    body = encode_event(Quiet(views=cut_views(told)))
+    body = encode_body(Quiet(views=cut_views(told, 0)))
     assert len(body) <= BODY_LIMIT_BYTES
-    quiet = decode_event(body)
+    quiet = decode(body)
     assert isinstance(quiet, Quiet)
     return quiet.views
 
@@ -285,7 +284,7 @@ def test_long_views_are_cut() -> None:
 )
 def test_views_that_make_no_sense_are_refused(told: object) -> None:
     with pytest.raises(MessageError, match=r"^\d+ bytes that are no message: "):
-        decode_event(msgspec.msgpack.encode(["Quiet", [told]]))
+        decode(msgspec.msgpack.encode(["Quiet", [told]]))
 
 
 @pytest.mark.parametrize("hangs", [False, True])

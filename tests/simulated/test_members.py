@@ -26,7 +26,7 @@ from overlap.processes.members import (
     State,
     View,
 )
-from overlap.processes.messages import (
+from overlap.processes.wire import (
     Bye,
     Contribution,
     Join,

@@ -10,7 +10,7 @@ import trio
 from overlap.processes.identity import JoinError, RendezvousConfig
 from overlap.processes.join import Membership, join_here
 from overlap.processes.members import MemberLostError
-from overlap.processes.messages import MemberLost, MemberNotice
+from overlap.processes.wire import MemberLost, MemberNotice
 
 from .simulation import Simulation, seeds, simulate
 

@@ -11,10 +11,10 @@ import trio
 
 import overlap
 import topology
-from overlap.processes.control_plane import ControlPlane
+from overlap.processes.control import ControlPlane
 from overlap.processes.identity import JoinError
 from overlap.processes.join import join_here
-from overlap.processes.messages import MemberLost
+from overlap.processes.wire import MemberLost
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.world import World
 from tests.core.companies import Part

@@ -8,9 +8,9 @@ checked before the event has an effect.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from time import perf_counter_ns
+from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING
 
 import trio
@@ -24,12 +24,12 @@ from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.match import RankCall
 from ..runtime.world import World
-from ..waits.ends import RankView
+from ..waits.ends import RankView, Seen
 from ..waits.signs import Evidence
-from . import codec
+from . import wire
 from .join import Membership
 from .members import MemberLostError
-from .messages import (
+from .wire import (
     Busy,
     Closing,
     Difference,
@@ -37,15 +37,15 @@ from .messages import (
     Finished,
     MemberLost,
     MemberNotice,
+    Message,
     OperationFailed,
     Quiet,
     RankEvent,
     Stopped,
     Waits,
-    decode_event,
-    encode_event,
+    decode,
+    encode_body,
 )
-from .remote_views import RemoteViews
 
 if TYPE_CHECKING:
     from ..runtime.agreement import History
@@ -140,18 +140,18 @@ class ControlPlane:
     def _send(self, event: RankEvent) -> None:
         """Send an event to all other processes; one that cannot be sent is printed, and fails nothing."""
         try:
-            self._membership.send_notice(encode_event(event))
+            self._membership.send_notice(encode_body(event))
         except Exception as error:
-            reason = in_one_line(error)[: codec.LINE_BYTES]
+            reason = in_one_line(error)[: wire.LINE_BYTES]
             notify(f"{event!r:.40}... was not sent to other processes: {reason}; please report this bug in overlap")
 
     def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Report that a rank here has ended the world."""
-        self._send(Failed(culprit=rank, doing=codec.cut_lines(doing), **codec.pack_error(error)))
+        self._send(Failed(culprit=rank, error=wire.pack_error(error), doing=wire.cut_lines(doing)))
 
     def send_wait(self, of: History, seq: int, call: RankCall) -> None:
         """Report the call of a rank here that waits. A call without a dtype asks for that; others may answer it."""
-        plain, members = codec.pack_call(call.call), listed(of.members)
+        plain, members = wire.pack_call(call.call), listed(of.members)
         self._send(
             Waits(group=of.group_id, channel=of.id, members=members, seq=seq, rank=call.rank, call=plain,
                   site=call.call_site)
@@ -161,7 +161,7 @@ class ControlPlane:
         self, of: History | Lane, seq: int, error: BaseException, *, onwards: bool = False
     ) -> None:
         """Report that an operation, or with `onwards` all from its number on, fails on all ranks."""
-        cause = codec.pack_cause(error, with_error=not onwards)
+        cause = wire.pack_cause(error, with_error=not onwards)
         self._send(
             OperationFailed(group=of.group_id, channel=of.id, members=listed(of.members), seq=seq, onwards=onwards,
                             cause=cause)
@@ -169,11 +169,11 @@ class ControlPlane:
 
     def send_quiet(self, views: Sequence[RankView]) -> None:
         """Report the ranks here that make no progress."""
-        self._send(Quiet(views=codec.cut_views(views)))
+        self._send(Quiet(views=wire.cut_views(views, time_ns())))
 
     def send_busy(self, rank: int, place: str) -> None:
         """Report the line at which a rank here keeps the event loop; "": it no longer does. Any thread."""
-        self._send(Busy(rank=rank, place=codec.cut(place, codec.LINE_BYTES)))
+        self._send(Busy(rank=rank, place=wire.cut(place, wire.LINE_BYTES)))
 
     def send_closing(self, rank: int) -> None:
         """Report that a rank here receives no more messages."""
@@ -196,7 +196,7 @@ class ControlPlane:
     def send_views(self, views: Sequence[RankView], reason: str) -> None:
         """Report the views of the ranks here at their stop; a reason ends the other processes as well."""
         self._stopping()
-        self._send(Stopped(views=codec.cut_views(views), reason=codec.cut(reason, codec.LINE_BYTES)))
+        self._send(Stopped(views=wire.cut_views(views, time_ns()), reason=wire.cut(reason, wire.LINE_BYTES)))
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
@@ -233,14 +233,14 @@ class ControlPlane:
         """Act on an event of another process; if it is invalid, that process has failed."""
         member = notice.member
         try:
-            self._apply_event(member, decode_event(notice.body))
+            self._apply_event(member, decode(notice.body))
         except OverlapError as error:
             failure = OverlapError(
                 f"process {member} sent an invalid event: {error}; this is a bug in overlap, please report it"
             )
             self._world.fail_elsewhere(self._placement[member][0], failure, [])
 
-    def _apply_event(self, member: int, event: RankEvent) -> None:
+    def _apply_event(self, member: int, event: Message) -> None:
         """Act on an event of the ranks of a process.
 
         Raises:
@@ -253,7 +253,7 @@ class ControlPlane:
             # the end of a rank
             case Failed():
                 self._views.check_ranks([event.culprit])
-                self._world.fail_elsewhere(event.culprit, codec.unpack_error(event), event.doing)
+                self._world.fail_elsewhere(event.culprit, wire.unpack_error(event.error), event.doing)
             case Closing():
                 communicators.closing.add(event.rank)
             case Finished():
@@ -262,14 +262,14 @@ class ControlPlane:
                     communicators.rank_left(event.rank)
             # operations
             case Waits():
-                call = RankCall(event.rank, codec.unpack_call(event.call), event.site)
+                call = RankCall(event.rank, wire.unpack_call(event.call), event.site)
                 if self._concerns(event):
                     communicators.compare_wait(event.group, event.channel, event.seq, call)
             case OperationFailed():
                 ranks = event.cause.ranks if isinstance(event.cause, Difference) else [event.cause.rank]
                 self._views.check_ranks(ranks)
                 if self._concerns(event):
-                    error = codec.unpack_cause(event.cause)
+                    error = wire.unpack_cause(event.cause)
                     communicators.fail_here(event.group, event.channel, event.seq, error, onwards=event.onwards)
             # stalls
             case Busy() | Quiet() | Stopped():
@@ -278,6 +278,8 @@ class ControlPlane:
                     self._stopping()
                     if event.reason:
                         self._world.stopped_elsewhere(event.reason)
+            case _:
+                raise OverlapError(f"a {type(event).__name__} is none")
 
     def _concerns(self, event: Waits | OperationFailed) -> bool:
         """Whether a rank here is a member of the group of an event."""
@@ -285,3 +287,89 @@ class ControlPlane:
             return not set(unlisted(event.members)).isdisjoint(self._placement[self._membership.member])
         except ValueError as error:
             raise OverlapError(f"invalid ranks: {error}") from error
+
+
+class RemoteViews:
+    """The last reported views of the ranks of each other process.
+
+    Args:
+        member: This process.
+        placement: World ranks of each process.
+    """
+
+    def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
+        self._member, self._placement = member, placement
+        self._ranks = {rank for ranks in placement for rank in ranks}
+        # by process
+        self._quiet: dict[int, list[RankView]] = {}  # its ranks without progress
+        self._busy: dict[int, Busy] = {}  # the rank that keeps its event loop
+        self._stopped: dict[int, list[RankView]] = {}  # its ranks when it was stopped
+
+    def apply(self, member: int, event: Busy | Quiet | Stopped) -> None:
+        """Store the report of a process.
+
+        Raises:
+            OverlapError: It is about ranks of another process, or that do not exist.
+        """
+        match event:
+            case Busy(place=""):
+                self._busy.pop(member, None)
+            case Busy():
+                self._busy[member] = event
+            case Quiet():
+                self._quiet[member] = self._check_views(member, event.views)
+            case Stopped():
+                self._stopped[member] = self._check_views(member, event.views)
+
+    def _check_views(self, member: int, views: list[RankView]) -> list[RankView]:
+        """Return the views on this host's clock, unless a rank in them belongs to another process or does not exist."""
+        ranks = {rank for view in views for rank in (view.rank, *(end.rank for end in view.ends))}
+        if not ranks <= set(self._placement[member]):
+            raise OverlapError("it has the view of a rank that belongs to another process")
+        ends = [end for view in views for end in view.ends]
+        self.check_ranks(view.kept_by for view in views if view.kept_by is not None)
+        self.check_ranks(rank for end in ends for rank in (*end.call.members, *(end.lacks or ())))
+        return wire.shift_views(views, time_ns())
+
+    def check_ranks(self, ranks: Iterable[int]) -> None:
+        """Refuse ranks that do not exist.
+
+        Raises:
+            OverlapError: One of them does not.
+        """
+        if unknown := [rank for rank in ranks if rank not in self._ranks]:
+            raise OverlapError(f"it is about rank {unknown[0]}, and there are {len(self._ranks)} ranks")
+
+    @property
+    def all_stopped(self) -> bool:
+        """Whether all other processes have reported their stop."""
+        return len(self._stopped) >= len(self._placement) - 1
+
+    def at_stop(self, views_here: Sequence[RankView], finished: Collection[int]) -> list[RankView]:
+        """Return the views of all ranks when the world was stopped, by process.
+
+        Args:
+            views_here: Those of the ranks of this process.
+            finished: Ranks that have finished.
+        """
+        known = {self._member: list(views_here), **self._stopped}
+        members = range(len(self._placement))
+        return [view for member in members for view in known.get(member) or self._assume_views(member, finished)]
+
+    def without_progress(self, finished: Collection[int]) -> dict[int, RankView]:
+        """Return the views of ranks without progress; `finished` are ranks that have finished."""
+        known = {**self._quiet, **{member: self._assume_views(member, finished) for member in self._busy}}
+        return {view.rank: view for views in known.values() for view in views}
+
+    def _assume_views(self, member: int, finished: Collection[int]) -> list[RankView]:
+        """Return the views of a process that has not reported them, as other reports suggest."""
+        busy = self._busy.get(member)
+        views = []
+        for rank in self._placement[member]:
+            if rank in finished:
+                views.append(RankView(rank=rank, seen=Seen.LEFT))
+            elif busy is not None:
+                views.append(RankView(rank=rank, seen=Seen.ELSEWHERE, site=busy.place, kept_by=busy.rank))
+            else:
+                views.append(RankView(rank=rank, seen=Seen.NO_RECORD))
+        return views

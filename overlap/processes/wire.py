@@ -1,4 +1,4 @@
-"""Control messages between the processes of a world, and the frames in which they travel.
+"""Control messages between the processes of a world, the frames in which they travel, and plain values in them.
 
 A message is a tagged `msgspec.Struct` that msgpack carries as a list: its name, then its fields. A frame is its length,
 checksums (XXH32) of that and of the rest, and then at most `FRAME_LIMIT_BYTES` of message: a bit that flips on the way
@@ -6,23 +6,39 @@ makes no other message of it. Decoding checks the name, the number of fields and
 without bound; anything else is a `MessageError`, and its sender is disconnected.
 
 The first part has the messages between a member and the coordinator, which lives in the process of member 0. The second
-part has the events of ranks: a `Notice` carries one to all other members, where `control_plane` reads it. Pure: no
-sockets here.
+part has the events of ranks: a `Notice` carries one to all other members, where `control` reads it. The last part has
+calls and errors as plain values, and texts and views cut so that they fit into one message. Pure: no sockets here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from struct import Struct
+from traceback import format_exception, format_tb
 from typing import TypeAlias, TypeVar
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from transports.matching.protocol import BROKEN_PROTOCOL
 
-from ..errors import OverlapError
-from ..waits.ends import RankView
+from ..collectives.call import Call, uneven_call
+from ..collectives.call import call as call_of
+from ..collectives.kinds import Collective
+from ..diagnostics import where
+from ..errors import (
+    CollectiveMismatchError,
+    GroupAbortedError,
+    OverlapError,
+    PeerFailedError,
+    RemoteError,
+    text_of,
+    type_name,
+)
+from ..runtime.forms import dtype_of, pack_form, unpack_form
+from ..waits.ends import End, RankView
 
 #: Longest frame, without its head.
 FRAME_LIMIT_BYTES = 64 * 1024
@@ -33,8 +49,12 @@ BODY_LIMIT_BYTES = 60 * 1024
 
 _HEAD = Struct("!III")  # length, its checksum, and that of the message
 
+# Limits of the views in one message, which stays well below its own limit: bytes, ranks, and ranks that a rank awaits.
+_VIEWS_BYTES, _RANKS, _AWAITED = 48_000, 128, 16
+LINE_BYTES = 500  # of a line in a message, in UTF-8
+_LINES = 24
+
 S = TypeVar("S", bound=msgspec.Struct)
-T = TypeVar("T")
 
 
 class MessageError(OverlapError):
@@ -142,14 +162,10 @@ class Goodbye(Tagged):
     """From the coordinator: the receiver has left the world."""
 
 
-Message: TypeAlias = (
-    Join | Waiting | Ready | Refused | Contribution | Contributions | Notice | MemberNotice | Ping | Pong | MemberLost
-    | MemberLeft | Bye | Goodbye
-)  # fmt: skip
-
-
 # -- events of ranks -----------------------------------------------------------------------------------------------
 
+#: Error as plain values: type, text, traceback, file and line.
+PlainError: TypeAlias = tuple[str, str, str, str]
 #: Call as plain values: kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, packed form.
 PlainCall: TypeAlias = tuple[
     str, str | None, str | None, list[int] | None, int, int, list[tuple[int, int]], list[int], bool, bool, str | None,
@@ -161,10 +177,7 @@ class Failed(Tagged):
     """A rank has ended the world."""
 
     culprit: int
-    kind: str  # Type of its error
-    text: str
-    trace: str
-    place: str  # File and line
+    error: PlainError
     doing: list[str]  # Its operations under way
 
 
@@ -211,7 +224,7 @@ class RankCause(Tagged):
     rank: int
     message: str
     aborted: bool
-    error: tuple[str, str, str, str] | None  # Its own error, as `Failed` describes one: kind, text, trace, place
+    error: PlainError | None  # Its own error
 
 
 class OperationFailed(Tagged):
@@ -235,25 +248,26 @@ class Busy(Tagged):
 class Quiet(Tagged):
     """The ranks of a process that make no progress."""
 
-    views: list[RankView]
+    views: list[RankView]  # With times that count from the instant of sending: clocks of hosts may differ by hours
 
 
 class Stopped(Tagged):
     """The views of the ranks of a process when they were stopped."""
 
-    views: list[RankView]
+    views: list[RankView]  # As in `Quiet`
     reason: str  # Ends the ranks of the other processes as well, unless it is empty
 
 
-RankEvent: TypeAlias = (
-    Failed | Closing | Finished | Waits | OperationFailed | Busy | Quiet | Stopped
+RankEvent: TypeAlias = Failed | Closing | Finished | Waits | OperationFailed | Busy | Quiet | Stopped
+Message: TypeAlias = (
+    Join | Waiting | Ready | Refused | Contribution | Contributions | Notice | MemberNotice | Ping | Pong | MemberLost
+    | MemberLeft | Bye | Goodbye | RankEvent
 )  # fmt: skip
 
 # -- as bytes --------------------------------------------------------------------------------------------------------
 
 _ENCODER = msgspec.msgpack.Encoder()
 _MESSAGES: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_EVENTS: msgspec.msgpack.Decoder[RankEvent] = msgspec.msgpack.Decoder(RankEvent)
 
 
 def encode(message: Message) -> bytes:
@@ -262,7 +276,7 @@ def encode(message: Message) -> bytes:
     Raises:
         MessageError: It is longer than a frame may be, or has a value that msgpack cannot carry.
     """
-    data = encode_event(message)
+    data = encode_body(message)
     if len(data) > FRAME_LIMIT_BYTES:
         raise MessageError(f"a {type(message).__name__} of {len(data)} bytes, the limit is {FRAME_LIMIT_BYTES}")
     return add_frame_head(data)
@@ -278,7 +292,7 @@ def _length_checksum(length_bytes: int) -> int:
     return xxhash.xxh32_intdigest(length_bytes.to_bytes(4, "big"))
 
 
-def encode_event(message: Message | RankEvent) -> bytes:
+def encode_body(message: Message) -> bytes:
     """Write a message without the head of a frame.
 
     Raises:
@@ -300,27 +314,13 @@ def readable(message: S) -> S:
 
 
 def decode(data: bytes) -> Message:
-    """Read a frame without its head.
+    """Read a message without the head of a frame.
 
     Raises:
-        MessageError: It is no message.
+        MessageError: It is none.
     """
-    return _decode_with(_MESSAGES, data)
-
-
-def decode_event(data: bytes) -> RankEvent:
-    """Read an event of the ranks of another process.
-
-    Raises:
-        MessageError: It is no event that this version knows.
-    """
-    return _decode_with(_EVENTS, data)
-
-
-def _decode_with(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    """Decode bytes; bytes that the decoder refuses raise a `MessageError`."""
     try:
-        return decoder.decode(data)
+        return _MESSAGES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"{len(data)} bytes that are no message: {error}") from error
 
@@ -354,3 +354,130 @@ class FrameReader:
                 raise MessageError(f"a frame of {length_bytes} bytes that was damaged on the way")
             del self._data[:end]
             yield decode(frame)
+
+
+# -- plain values ----------------------------------------------------------------------------------------------------
+
+
+def pack_call(call: Call) -> PlainCall:
+    """Return the plain values of a call."""
+    dtype = None if call.dtype is None else str(call.dtype)
+    shape = None if call.shape is None else list(call.shape)
+    pairs, counts = list(call.pairs), list(call.counts)
+    how = call.exact, call.shared, call.algorithm, pack_form(call.form)
+    return call.kind.value, call.op, dtype, shape, call.size, call.root, pairs, counts, *how
+
+
+def unpack_call(values: PlainCall) -> Call:
+    """Return the call with these plain values.
+
+    Raises:
+        OverlapError: There is no such call.
+    """
+    kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, form = values
+    find = uneven_call if counts else call_of
+    try:
+        dtype_or_none = None if dtype is None else dtype_of(dtype)
+        extent = None if shape is None else tuple(shape)
+        return find(
+            Collective(kind).value, op, dtype_or_none, extent, size, root, tuple(pairs), tuple(counts), exact, shared,
+            algorithm, unpack_form(form),
+        )  # fmt: skip
+    except (TypeError, ValueError, OverlapError) as error:
+        raise OverlapError(f"invalid call: {error}") from error
+
+
+def pack_error(error: BaseException) -> PlainError:
+    """Return the plain values of an error."""
+    try:
+        trace = "".join(format_exception(error))
+    except Exception:  # an error whose text raises an error
+        trace = "".join(format_tb(error.__traceback__))
+    return cut(type_name(error), LINE_BYTES), cut(text_of(error)), cut(trace, last=True), cut(where(error), LINE_BYTES)
+
+
+def unpack_error(values: PlainError) -> RemoteError:
+    """Return the error with these plain values."""
+    kind, text, trace, place = values
+    return RemoteError(kind, text, trace=trace, place=place)
+
+
+def pack_cause(error: BaseException, *, with_error: bool) -> Difference | RankCause:
+    """Return the plain values of the error of an operation; `with_error` adds the error of the rank at fault."""
+    if isinstance(error, CollectiveMismatchError):
+        calls, sites = _cut_pair(error.calls), _cut_pair(error.call_sites)
+        return Difference(name=cut(error.group, LINE_BYTES), seq=error.seq, ranks=error.ranks, calls=calls, sites=sites)
+    return RankCause(
+        rank=getattr(error, "culprit", 0),
+        message=cut(text_of(error)),
+        aborted=isinstance(error, GroupAbortedError),
+        error=pack_error(error.__cause__ or error) if with_error else None,
+    )
+
+
+def unpack_cause(cause: Difference | RankCause) -> Callable[[], OverlapError]:
+    """Return a function that makes a new error of an operation that failed elsewhere."""
+    if isinstance(cause, Difference):
+        return partial(
+            CollectiveMismatchError, group=cause.name, seq=cause.seq, ranks=cause.ranks, calls=cause.calls,
+            call_sites=cause.sites,
+        )  # fmt: skip
+    if cause.error is None:
+        return partial(GroupAbortedError if cause.aborted else PeerFailedError, cause.message, culprit=cause.rank)
+    return partial(PeerFailedError.caused_by, unpack_error(cause.error), cause.message, culprit=cause.rank)
+
+
+def _cut_pair(lines: Sequence[str]) -> tuple[str, str]:
+    """Return two lines, each cut to `LINE_BYTES`."""
+    first, second = lines
+    return cut(first, LINE_BYTES), cut(second, LINE_BYTES)
+
+
+def cut(text: str, limit_bytes: int = 8_000, *, last: bool = False) -> str:
+    """Return the first or the last part of a text that takes at most `limit_bytes` in UTF-8."""
+    encoded = text.encode(errors="replace")
+    return (encoded[-limit_bytes:] if last else encoded[:limit_bytes]).decode(errors="ignore")
+
+
+def cut_lines(lines: Sequence[str]) -> list[str]:
+    """Return the first lines, each cut, and the number of further ones."""
+    first = [cut(line, LINE_BYTES) for line in lines[:_LINES]]
+    return first if len(lines) <= _LINES else [*first, f"and {len(lines) - _LINES} lines more"]
+
+
+def cut_views(views: Sequence[RankView], now_ns: int) -> list[RankView]:
+    """Return the views of the first ranks, with the operations in which they wait, cut texts, and times from now.
+
+    Of a receive from any source the members are left out, unless they are few: none of them may be missed.
+    """
+    kept: list[RankView] = []
+    for most_ends, limit_bytes in ((16, LINE_BYTES), (4, 100), (1, 30)):
+        kept = [_cut_view(view, most_ends, limit_bytes) for view in views[:_RANKS]]
+        if len(msgspec.msgpack.encode(kept)) <= _VIEWS_BYTES:
+            break
+    return shift_views(kept, -now_ns)
+
+
+def shift_views(views: Sequence[RankView], by_ns: int) -> list[RankView]:
+    """Return views with the known times of their ends moved."""
+
+    def moved(end: End) -> End:
+        times = {name: getattr(end, name) for name in ("issued_ns", "begun_ns", "done_ns")}
+        return replace(end, **{name: time_ns + by_ns for name, time_ns in times.items() if time_ns})
+
+    return [replace(view, ends=tuple(map(moved, view.ends))) for view in views]
+
+
+def _cut_view(view: RankView, most_ends: int, limit_bytes: int) -> RankView:
+    first = sorted(view.ends, key=lambda end: not (end.awaited and end.has_arrived))[:most_ends]
+    may_end = view.may_end or len(first) < len(view.ends)  # another process cannot know at what else it has arrived
+    texts = {name: cut(getattr(view, name), limit_bytes) for name in ("site", "error", "host", "how")}
+    return replace(view, ends=tuple(_cut_end(end, limit_bytes) for end in first), may_end=may_end, **texts)
+
+
+def _cut_end(end: End, limit_bytes: int) -> End:
+    call = end.call
+    texts = {name: cut(getattr(call, name), limit_bytes) for name in ("op", "site", "name", "key", "group")}
+    members = call.members if call.is_message and len(call.members) <= _AWAITED else ()
+    lacks = None if end.lacks is None else end.lacks[:_AWAITED]
+    return replace(end, call=replace(call, members=members, form="", **texts), lacks=lacks)
