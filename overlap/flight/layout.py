@@ -23,7 +23,7 @@ from mmap import mmap
 from struct import Struct
 from typing import TypeAlias
 
-MAGIC, VERSION = b"OVFLIGHT", 2
+MAGIC, VERSION = b"OVFLIGHT", 3
 HEAD = Struct("=8sIIII")  # magic, version, ranks, RECORDS, CALLS
 START_AT, ENDING_AT, CALLS_AT = 512, 4096, 8192
 TEXT_LIMIT_BYTES = 3500  # of the two texts at the beginning: fits into either's place
@@ -46,9 +46,9 @@ CALL_BYTES = 1024
 CALL_HEAD = Struct("=q")  # its number; then a text
 _CALL_TEXT_BYTES = CALL_BYTES - CALL_HEAD.size - 4
 
-RANK = Struct("=qqqqq")
-"""rank, step (-1: none), whether its program has finished, unfinished operations that wait for a free record, newest
-step whose state or checkpoint is on the disk (-1: none)."""
+RANK = Struct("=qqqq")
+"""rank, step (-1: none), whether its program has finished, newest step whose state or checkpoint is on the disk (-1:
+none)."""
 RECORDS_BYTES = RECORDS * RECORD.size  # of one rank
 
 _LENGTH = Struct("=I")

@@ -60,7 +60,6 @@ class RankTable:
     # known).
     operations: NDArray[np.int64]
     cut: bool = False  # Whether operations before these are no longer known
-    waiting: int = 0  # Unfinished operations, newer than these, that have no record yet
     kept: int = -1  # Newest step whose state or checkpoint is on the disk, or -1
 
     @property
@@ -89,15 +88,8 @@ class RankRecord:
     rank: int  # World rank
     step: int | None  # The step that it was in, or None
     left: bool  # Whether its program had finished
-    waiting: int  # Unfinished operations, newer than these, that have no record yet
     kept: int | None = None  # Newest step whose state or checkpoint is on the disk, or None
     operations: tuple[Operation, ...]  # In the order in which they were issued
-
-    @property
-    def unfinished(self) -> list[Operation]:
-        """Unfinished operations, oldest first, and operations that failed and so ended the rank's program."""
-        last_ns = max((operation.issued_ns for operation in self.operations), default=0)
-        return [op for op in self.operations if op.ended_ns is None or (op.failed and op.ended_ns > last_ns)]
 
     @property
     def last_ns(self) -> int:
@@ -199,11 +191,11 @@ class OpenRecord:
         """Return the last operations of each rank, and read the words of calls that are new."""
         tables = []
         for index in range(self._ranks):
-            rank, step, left, waiting, kept = RANK.unpack_from(self._memory, rank_offset(index))
+            rank, step, left, kept = RANK.unpack_from(self._memory, rank_offset(index))
             begin = records_offset(index, self._ranks)
             table = np.frombuffer(self._memory[begin : begin + RECORDS_BYTES], np.int64).reshape(RECORDS, 6).T
             known = self._decode_operations(table[:, table[0] > 0])
-            tables.append(RankTable(rank, step, bool(left), known, len(known[0]) == RECORDS, waiting, kept))
+            tables.append(RankTable(rank, step, bool(left), known, len(known[0]) == RECORDS, kept))
         return tables
 
     def _decode_operations(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -300,7 +292,6 @@ def _parse_rank(table: RankTable, calls: Mapping[int, CallWords]) -> RankRecord:
         rank=table.rank,
         step=_step_or_none(table.step),
         left=table.left,
-        waiting=table.waiting,
         kept=_step_or_none(table.kept),
         operations=tuple(operations),
     )

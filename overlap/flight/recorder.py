@@ -122,7 +122,7 @@ class Writer:
         clocks = {"unix_ns": time_ns(), "clock_ns": perf_counter_ns()}
         write_text(self._memory, START_AT, _json({**start, **clocks}), TEXT_LIMIT_BYTES)
         for rank, (at, _) in self._places.items():
-            RANK.pack_into(self._memory, at, rank, -1, 0, 0, -1)
+            RANK.pack_into(self._memory, at, rank, -1, 0, -1)
         HEAD.pack_into(self._memory, 0, MAGIC, VERSION, len(ranks), RECORDS, CALLS)
 
     def rank(self, rank: int, spans: Recorder) -> RankFlight:
@@ -295,13 +295,12 @@ def _recording_functions(
     free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
     count_span, push_span = spans.count, spans.push
     take, give, pack = free.popleft, free.append, ISSUE.pack_into
-    step_at, left_at, waiting_at, kept_at = (base // _WORD + index for index in (1, 2, 3, 4))
+    step_at, left_at, kept_at = (base // _WORD + index for index in (1, 2, 3))
     current = -1
 
     def write(record: int, values: tuple[int, ...]) -> None:
-        """Write a queued operation into its record, and the length of the queue."""
+        """Write a queued operation into its record."""
         RECORD.pack_into(memory, record * _WORD, *values, 0, 0)
-        words[waiting_at] = len(waiting)
 
     queue = _Queue(free, write)
     waiting = queue.waiting
@@ -311,9 +310,7 @@ def _recording_functions(
         hit = numbers.get(call)
         index = hit[1] if hit is not None and hit[0] == operation.place else calls.find(operation, numbers, call)
         if len(free) <= KEPT:
-            name = queue.add((now_ns, number, index, current))
-            words[waiting_at] = len(waiting)
-            return name
+            return queue.add((now_ns, number, index, current))
         record = take()
         pack(memory, record * _WORD, now_ns, number, index, current)
         return record
@@ -322,7 +319,6 @@ def _recording_functions(
         """Record the end of an operation, and free its record."""
         if record < 0:
             record = queue.end(record)
-            words[waiting_at] = len(waiting)
         if record >= 0:
             words[record + _ENDED] = now_ns
             give(record)
@@ -336,7 +332,6 @@ def _recording_functions(
             push_span(span)
         if record < 0:
             record = queue.end(record)
-            words[waiting_at] = len(waiting)
         if record >= 0:
             words[record + _STARTED] = began_ns
             words[record + _ENDED] = now_ns

@@ -32,7 +32,7 @@ def compute(name="think", *, since=0, started=None, ended=None):
 
 
 def record(rank, *operations, left=False, step=STEP):
-    return RankRecord(rank=rank, step=step, left=left, waiting=0, operations=operations)
+    return RankRecord(rank=rank, step=step, left=left, operations=operations)
 
 
 def flight(process, *records, ending=None, processes=2, **changes):
