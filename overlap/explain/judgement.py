@@ -90,8 +90,9 @@ def sentence(facts: Facts, changes: Sequence[Advice]) -> str:
     if not total_ns:
         return f"{first}{subject}: nothing was recorded"
     text = f"{first}{subject} {figure(wall_ns, unit_ns)} {name}{' of a file that was cut off' * facts.cut}"
-    if len(facts.shown) > 1 and wall_ns - total_ns >= _SIMILAR_SHARE * wall_ns:
-        text += f" on the longest of {len(facts.shown)} ranks; {figure(total_ns, unit_ns)} on average"
+    average_ns = sum(sum(rank.costs_ns.values()) for rank in facts.shown) / len(facts.shown)
+    if wall_ns - average_ns >= _SIMILAR_SHARE * wall_ns:
+        text += f" on the longest of {len(facts.shown)} ranks; {figure(average_ns, unit_ns)} on average"
     computed = _mean(compute_ns, unit_ns) if (compute_ns := facts.cost_ns(COMPUTE)) else "not recorded"
     text += f": compute {computed}{_busy_part(facts)}"
     mentioned = [cause for cause, ns in facts.mean_ns.items() if ns >= MENTIONED_SHARE * total_ns]
