@@ -172,9 +172,9 @@ class Places:
             forwards[int(profile.sequence[row])] = row
         return forwards
 
-    def find(self, threads: Sequence[int], instants_ns: Int64s) -> list[ProgramPlace]:
+    def find(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[ProgramPlace]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward."""
-        places, number = self.find_numbered(np.array(threads, np.int32), instants_ns)
+        places, number = self.find_numbered(threads, instants_ns)
         return [places[each] for each in number.tolist()]
 
     def find_numbered(
@@ -293,9 +293,3 @@ def _is_library(path: str) -> bool:
     """Whether a path belongs to PyTorch, NumPy, or Python's own library."""
     first = path.split("/", 1)[0].removesuffix(".py")
     return bool(_LIBRARY.search(path)) or first in sys.stdlib_module_names
-
-
-def row_threads(profile: RankProfile, rows: Rows) -> list[int]:
-    """Return the thread of each row."""
-    found: list[int] = profile.thread[rows].tolist()
-    return found

@@ -33,7 +33,7 @@ from ..units import format_ns
 from .causes import COMM, COMPUTE, COPY, NAMES, UNKNOWN
 from .host import LATENCY_NS, GapPieces, delay_causes, device_gaps, host_gaps, silent_modules, work_pieces
 from .pieces import NO_PIECES, Pieces
-from .places import Places, ProgramPlace, row_threads
+from .places import Places, ProgramPlace
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""
@@ -234,7 +234,7 @@ def _launch_places(profile: RankProfile, work: WorkRows, places: Places, rows: R
     """Return the place of the launch of each row; an empty place for row -1, or without a recorded launch."""
     launches = np.where(rows >= 0, work.launch[rows], -1)
     known = launches[launches >= 0]
-    found = iter(places.find(row_threads(profile, known), profile.start_ns[known]))
+    found = iter(places.find(profile.thread[known], profile.start_ns[known]))
     return [next(found) if launch >= 0 else _NOWHERE for launch in launches.tolist()]
 
 
@@ -249,7 +249,7 @@ def _collective_calls(
     if not work.on_device:
         calls = issuing_calls(profile, work, messages)
         known = np.flatnonzero(calls >= 0)
-        around = places.find(row_threads(profile, calls[known]), profile.start_ns[calls[known]])
+        around = places.find(profile.thread[calls[known]], profile.start_ns[calls[known]])
         for at, place in zip(known.tolist(), around, strict=True):
             where[at] = place
     waiters = _launch_places(profile, work, places, _waiting_computes(profile, work, rows))
