@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..ranklist import named_ranks
+from ..timeline.columnar import Mask, SpanColumns
 from ..timeline.measure.intervals import covered_ns
 from ..timeline.measure.metrics import (
     Breakdown,
@@ -20,6 +21,7 @@ from ..timeline.measure.metrics import (
 )
 from ..timeline.measure.operations import sum_operations
 from ..timeline.spans import CUT, ORIGIN, STARVED, Timeline
+from .advice import MANY_CALLS
 from .bounds import RankStep
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE
 from .facts import Facts
@@ -73,7 +75,10 @@ def facts_of(
     shown = {cover.rank: cover.breakdown() for cover in counted}
     every = {number: {row.rank: row for row in rows if row.rank in shown} for number, rows in steps.items()}
     every[step] = shown
-    last_ns = _last_exposed(timeline, counted, step)
+    issued = issued_in(timeline, {cover.rank: cover.window for cover in counted}, step)
+    last_ns = _last_exposed(timeline.columns, issued, counted)
+    # of the sentence, the change for a loss depends on operations only if they are many
+    has_traffic = bool(steps) or (step is not None and int(issued.sum()) >= MANY_CALLS * len(counted))
     foreign = ORIGIN in timeline.meta
     partial = foreign and len(timeline.ranks()) < timeline.world_size  # the arrivals of other ranks are not known
     places = pieces.places_by_cause()
@@ -92,7 +97,8 @@ def facts_of(
             }
             for at, rows in every.items()
         },
-        places=places, last={step: late_ranks(pieces, step)}, traffic=_traffic(timeline, counted),
+        places=places, last={step: late_ranks(pieces, step)},
+        traffic=_traffic(timeline, counted) if has_traffic else (),
         communicates=any(row.comm_ns for row in shown.values()), ours=not foreign,
         torch="torch" in timeline.meta, first=_starved_advice(timeline), cut=CUT in timeline.meta,
         unknown="other ranks are not in the trace" if partial else "",
@@ -138,11 +144,10 @@ def _cost_by_cause(row: Breakdown, *, partial: bool) -> dict[str, int]:
     return {cause: ns for cause, ns in costs.items() if ns}
 
 
-def _last_exposed(timeline: Timeline, covers: Sequence[Coverage], step: int | None) -> dict[int, int]:
-    """Return, by rank, for how long bytes of the last operation that it issued in a step were exposed."""
-    columns, called_ns, moved_ns = timeline.columns, timeline.columns.called_ns, timeline.columns.moved_ns
-    issued = issued_in(timeline, {cover.rank: cover.window for cover in covers}, step) & (columns.nbytes > 0)
-    found, rows_of = {}, columns.rows_by_rank(issued)
+def _last_exposed(columns: SpanColumns, issued: Mask, covers: Sequence[Coverage]) -> dict[int, int]:
+    """Return, by rank, for how long bytes of the last one of some operations were exposed."""
+    called_ns, moved_ns = columns.called_ns, columns.moved_ns
+    found, rows_of = {}, columns.rows_by_rank(issued & (columns.nbytes > 0))
     for cover in covers:
         rows = rows_of.get(cover.rank, np.zeros(0, np.intp))
         last = rows[np.lexsort((columns.end_ns[rows], called_ns[rows]))[-1:]]
