@@ -160,12 +160,10 @@ def _exposed_part(facts: Facts, mentioned: Sequence[str], unit_ns: int) -> str:
 def _tried_part(facts: Facts, item: Advice) -> str:
     """Return the end of the sentence: a change to try, and what it gains, where that is known."""
     text = f"; try: {item.change}" + f" ({item.evidence})" * (item.cause == COMPUTE)
-    if item.gain_ns is None and item.gain_least_ns is None:
+    stays_ns, most_ns = item.gain_ns or item.gain_least_ns, gain(facts.shown, item.cause).most_ns
+    if not stays_ns or not most_ns:
         return text
-    change = gain(facts.shown, item.cause)
-    if not change.most_ns:
-        return text
-    return f"{text}, -{format_ns(change.stays_ns)} if the rest stays, at most -{format_ns(change.most_ns)}"
+    return f"{text}, -{format_ns(stays_ns)} if the rest stays, at most -{format_ns(most_ns)}"
 
 
 def unknown_reason(facts: Facts, cause: str = UNKNOWN) -> str:

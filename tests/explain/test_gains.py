@@ -88,8 +88,10 @@ def test_the_least_gain_of_a_collection_leaves_out_what_the_profiler_adds_to_it(
         rec.note(f"ProfilerStep#{number}", start, start + 10_000)
         rec.op("aten::mm", start, start + 4_000)
         rec.frame("<built-in function collect>", start + 4_000, start + 10_000)
-    (item,) = overlap.why(rec.write(tmp_path / "t.json")).advice
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    (item,) = found.advice
     assert (item.cause, item.gain_least_ns, item.gain_most_ns) == ("gc", 3_000_000, 6_000_000)
+    assert found.verdict.endswith(", -3 ms if the rest stays, at most -6 ms")
 
 
 @pytest.mark.parametrize("name", CHANGES)
