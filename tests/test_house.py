@@ -61,6 +61,7 @@ HOUSE = (
     ("overlap.runtime.transfer",),
     ("overlap.runtime.withdrawal",),
     ("overlap.runtime.match", "overlap.runtime.message"),
+    ("overlap.runtime.lane",),
     ("overlap.runtime.inbox",),
     ("overlap.runtime.plan", "overlap.runtime.interceptor", "overlap.runtime.agreement"),
     ("overlap.runtime.communicator",),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from transports import Transport
+from transports import LinkLostError, Transport
 
 from ..errors import OverlapError, PeerLostError, in_one_line
 from ..notice import notify
@@ -49,7 +49,8 @@ from .wire import (
 
 if TYPE_CHECKING:
     from ..runtime.agreement import History
-    from ..runtime.inbox import Lane
+    from ..runtime.lane import Lane
+    from ..runtime.operation import Operation
 
 # Period of the search for waiting operations, and the wait after which one is reported. Only programs that disagree,
 # and stragglers, ever wait that long for a small message; a large one costs one message more.
@@ -83,7 +84,8 @@ class ControlPlane:
         self.speaks: bool = membership.member == 0
         self._world: World
         self._communicators: Communicators
-        self._broken_ends: deque[tuple[float, Callable[[], None]]] = deque()  # failures that are due at a later instant
+        # operations with a broken wire, and functions that fail them, by the time at which that is due
+        self._broken_ends: deque[tuple[float, Operation, LinkLostError, Callable[[], None]]] = deque()
         self._views = RemoteViews(membership.member, placement)
         self._news = trio.Event()
 
@@ -109,7 +111,7 @@ class ControlPlane:
             await self._membership.barrier("end")
             while self._membership.unread:
                 await trio.lowlevel.checkpoint()
-            self._communicators.look(perf_counter_ns())  # messages that came after the ends of the ranks here
+            self._communicators.look()  # messages that came after the ends of the ranks here
         except MemberLostError:  # a report of another process will name the cause
             await trio.sleep_forever()
 
@@ -181,7 +183,7 @@ class ControlPlane:
 
     def send_left(self, rank: int) -> None:
         """Report that a rank here has finished, and the number of operations that it issued on each communicator."""
-        self._communicators.look(perf_counter_ns() - _LONG_NS)
+        self._communicators.look()
         counts, uncounted = self._communicators.issued_counts(rank)
         listed_counts = list(counts.items())
         for start in range(0, max(1, len(listed_counts)), _MOST_COUNTS):
@@ -189,9 +191,10 @@ class ControlPlane:
             more = stop < len(listed_counts)
             self._send(Finished(rank=rank, counts=listed_counts[start:stop], uncounted=uncounted, more=more))
 
-    def hold_broken_end(self, fail: Callable[[], None]) -> None:
-        """Fail an end with a broken wire a moment later, unless a report names the culprit before."""
-        self._broken_ends.append((trio.current_time() + Evidence.WIRE_BROKEN.patience_s, fail))
+    def hold_broken_end(self, operation: Operation, error: LinkLostError, fail: Callable[[], None]) -> None:
+        """Fail an operation whose wire broke a moment later, unless a report names the culprit before."""
+        due_s = trio.current_time() + Evidence.WIRE_BROKEN.patience_s
+        self._broken_ends.append((due_s, operation, error, fail))
 
     def send_views(self, views: Sequence[RankView], reason: str) -> None:
         """Report the views of the ranks here at their stop; a reason ends the other processes as well."""
@@ -205,7 +208,10 @@ class ControlPlane:
         while True:
             await trio.sleep(_WATCH_S)
             while self._broken_ends and self._broken_ends[0][0] <= trio.current_time():
-                self._broken_ends.popleft()[1]()
+                _, operation, error, fail = self._broken_ends.popleft()
+                if not operation.done:
+                    error.evident = True
+                    fail()
             self._communicators.look(perf_counter_ns() - _LONG_NS)
 
     async def _handle_messages(self) -> None:

@@ -148,19 +148,13 @@ class Agreement:
             self._fail_where_met(match, operation, cause)
             return
         if self.spans and isinstance(cause, LinkLostError) and not cause.evident:
-            self._far.hold_broken_end(partial(self._fail_held, match, operation, failure))
+            self._far.hold_broken_end(operation, cause, partial(self.fail_one, match, operation, failure))
             return
         message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {in_one_line(cause)}"
         error = partial(PeerFailedError.caused_by, cause, message, culprit=rank)
         self._fail_end(match, operation, failure)
         self._fail(match, error)
         self._report_failure(operation.seq, error)
-
-    def _fail_held(self, match: Match, operation: Operation, failure: Failure) -> None:
-        """Fail an end whose wire broke, because no report of the cause arrived in time."""
-        if not operation.done and isinstance(failure.error, LinkLostError):
-            failure.error.evident = True
-            self.fail_one(match, operation, failure)
 
     def _fail_end(self, match: Match, end: Operation, failure: Failure) -> None:
         """Fail one end; between processes it is over at once, unless its bytes move."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transports import Envelope, PlainSignature, Wire
 
     from .communicators import Communicators
-    from .inbox import Lane
+    from .lane import Lane
     from .message import Message
 
 
@@ -269,11 +269,6 @@ class Communicator(Agreement):
             missing = rank in (self._left_without(seq) if self.spans else self.missing(seq))
             if match.pattern is not None and match.error is None and missing:
                 self._fail(match, self._left_error(rank, match))
-
-    @property
-    def waits(self) -> bool:
-        """Whether an operation of a rank waits for another rank."""
-        return bool(self._matches)
 
     def missing(self, seq: int) -> list[int]:
         """Return the world ranks that are not known to have arrived at operation `seq`; empty if no rank here has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import GroupAbortedError
@@ -12,8 +13,9 @@ from .agreement import History
 from .callbacks import call_when_done
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
-from .inbox import Inbox, Lane
+from .inbox import Inbox
 from .interceptor import Interceptor
+from .lane import Lane
 from .match import CHANNEL_BITS, Key, RankCall
 from .operation import CollectiveFuture
 from .outstanding import IssuedFuture
@@ -27,6 +29,7 @@ with."""
 
 _MOST_EARLY = 100_000  # reported operations in memory at which no rank here has arrived
 _MOST_CLOSED = 256  # closed groups with known histories
+_LOOK_SHARE = 50  # looks at unmet messages take at most this part of the time, even if there are many
 
 
 class Communicators:
@@ -71,6 +74,7 @@ class Communicators:
         self._uncounted: set[int] = set()  # finished ranks whose counts are incomplete
         # Histories and lanes of the last groups that were closed, by id of the group, then by their own.
         self._closed: OrderedDict[int, dict[int, History | dict[int, int]]] = OrderedDict()
+        self._look_due_ns = 0
         self._lost_count = False  # whether counts of operations here are incomplete
         self.intercept: Interceptor | None = None
         self.unraised: dict[int, Callable[[], BaseException]] = {}
@@ -173,17 +177,25 @@ class Communicators:
         elif not (self.inbox.fail_at(of_id, seq, error) if communicator is None else communicator.fail_at(seq, error)):
             self._keep_early(group_id, of_id, seq, error)
 
-    def look(self, before_ns: int) -> None:
+    def look(self, before_ns: int | None = None) -> None:
         """Ask the other processes about operations that wait since an instant; compare messages that nobody has met.
 
         A rank that receives nothing waits for nobody: only its messages show what it has called.
+
+        Args:
+            before_ns: The instant. None: a rank here has ended, and asks nobody; its messages are compared in any case.
         """
         assert self.local is not None
-        for communicator in list(self.spanning.values()):
-            communicator.ask(before_ns)
+        now_ns = perf_counter_ns()
+        if before_ns is not None:
+            for communicator in list(self.spanning.values()):
+                communicator.ask(before_ns)
+            if now_ns < self._look_due_ns:
+                return
         for tag, src, signature in self.engine.unmet(self.local, list(self.spanning.values())):
             if (sender := self.spanning.get(tag >> 24)) is not None:
                 sender.compare_unmet(tag >> CHANNEL_BITS & 0xFFFF, src, signature)
+        self._look_due_ns = now_ns + _LOOK_SHARE * (perf_counter_ns() - now_ns)
 
     # -- counts of finished ranks --------------------------------------------------------------------------------------
 
@@ -276,14 +288,10 @@ class Communicators:
     def rank_left(self, rank: int) -> None:
         """Fail all operations that wait for a rank that has finished its program."""
         self.left.add(rank)
-        for communicator in self.waiting():
+        for communicator in list(self._open.values()):
             if rank in communicator.members:
                 communicator.rank_left(rank)
         self.inbox.rank_left(rank)
-
-    def waiting(self) -> Iterable[Communicator]:
-        """Return the communicators in which the operation of a rank waits for another rank."""
-        return [communicator for communicator in self._open.values() if communicator.waits]
 
     def __len__(self) -> int:
         return len(self._open)

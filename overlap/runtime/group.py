@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-from ..diagnostics import calling
-
-if TYPE_CHECKING:
-    import topology
-
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import numpy as np
 
 from ..collectives.kinds import ALL_GATHER
+from ..diagnostics import calling
 from ..errors import UsageError, shown
 from .arguments import check_rank
 from .calls import GroupCalls
@@ -30,19 +25,12 @@ from .outstanding import CallSite, checked_name
 from .port import Ports
 from .stream import Stream, Streams
 
+if TYPE_CHECKING:
+    import topology
+
+    from .world import World
+
 _MOST = 1 << 63  # integers that travel as int64
-
-
-class Surroundings(Protocol):
-    """The world of a group: its own, or a simulated one."""
-
-    communicators: Communicators  # The communicators of all groups of the process
-
-    def check_group(self, ranks: tuple[int, ...]) -> None:
-        """Raise `topology.TopologyError` unless the cluster allows such a group."""
-
-    def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return values by rank, passed beside an operation without data by the ranks of this process."""
 
 
 class GroupRank:
@@ -102,7 +90,7 @@ class Group(GroupCalls):
     def __init__(
         self,
         context: RankContext,
-        around: Surroundings,
+        around: World,
         streams: Streams,
         occurrences: dict[tuple[int, ...], int],
         ranks: tuple[int, ...],

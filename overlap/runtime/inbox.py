@@ -9,18 +9,20 @@ lanes without messages are removed at once.
 
 from __future__ import annotations
 
-import hashlib
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 import trio
+
+from transports import LinkLostError
 
 from ..collectives.reduce import Array
 from ..errors import PeerFailedError, RankLeftError, in_one_line
 from .failure import Failure
+from .lane import TAG_BITS, Lane, Queue, QueueName, lane_id, wire_tag
 from .match import Key, RankCall, mismatch
 from .message import Message
 from .state import ADMITTED, ISSUED, MATCHING
@@ -33,130 +35,14 @@ if TYPE_CHECKING:
     from .communicators import Communicators
     from .interceptor import Interceptor
 
-QueueName: TypeAlias = tuple[int, int, int]
-"""Id of the group, group rank of the receiver, and tag."""
-
-RETURNED_NS = -1
-"""Start time of a message that was received before, and returned."""
-
-_TAG_BITS = 24
 _COUNTED = 1 << 16  # lanes between processes with a count of messages; then all begin at 0, for a tag may be used once
-
-
-class Queue:
-    """Messages of one receiver and one tag on one group.
-
-    Attributes:
-        inbox: Inbox of its process.
-        name: Name among the queues of the process.
-        group: Key of the group.
-        tag: Tag of its messages on a wire.
-        lanes: Lanes with messages, by the group rank of their sender.
-        receives: Receives from any source that have chosen no sender, in the order of their calls.
-        searching: The first of them, once it has arrived.
-        scope: Scope of the task in which it waits for other processes.
-    """
-
-    __slots__ = ("group", "inbox", "lanes", "name", "receives", "scope", "searching", "tag")
-
-    identity: str = ""
-    inbox: Inbox
-    name: QueueName
-    group: Key
-    tag: int
-    lanes: dict[int, Lane]
-    receives: deque[Message[object]]
-    searching: Message[object] | None
-    scope: trio.CancelScope | None
-
-    def missing(self, message: Message[object]) -> list[int]:
-        """Return the world ranks that may send."""
-        return [rank for src, rank in enumerate(self.group.ranks) if src != self.name[1]]
-
-
-class Lane:
-    """Messages of one sender in a queue.
-
-    Attributes:
-        inbox: Inbox of its process.
-        queue: The queue.
-        src: Group rank of the sender.
-        members: World ranks of the sender and the receiver.
-        by_wire: Whether its messages go over a wire; else they match here.
-        lines: Sends, and receives that name the sender, in the order of their calls.
-        arrived: The first of each, from its arrival to its match here.
-        numbers: Number of the next send and of the next receive.
-        returned: Messages without a send, the oldest first.
-    """
-
-    __slots__ = ("arrived", "by_wire", "inbox", "lines", "members", "numbers", "queue", "returned", "src")
-
-    inbox: Inbox
-    queue: Queue
-    src: int
-    by_wire: bool
-    members: tuple[int, int]
-    lines: tuple[deque[Message[object]], deque[Message[object]]]
-    arrived: list[Message[object] | None]
-    numbers: list[int]
-    returned: list[Returned]
-
-    @property
-    def key(self) -> Key:
-        """Name with all that it follows from."""
-        group, (_, dst, tag) = self.queue.group, self.queue.name
-        return Key(group.ranks, group.occurrence, "", self.src, dst, tag)
-
-    @property
-    def id(self) -> int:
-        """Id of 40 bits, the same on every rank."""
-        return _hash(*self.queue.name, self.src)
-
-    @property
-    def group_id(self) -> int:
-        """Id of the group."""
-        return self.queue.name[0]
-
-    @property
-    def identity(self) -> str:
-        """Name in few characters, the same on every rank."""
-        return f"{self.id:x}"
-
-    def missing(self, message: Message[object]) -> list[int]:
-        """Return the world ranks that have not arrived at a message."""
-        end = message.receives
-        return [self.members[not end]] if self.by_wire or self.arrived[end] is message else []
-
-    @property
-    def offered_ns(self) -> int | None:
-        """Start time of the oldest message here without a receive; None if there is none.
-
-        Returned messages are older than all others: see `RETURNED_NS`.
-        """
-        receives = self.lines[1]
-        met = bool(receives) and receives[0] is not self.arrived[1] and receives[0].state > ADMITTED
-        started, unmatched = [RETURNED_NS for _ in self.returned], len(receives) - met
-        if self.arrived[0] is not None:
-            started.append(self.arrived[0].started_ns)
-        return started[unmatched] if unmatched < len(started) else None
-
-
-def _hash(*values: int) -> int:
-    """Return 40 bits of a hash of numbers, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=5).digest(), "big")
-
-
-def wire_tag(name: QueueName) -> int:
-    """Return the tag on a wire of the messages of a queue."""
-    group, _, tag = name
-    high = tag >> _TAG_BITS
-    return (_hash(group, high) if high else group) << _TAG_BITS | tag & ((1 << _TAG_BITS) - 1)
 
 
 class Inbox:
     """Messages of the ranks of one process.
 
     Attributes:
+        shared: State of the world.
         queues: Queues with messages, by name.
         counts: Numbers of messages at both ends of lanes without any under way, if they differ or go over a wire.
         lost_count: Whether numbers of some lane were dropped.
@@ -169,11 +55,12 @@ class Inbox:
         here: World ranks of this process; None: all.
     """
 
+    shared: Communicators
     here: frozenset[int] | None
     intercept: Interceptor | None = None
 
     def __init__(self, shared: Communicators, engine: BaseEngine, here: frozenset[int] | None = None) -> None:
-        self._shared, self._engine, self.here = shared, engine, here
+        self.shared, self._engine, self.here = shared, engine, here
         self.queues: dict[QueueName, Queue] = {}
         self.counts: dict[tuple[int, int, int, int], tuple[Key, list[int]]] = {}
         self.lost_count: bool = False
@@ -182,13 +69,11 @@ class Inbox:
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
     def open_queue(self, name: QueueName, group: Key) -> Queue:
-        """Return a queue, made if there is none."""
-        queue = self.queues.get(name)
-        if queue is None:
-            queue = self.queues[name] = Queue()
-            queue.inbox, queue.name, queue.group = self, name, group
-            queue.tag = wire_tag(name)
-            queue.lanes, queue.receives, queue.searching, queue.scope = {}, deque(), None, None
+        """Make a queue."""
+        queue = self.queues[name] = Queue()
+        queue.inbox, queue.name, queue.group = self, name, group
+        queue.tag = name[0] << TAG_BITS | name[2] if not name[2] >> TAG_BITS else wire_tag(name)
+        queue.lanes, queue.receives, queue.searching, queue.scope = {}, deque(), None, None
         return queue
 
     def lane(self, message: Message[object]) -> Lane:
@@ -198,14 +83,7 @@ class Inbox:
         assert peer is not None, "this is a bug in overlap: a message without a peer"
         src, dst = (peer, message.member.rank) if message.receives else (message.member.rank, peer)
         name = messages.group_id, dst, message.tag
-        queue = self.queues.get(name)
-        if queue is None:  # inlined from `open_queue`, for a short latency
-            queue = self.queues[name] = Queue()
-            queue.inbox, queue.name, queue.group = self, name, messages.group.key
-            queue.tag = messages.group_id << _TAG_BITS | message.tag
-            if message.tag >> _TAG_BITS:
-                queue.tag = wire_tag(name)
-            queue.lanes, queue.receives, queue.searching, queue.scope = {}, deque(), None, None
+        queue = self.queues.get(name) or self.open_queue(name, messages.group.key)
         lane = queue.lanes.get(src)
         if lane is None:
             lane = queue.lanes[src] = Lane()
@@ -222,7 +100,8 @@ class Inbox:
         if message.peer is None:
             messages = message.messages
             assert messages is not None, "this is a bug in overlap: a message that was taken goes on"
-            queue = self.open_queue(messages.queue_name(message), messages.group.key)
+            name = messages.queue_name(message)
+            queue = self.queues.get(name) or self.open_queue(name, messages.group.key)
             queue.receives.append(message)
             message.lane = cast("Lane", queue)
             return queue.receives[0] is message
@@ -289,7 +168,7 @@ class Inbox:
 
     def match(self, message: Message[object]) -> None:
         """Match a message that has arrived, or let it wait."""
-        lane, shared = message.lane, self._shared
+        lane, shared = message.lane, self.shared
         if not isinstance(lane, Lane):  # a receive from any source
             message.lock()
             queue = cast("Queue", lane)
@@ -313,7 +192,7 @@ class Inbox:
                 messages, peer = message.messages, message.peer
                 wires = messages.wires  # type: ignore[union-attr]
                 wire = wires[peer] if peer in wires else messages.wire(peer)  # type: ignore[union-attr, arg-type, index]
-                message.begin(wire, lane)  # type: ignore[arg-type]
+                message.begin(wire, lane.queue.tag, lane.members[not message.receives])  # type: ignore[arg-type]
             return
         other = lane.arrived[not end]
         if other is not None:
@@ -333,17 +212,15 @@ class Inbox:
         elif not message.context.arrays.shapes_only:  # inlined from `lock`, for a short latency
             out = message.out
             message.target, message.locked = out.view(), message.context.locks.lock((out,), out)
-        if shared.left and (rank := lane.members[not end]) in shared.left:
-            self._fail_left(message, rank)
+        if shared.left and lane.members[not end] in shared.left:
+            self._fail_if_left(lane, message, lane.members[not end])
         elif not end and lane.queue.receives:
             self._search_soon(lane.queue)
 
     def _check_peer(self, lane: Lane, message: Message[object]) -> None:
         """Fail a message if the other end, in another process, is known not to take part."""
-        left = self._shared.left
-        if left and (rank := lane.members[not message.receives]) in left and self._has_had(lane, message, rank):
-            self._fail_left(message, rank)
-        for error in self._shared.take_early(lane, message.seq):
+        self._fail_if_left(lane, message, lane.members[not message.receives])
+        for error in self.shared.take_early(lane, message.seq):
             message.fail(Failure(error()))  # type: ignore[operator]  # ranks that wait for messages do not ask
 
     @staticmethod
@@ -379,20 +256,15 @@ class Inbox:
                 self.put_back(lane, Returned.failed(lambda: PeerFailedError.caused_by(error, text, culprit=rank)))
         else:
             failed = PeerFailedError.caused_by(error, text, culprit=rank)
-            self._shared.far.send_operation_failed(lane, seq, failed)
+            self.shared.far.send_operation_failed(lane, seq, failed)
 
     def fail_broken_wire(self, message: Message[object], error: BaseException) -> None:
         """Fail a message whose wire broke; if a report of the cause may be on its way, a moment later."""
-        if self.here is None or getattr(error, "evident", True):
-            self.fail_one(message, Failure(error))
-            return
-
-        def fail() -> None:
-            if not message.done:
-                error.evident = True  # type: ignore[attr-defined]
-                self.fail_one(message, Failure(error))
-
-        self._shared.far.hold_broken_end(fail)
+        fail = partial(self.fail_one, message, Failure(error))
+        if self.here is None or not isinstance(error, LinkLostError) or error.evident:
+            fail()
+        else:
+            self.shared.far.hold_broken_end(message, error, fail)
 
     def fail_at(self, lane_id: int, seq: int, error: Callable[[], BaseException]) -> bool:
         """Fail a message here because of its other end, in another process; False if it has not arrived."""
@@ -504,7 +376,7 @@ class Inbox:
         if receive is None:
             return
         self._stop_waiting(queue)
-        if (broken := self._shared.broken.get(queue.name[0])) is not None:
+        if (broken := self.shared.broken.get(queue.name[0])) is not None:
             receive.fail(Failure(broken(), seen=True))
             return
         offered = [(lane.offered_ns, lane.src) for lane in queue.lanes.values()]
@@ -579,9 +451,9 @@ class Inbox:
             def gave_up() -> PeerFailedError:
                 return PeerFailedError.caused_by(failure.error, text, culprit=rank)
 
-            self._shared.break_off(lane.id, gave_up)
+            self.shared.break_off(lane.id, gave_up)
             if lane.by_wire and self.here is not None:
-                self._shared.far.send_operation_failed(lane, 0, gave_up(), onwards=True)
+                self.shared.far.send_operation_failed(lane, 0, gave_up(), onwards=True)
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail the messages of a group or a lane that have not met their other end here."""
@@ -597,8 +469,8 @@ class Inbox:
         for queue in list(self.queues.values()):
             for lane in list(queue.lanes.values()):
                 for message in self._under_way(lane):
-                    if lane.members[not message.receives] == rank and self._has_had(lane, message, rank):
-                        self._fail_left(message, rank)
+                    if lane.members[not message.receives] == rank:
+                        self._fail_if_left(lane, message, rank)
             self._search_soon(queue)
 
     @staticmethod
@@ -608,19 +480,15 @@ class Inbox:
             return [message for message in lane.arrived if message is not None]
         return [line[0] for line in lane.lines if line and line[0].request is not None]
 
-    def _has_had(self, lane: Lane, message: Message[object], rank: int) -> bool:
-        """Whether a rank that has finished its program never issued its end of a message."""
-        return not lane.by_wire or self._shared.sent_no_more(rank, lane.id, message.seq)
-
     def _all_left(self, queue: Queue) -> bool:
         """Whether all other ranks have finished their programs, and no message of them is in flight."""
         others = [(src, rank) for src, rank in enumerate(queue.group.ranks) if src != queue.name[1]]
-        if not others or not self._shared.left.issuperset(rank for _, rank in others):
+        if not others or not self.shared.left.issuperset(rank for _, rank in others):
             return False
         for src, rank in others:
             name, lane = (*queue.name, src), queue.lanes.get(src)
             numbers = lane.numbers if lane is not None else self.counts.get(name, (None, [0, 0]))[1]
-            if (lane is None or lane.by_wire) and not self._shared.sent_no_more(rank, _hash(*name), numbers[1]):
+            if (lane is None or lane.by_wire) and not self.shared.sent_no_more(rank, lane_id(*name), numbers[1]):
                 return False
         return True
 
@@ -638,16 +506,16 @@ class Inbox:
         ]
         lanes += [(*name, of, numbers) for name, (of, numbers) in self.counts.items()]
         return [
-            (_hash(group_id, dst, tag, src), dict(zip((of.ranks[src], of.ranks[dst]), numbers, strict=True)))
+            (lane_id(group_id, dst, tag, src), dict(zip((of.ranks[src], of.ranks[dst]), numbers, strict=True)))
             for group_id, dst, tag, src, of, numbers in lanes
             if group in (None, of)
         ]
 
-    @staticmethod
-    def _fail_left(message: Message[object], rank: int) -> None:
-        """Fail a message because the other end has finished its program."""
-        needs = f"rank {message.context.rank} needs it in {message.label} ({message.call_site})"
-        message.fail(Failure(RankLeftError(f"rank {rank} finished its program while {needs}", culprit=rank)))
+    def _fail_if_left(self, lane: Lane, message: Message[object], rank: int) -> None:
+        """Fail a message if the other end has finished its program, and never issued its own."""
+        if rank in self.shared.left and self.shared.sent_no_more(rank, lane.id, message.seq):
+            needs = f"rank {message.context.rank} needs it in {message.label} ({message.call_site})"
+            message.fail(Failure(RankLeftError(f"rank {rank} finished its program while {needs}", culprit=rank)))
 
     def close_group(self, group: Key) -> list[tuple[int, dict[int, int]]]:
         """Drop the messages of a group that no rank here uses any more; return the counts of its lanes to others."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import get_ident
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 from weakref import ref
 
 import numpy as np
@@ -46,7 +46,6 @@ from .transfer import MESSAGE_ALGORITHM, form_call
 from .withdrawal import ARRIVALS, LEFT_STATES, Withdrawable
 
 if TYPE_CHECKING:
-    from .inbox import Lane
     from .messages import Messages
 
 T_co = TypeVar("T_co", covariant=True)
@@ -126,7 +125,7 @@ class Message(Withdrawable[T_co]):
             "group": self.member.name,
             "towards": self.towards,
             "members": listed(self.members),
-            "key": "" if self.lane is None else self.lane.identity,
+            "key": self.lane.identity if self.lane is not None else cast("Messages", self.messages).identity(self),
             "nbytes": "" if call is None else str(call.nbytes),
             "site": self.call_site,
         }
@@ -224,9 +223,10 @@ class Message(Withdrawable[T_co]):
                     return
         context, started_ns, lane, messages = self.context, self.started_ns, self.lane, self.messages
         if meeting is None:
-            assert lane is not None, "this is a bug in overlap: a message without a lane ends"
             sent: Call = self.pattern or self.call
-            group: RawGroup = self.member.name, lane.members, self.tag
+            ranks = self.member.label[1]
+            members = lane.members if lane is not None else (ranks[self.member.rank], ranks[cast("int", self.peer)])
+            group: RawGroup = self.member.name, members, self.tag
             meeting = sent.kind.text, self.algorithm, group, self.seq, sent.nbytes, sent.dtype, started_ns
         info = meeting, self.issued_ns, self.priority, *self.place, self.awaited_ns, self.step
         span: RawSpan = "comm", self.stream.name, self.name, started_ns, end_ns, info
@@ -351,28 +351,27 @@ class Message(Withdrawable[T_co]):
             self.target = self.out
         self.pattern = pattern
 
-    def begin(self, wire: Wire, lane: Lane) -> None:
-        """Begin to send or to receive over a wire; a small message leaves at once.
+    def begin(self, wire: Wire, tag: int, peer: int) -> None:
+        """Begin to send to a world rank over a wire, or to receive; a small message leaves at once.
 
         The form of a tree travels ahead, as a message of its own with the same tag.
         """
-        self.wire, self.algorithm, call, tag, source = (
-            wire,
-            MESSAGE_ALGORITHM,
-            self.call,
-            lane.queue.tag,
-            self.source,
-        )
+        call, source, messages = self.call, self.source, self.messages
+        assert messages is not None, "this is a bug in overlap: a message that was taken goes on"
+        self.wire, self.algorithm, signed = wire, MESSAGE_ALGORITHM, messages.signed
+        if signed is None or signed[0] is not call or signed[1] != self.place or signed[2] is not self.flat:
+            signed = call, self.place, self.flat, signature_of(call, self.place, flat=self.flat)
+            messages.signed = signed
         try:
             if source is not None:
                 if call.form:
                     self._send_form(tag, call.form)
                 request = wire.begin_send(
-                    lane.members[1],
+                    peer,
                     tag,
                     memoryview(source.reshape(-1).view(np.uint8)),  # type: ignore[arg-type]
                     priority=(self.priority << 64) + self.issued_ns,
-                    signature=signature_of(call, self.place, flat=self.flat),
+                    signature=signed[3],
                     done=self.request_done,
                 )
             elif call.dtype is None:
@@ -392,23 +391,33 @@ class Message(Withdrawable[T_co]):
                 if not (self.flat or self.locked):  # nobody else has the array of a flat one
                     self.locked = self.context.locks.lock((out,), out)
                 request = wire.begin_recv(
-                    lane.members[0],
+                    peer,
                     tag,
                     memoryview(self.target.reshape(-1).view(np.uint8)),  # type: ignore[arg-type]
                     call.nbytes,
-                    signature=signature_of(call, self.place, flat=self.flat),
+                    signature=signed[3],
                     done=self.request_done,
                 )
         except Exception as error:  # no memory, or no wire between the ranks
+            self._own()
             self._inbox.fail_broken_wire(self, error)
             return
         if request is None:
             self.finish(self.context.now_ns(), None)
         elif not request.ended:
+            if self.lane is None:
+                self._own()
             self.go_on(request)
+
+    def _own(self) -> None:
+        """Give a send its place in its lane, unless it has one or has ended: it does not leave at once."""
+        if self.lane is None and not self.receives and self.messages is not None:
+            self.messages.own(self)
 
     def request_done(self, request: Request) -> None:
         """End the message with the end of its transfer; a thread in the loop's place leaves other ends to the loop."""
+        if self.lane is None:
+            self._own()
         lane, context = self.lane, self.context
         plain = (
             request.error is None and not request.withdrawn and self._form is None and self._refused is None

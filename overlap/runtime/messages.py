@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from numpy import ndarray
 
-from ..collectives.call import call
+from transports.common import PAYLOAD_BYTES
+
+from ..collectives.call import Call, call
 from ..collectives.kinds import P2P
 from ..collectives.reduce import check_dtype
 from ..errors import PeerFailedError, UsageError, shown
@@ -20,12 +22,13 @@ from .context import STEP_OF_TASK, RankContext
 from .derived import check_here
 from .failure import Failure
 from .future import Future
-from .inbox import Inbox, QueueName
+from .inbox import Inbox
+from .lane import TAG_BITS, QueueName, lane_id, wire_tag
 from .message import Message
-from .operation import Member
 from .outstanding import CallSite, check_timeout
 from .received import ReceiveBuffers
 from .settling import conclude
+from .signature import CodePlace, Signature
 from .state import MATCHING, QUEUED
 from .stream import Stream, Streams
 from .tree_operation import tree_future
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from transports import Wire
 
     from .communicator import BaseEngine
+    from .group import GroupRank
 
 # Most peers and tags with calls that the flight record knows: a program may use a new tag for each message.
 _KNOWN = 256
@@ -58,7 +62,7 @@ class Messages:
 
     context: RankContext
     inbox: Inbox
-    group: Member
+    group: GroupRank
 
     def __init__(
         self,
@@ -66,15 +70,17 @@ class Messages:
         inbox: Inbox,
         engine: BaseEngine,
         streams: Streams,
-        group: Member,
+        group: GroupRank,
         use: object,
     ) -> None:
         self.context, self.inbox, self.group, self._engine = context, inbox, group, engine
         self.wires: dict[int, Wire | None] = {}  # by group rank, as far as known
         self._streams, self._use = streams, use
         self._known: dict[tuple[bool, int | None, int], Known] = {}
+        # the last signature, with what it follows from: most messages repeat it
+        self.signed: tuple[Call, CodePlace, bool, Signature] | None = None
 
-    def preferring(self, stream: Stream, group: Member) -> Self:
+    def preferring(self, stream: Stream, group: GroupRank) -> Self:
         """Return the same messages for another place object, with another default stream."""
         other = copy(self)
         other.group, other._streams = group, self._streams.preferring(stream)
@@ -198,7 +204,8 @@ class Messages:
                 self._begin_elsewhere(message)
                 return message
         inbox = self.inbox
-        first = inbox.admit(message)
+        wire = self._idle_wire(message) if inbox.counts and not message.receives else None
+        first = wire is not None or inbox.admit(message)
         if inbox.intercept is not None:
             inbox.intercept.issued(inbox, message)
         message.priority += message.stream.priority
@@ -209,6 +216,15 @@ class Messages:
             call_ = None
         known = self._known.get((message.receives, message.peer, message.tag)) or self.known(message)
         message.record = context.flight.issued(message, known, call_, message.seq, now_ns)
+        if wire is not None:
+            message.state = MATCHING
+            tag = (
+                wire_tag((self.group_id, 0, message.tag))
+                if message.tag >> TAG_BITS
+                else (self.group_id << TAG_BITS | message.tag)
+            )
+            message.begin(wire, tag, self.group.label[1][message.peer])  # type: ignore[index]
+            return message
         if message.deadline_s is not None:
             context.deadlines.add(message, message.deadline_s, context.spawn, context.now_ns)
         context.outstanding.operations[message] = None
@@ -221,6 +237,35 @@ class Messages:
             message.state = MATCHING
             inbox.arrive(message)
         return message
+
+    def _idle_wire(self, message: Message[Any]) -> Wire | None:
+        """Return the wire of a short send that needs no place in its lane, unless it does not leave at once; number it.
+
+        The lane was used before and is idle, nothing is wrong, and there is no deadline.
+        """
+        inbox, peer, source, tag, shared = self.inbox, message.peer, message.source, message.tag, self.inbox.shared
+        counted = inbox.counts.get((self.group_id, peer, tag, self.group.rank))  # type: ignore[arg-type]  # a send has a peer
+        if (
+            counted is None or source is None or source.nbytes > PAYLOAD_BYTES or message.call.form
+            or message.deadline_s is not None or (self.group_id, peer, tag) in inbox.queues
+            or inbox.intercept is not None or shared.left or shared.early or shared.broken
+            or self.context.outstanding.draining
+        ):  # fmt: skip
+            return None
+        if (wire := self.wires.get(peer)) is not None:  # type: ignore[arg-type]
+            message.seq = counted[1][0]
+            counted[1][0] += 1
+        return wire
+
+    def identity(self, send: Message[Any]) -> str:
+        """Name of the lane of a send in few characters, the same on every rank."""
+        return f"{lane_id(self.group_id, send.peer or 0, send.tag, self.group.rank):x}"
+
+    def own(self, send: Message[Any]) -> None:
+        """Give a send its place in its lane, which it has begun without."""
+        self.inbox.counts[self.group_id, send.peer or 0, send.tag, self.group.rank][1][0] -= 1
+        self.inbox.admit(send)
+        self.context.outstanding.operations[send] = None
 
     def _begin_elsewhere(self, message: Message[Any]) -> None:
         """Begin a message of another thread: in the place of the sleeping loop if no task starts, else on the loop.

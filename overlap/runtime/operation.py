@@ -42,7 +42,7 @@ from .settling import conclude
 from .state import DONE, FOLLOWS, ISSUED, MATCHING, RUNNING, STOPPING
 
 if TYPE_CHECKING:
-    from .match import Key
+    from .group import GroupRank
     from .plan import CallPlan
     from .port import Port
 
@@ -56,18 +56,6 @@ class GroupLike(Protocol):
     label: tuple[str, tuple[int, ...]]  # Name and ranks in the timeline
     rank: int  # Index of this rank in the group
     size: int  # Number of ranks
-
-
-class Member(GroupLike, Protocol):
-    """One rank's place in a group, which operations hold: they do not hold the group itself."""
-
-    @property
-    def key(self) -> Key:
-        """Name of the group, the same on every rank; see `match.Key`."""
-
-    @property
-    def group(self) -> GroupLike:
-        """The group while the program holds it; then this object."""
 
 
 class _Nowhere:
@@ -133,7 +121,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
     # -- its arguments
     kind: Collective
     context: RankContext
-    member: Member  # Place of the rank in the group that it was issued on
+    member: GroupRank  # Place of the rank in the group that it was issued on
     call: Call  # Values that all ranks must agree on; known once the input exists
     reduction: str | None
     root: int

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache
 from math import inf, isfinite
 from types import CodeType, FrameType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import trio
 
@@ -17,9 +17,12 @@ from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, 
 from ..ranklist import listed
 from ..timeline.recording import call_site
 from .failure import Failure, FailureCause
-from .future import Future, Loop, consumers, is_waited_for
+from .future import Future, consumers, is_waited_for
 from .settling import has_failed_nursery, settle
 from .state import ADMITTED, BLOCKED, CANCELLING, DONE, QUEUED, STOPPING, UNWANTED, OperationState, TransitionError
+
+if TYPE_CHECKING:
+    from .context import RankContext
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -43,22 +46,13 @@ _DESCRIBED: dict[OperationState, str] = {
 }
 
 
-class OfRank(Loop, Protocol):
-    """The interface of a rank to the handles of its operations; see `RankContext`."""
-
-    rank: int
-
-    def report_bug(self, error: TransitionError) -> None:
-        """End the rank with an error of this library."""
-
-
 class IssuedFuture(Future[T_co]):
     """Handle of a collective, a message, a compute or a task that a rank has issued."""
 
     __slots__ = ("context", "name", "place")
 
     runs_code = False  # Whether it is code of the program, which may have seen the error that it raises
-    context: OfRank
+    context: RankContext
     name: str  # Name given by the caller, or name of the operation or function
     place: tuple[CodeType, int]  # Origin as code and instruction: to find the line takes longer
 

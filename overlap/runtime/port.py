@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from sys import _getframe
 from threading import get_ident
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from numpy import ndarray
 
@@ -25,7 +25,7 @@ from .failure import Failure
 from .future import Future
 from .interceptor import Interceptor
 from .match import Key, Match, Unfit
-from .operation import NOWHERE, CollectiveFuture, Member
+from .operation import NOWHERE, CollectiveFuture
 from .outstanding import CallSite, check_timeout
 from .plan import CallPlan
 from .settling import conclude
@@ -33,6 +33,9 @@ from .state import MATCHING
 from .stream import Stream, Streams, activate
 from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
 from .trees import is_tree
+
+if TYPE_CHECKING:
+    from .group import GroupRank
 
 # Plans kept at a port: training repeats a few calls, but blocks of different shapes make a new one each time.
 _PLANS = 256
@@ -66,7 +69,7 @@ class Port:
         context: RankContext,
         communicator: Communicator,
         stream: Stream | PartLane,
-        member: Member,
+        member: GroupRank,
         intercept: Interceptor | None,
     ) -> None:
         self.context, self.communicator, self.stream, self.intercept = context, communicator, stream, intercept
@@ -218,14 +221,14 @@ class Ports:
     """
 
     context: RankContext
-    group: Member
+    group: GroupRank
 
     def __init__(
         self,
         context: RankContext,
         communicators: Communicators,
         streams: Streams,
-        group: Member,
+        group: GroupRank,
         ranks: tuple[int, ...],
         occurrence: int,
         use: object,
@@ -237,7 +240,7 @@ class Ports:
         self._opened: dict[Stream, Port] = {}
         self._parts: dict[tuple[Port, int], Port] = {}  # of parts of trees, by port of the whole and place
 
-    def preferring(self, stream: Stream, group: Member) -> Self:
+    def preferring(self, stream: Stream, group: GroupRank) -> Self:
         """Return the ports of the same group for another place object, with another default stream."""
         other = copy(self)
         other.group, other._streams, other._named = group, self._streams.preferring(stream), {}

@@ -27,7 +27,7 @@ from .compute import ComputeFuture, ComputeStreams, check_stream
 from .context import STEP_OF_TASK, RankContext
 from .epoch import Epoch
 from .future import Future
-from .group import Group, Surroundings
+from .group import Group
 from .memory.arrays import common_array, shape_only
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
@@ -40,6 +40,7 @@ from .task import TaskFuture
 
 if TYPE_CHECKING:
     from ..state.rank_state import RankState
+    from .world import World
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -81,7 +82,7 @@ class Rank(GroupCalls):
         context: RankContext,
         backend: Backend,
         compute: ComputeStreams,
-        around: Surroundings,
+        around: World,
         *,
         everybody: tuple[int, ...],
         place: tuple[int, int],

@@ -24,7 +24,8 @@ from .signature import parse, signature_of
 from .state import DONE
 
 if TYPE_CHECKING:
-    from .inbox import Inbox, Lane
+    from .inbox import Inbox
+    from .lane import Lane
     from .message import Message
     from .messages import Messages
     from .stream import Stream

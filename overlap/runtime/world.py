@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -22,9 +22,8 @@ from ..timeline.spans import ENDED, STARVED, Timeline
 from .backend import Backend, RealBackend
 from .blame.loop import place_in
 from .blame.reports import LocalRank, Reports, call_program, world_watch
-from .blame.stall import Others, StallLimits
+from .blame.stall import StallLimits
 from .checking import CheckedInputs
-from .communicator import BaseEngine
 from .communicators import Communicators
 from .compute import STARVED_SHARE, ComputeStreams
 from .context import RankContext
@@ -47,7 +46,7 @@ from .task import TaskFuture
 if TYPE_CHECKING:
     import topology
 
-    from ..waits.ends import RankView
+    from ..processes.control import ControlPlane
 
 T = TypeVar("T")
 
@@ -55,34 +54,6 @@ T = TypeVar("T")
 _RECEIVED_S = 1e-3
 # Errors that end a program from outside; other errors are its own failures.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
-
-
-class OtherProcesses(Others, Protocol):
-    """The other processes of a world, as the world sees them."""
-
-    def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
-        """Return the communicators of all processes."""
-
-    def attach(self, world: World) -> AbstractAsyncContextManager[None]:
-        """Deliver the reports of other processes to a world, for the length of an ``async with``."""
-
-    async def wait_all_finished(self) -> None:
-        """Wait until the ranks of all processes have finished their programs."""
-
-    async def wait_for_culprit(self) -> None:
-        """Wait a moment for a report of another process that names the rank at fault."""
-
-    def send_views(self, views: Sequence[RankView], reason: str) -> None:
-        """Report the views of the ranks here at their stop; a reason ends the other processes as well."""
-
-    def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
-        """Report that a rank here has ended the world. Never raises."""
-
-    def send_closing(self, rank: int) -> None:
-        """Report that a rank here receives no more messages."""
-
-    def send_left(self, rank: int) -> None:
-        """Report that a rank here has finished its program."""
 
 
 class World:
@@ -108,7 +79,7 @@ class World:
         transport: Transport,
         *,
         algorithm: str | None,
-        others: OtherProcesses | None = None,
+        others: ControlPlane | None = None,
         backend: Backend | None = None,
         ranks: Sequence[int] | None = None,
         check: str | None = None,

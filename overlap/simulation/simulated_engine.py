@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from topology import Cluster
 
     from ..collectives.call import Call
-    from ..runtime.inbox import Lane
+    from ..runtime.lane import Lane
     from ..runtime.message import Message
 
 

@@ -20,7 +20,8 @@ from ..errors import UsageError
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.failure import Failure
-from ..runtime.inbox import Inbox, Lane, Queue
+from ..runtime.inbox import Inbox
+from ..runtime.lane import Lane, Queue
 from ..runtime.match import Key, Match, RankCall, minority_and_majority, mismatch
 from ..runtime.message import Message
 from ..runtime.operation import Operation
@@ -143,7 +144,7 @@ class SymmetricLane(Lane):
 class SymmetricInbox(Inbox):
     """Inbox of the messages of all pairs of ranks that behave alike: the simulated ones match by their numbers."""
 
-    _shared: SymmetricCommunicators
+    shared: SymmetricCommunicators
     _engine: SymmetricEngine
 
     def __init__(self, shared: SymmetricCommunicators, engine: BaseEngine) -> None:
@@ -158,7 +159,7 @@ class SymmetricInbox(Inbox):
         name, group = message.messages.queue_name(message), message.member.key
         src = message.peer if message.receives else message.member.rank
         key = Key(group.ranks, group.occurrence, "", src, name[1], name[2])
-        pairs = self._shared.find_pairs(key, message.member.name, message.members)
+        pairs = self.shared.find_pairs(key, message.member.name, message.members)
         place = pairs.place(message.receives, message.context.rank)
         lane = self._lanes.get((pairs.key, place))
         if lane is None:

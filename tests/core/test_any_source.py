@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.runtime.inbox import Lane
+from overlap.runtime.lane import Lane
 from transports import NeuronLink, Recording
 
 from .companies import Company, Wires, by_shared_memory, by_sockets, in_memory, run_far

@@ -8,6 +8,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from overlap.processes.control import ControlPlane
 from overlap.processes.wire import BODY_LIMIT_BYTES, MessageError, Quiet, cut_views, decode, encode_body
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.blame import stall as stall_watch
@@ -307,7 +308,7 @@ class Gathering(Others):
 
 
 def test_the_notes_of_an_interrupt_name_ranks_of_other_processes() -> None:
-    reports = Reports([], RealBackend(), cast(stall_watch.Others, Gathering(speaks=True, quiet={})))
+    reports = Reports([], RealBackend(), cast(ControlPlane, Gathering(speaks=True, quiet={})))
     reports.stood = [waits(0, 1)]
     interrupt = KeyboardInterrupt()
     trio.run(reports.note_on, interrupt)

@@ -22,9 +22,10 @@ from ..compute import ComputeFuture, ComputeStreams
 from ..context import RankContext
 from ..rank import Rank
 from .loop import BusyLoop, LoopWatch
-from .stall import Others, StallLimits, StallWatch
+from .stall import StallLimits, StallWatch
 
 if TYPE_CHECKING:
+    from ...processes.control import ControlPlane
     from ...waits.ends import RankView
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ class Reports:
         caveat: A line that ends each report.
     """
 
-    def __init__(self, members: Sequence[LocalRank], backend: Backend, others: Others | None) -> None:
+    def __init__(self, members: Sequence[LocalRank], backend: Backend, others: ControlPlane | None) -> None:
         self.stood: list[RankView] = []
         self.caveat: str = ""
         self._members, self._backend, self._others = members, backend, others
@@ -202,7 +203,7 @@ def world_watch(
     members: Sequence[LocalRank],
     token: trio.lowlevel.TrioToken,
     limits: StallLimits,
-    others: Others | None,
+    others: ControlPlane | None,
     give_up: Callable[[float], None],
 ) -> LoopWatch:
     """Return the watch for stalls and for a busy loop, for the length of a ``with`` in the loop's thread.
@@ -226,7 +227,7 @@ def world_watch(
     )
 
 
-def _report_busy(others: Others | None, busy: BusyLoop, seconds: float, *, alone: bool) -> None:
+def _report_busy(others: ControlPlane | None, busy: BusyLoop, seconds: float, *, alone: bool) -> None:
     """Notify the user and the other processes of the rank that blocks the event loop; in the thread of the watch."""
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(

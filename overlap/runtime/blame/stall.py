@@ -10,18 +10,20 @@ others do (`waits.judge`), while no task of theirs waits for anything else, cann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from transports.delays import Instant
 
 from ...notice import notify
 
 if TYPE_CHECKING:
+    from ...processes.control import ControlPlane
     from ...waits.ends import RankView
     from ...waits.judge import Verdict
+    from .reports import LocalRank
 
 #: A step rarely takes longer, and people do not look at a silent terminal for much longer without asking.
 STALL_S = 10.0
@@ -40,38 +42,6 @@ class StallLimits:
     give_up_s: float | None = None  # Time until the world is ended; None: `HOPELESS_S`, and only if it can never go on
 
 
-class Watched(Protocol):
-    """A rank of this process, as the watch sees it."""
-
-    def mark(self) -> tuple[object, int]:
-        """Return an object that is replaced by any progress, and a number that changes with it."""
-
-    def view(self, now_ns: int) -> RankView:
-        """Return the view of the rank."""
-
-    @property
-    def has_unseen_error(self) -> bool:
-        """Whether a rank of its process has an error that no task or thread was given."""
-
-
-class Others(Protocol):
-    """The other processes of a world, as the watch sees them."""
-
-    speaks: bool  # Whether this process reports to the user
-
-    def send_quiet(self, views: Sequence[RankView]) -> None:
-        """Report the ranks here without progress to the other processes: all of them, at each change."""
-
-    def quiet(self) -> Mapping[int, RankView]:
-        """Return the views that other processes have reported, by rank."""
-
-    def send_busy(self, rank: int, place: str) -> None:
-        """Report that a rank here keeps the loop, and its place; without a place, that it has stopped. Any thread."""
-
-    async def views(self, own: Sequence[RankView]) -> list[RankView]:
-        """Give other processes a moment to report their ranks; return the views of all known ranks."""
-
-
 class StallWatch:
     """Watches the ranks of one process.
 
@@ -83,9 +53,9 @@ class StallWatch:
 
     def __init__(
         self,
-        ranks: Mapping[int, Watched],
+        ranks: Mapping[int, LocalRank],
         limits: StallLimits,
-        others: Others | None,
+        others: ControlPlane | None,
         give_up: Callable[[float], None],
         *,
         size: int,
@@ -124,7 +94,7 @@ class StallWatch:
 
         self._update_stall(find_stall(views, self._size), views, now)
 
-    def _is_quiet(self, rank: int, watched: Watched, now: Instant) -> bool:
+    def _is_quiet(self, rank: int, watched: LocalRank, now: Instant) -> bool:
         """Whether a rank has made no progress for so long that the watch counts it as waiting."""
         mark, last = watched.mark(), self._marks.get(rank)
         if last is None or last[0] is not mark[0] or last[1] != mark[1]:

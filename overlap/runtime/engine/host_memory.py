@@ -80,7 +80,7 @@ class HostMemory:
 
     def unmet(self, communicator: Communicator) -> Iterator[tuple[int, int, PlainSignature]]:
         """Yield rows that ranks here have not read, and that are of other calls; as `BaseEngine.unmet`."""
-        board, members, tag_base = self._boards.get(communicator), communicator.members, communicator.key.tag_base()
+        board, members, tag_base = self._boards.get(communicator), communicator.members, communicator.history.id << 24
         if board is None or not (board.ready and board.usable) or board.lost is not None:
             return
         for position, given in self.given.get(communicator, {}).items():

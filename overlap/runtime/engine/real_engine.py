@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...collectives.reduce import Array
     from ...timeline.recording import RawMatch
     from ..context import RankContext
-    from ..inbox import Lane
+    from ..lane import Lane
     from ..message import Message
     from .host_memory import HostMemory
     from .programs import Programs

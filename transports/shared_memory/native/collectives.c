@@ -523,8 +523,7 @@ static int find_shared(Run *run)
 static const Run *local_run(const Engine *engine, const Run *run, int position)
 {
     for (const Run *other = engine->runs; other != NULL; other = other->next)
-        if (other->board == run->board && other->table->position == position &&
-            other->tag == run->tag)
+        if (other->board == run->board && other->table->position == position && other->tag == run->tag)
             return other;
     return NULL;
 }
