@@ -9,7 +9,8 @@ end of the operation. Locks catch most of such writes at once, but none through 
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 from zlib import crc32
 
@@ -27,27 +28,22 @@ from .port import Port
 _BLOCK = 1 << 15
 
 
-class CheckedInputs(Interceptor):
-    """Checks the inputs of operations once they exist.
+def check_inputs(interceptor: Interceptor) -> Interceptor:
+    """Let an interceptor check the inputs of operations once they exist, before it decides when they arrive."""
+    interceptor.arrive = partial(_check_arrival, interceptor.arrive)  # type: ignore[method-assign]
+    return interceptor
 
-    Args:
-        inner: Decides when the checked operations arrive.
-    """
 
-    def __init__(self, inner: Interceptor) -> None:
-        self.live, self.issued, self.withdraw = inner.live, inner.issued, inner.withdraw  # type: ignore[method-assign]
-        self.starts, self._arrive = inner.starts, inner.arrive  # type: ignore[method-assign]
-
-    def arrive(self, place: Place, operation: Any) -> None:
-        """Let the end of a rank arrive, or fail all ends if its data is not finite."""
-        error = _finding(operation) if sends(operation) else None
-        if error is None:
-            _watch(operation)
-            self._arrive(place, operation)
-        elif isinstance(place, Port):
-            place.communicator.withdraw(operation, Failure(error))
-        else:
-            place.fail_one(operation, Failure(error))
+def _check_arrival(arrive: Callable[[Place, Any], None], place: Place, operation: Any) -> None:
+    """Let the end of a rank arrive, or fail all ends if its data is not finite."""
+    error = _finding(operation) if sends(operation) else None
+    if error is None:
+        _watch(operation)
+        arrive(place, operation)
+    elif isinstance(place, Port):
+        place.communicator.withdraw(operation, Failure(error))
+    else:
+        place.fail_one(operation, Failure(error))
 
 
 def sends(operation: Operation) -> bool:

@@ -23,7 +23,7 @@ from .backend import Backend, RealBackend
 from .blame.loop import place_in
 from .blame.reports import LocalRank, Reports, call_program, world_watch
 from .blame.stall import StallLimits
-from .checking import CheckedInputs
+from .checking import check_inputs
 from .communicators import Communicators
 from .compute import STARVED_SHARE, ComputeStreams
 from .context import RankContext
@@ -102,7 +102,7 @@ class World:
         )
         self.communicators.later = self.backend.later(self._handover)
         if check is not None:
-            self.communicators.use(CheckedInputs(self.communicators.intercept or Interceptor()))
+            self.communicators.use(check_inputs(self.communicators.intercept or Interceptor()))
         self._cluster, self._processes, self._flight = cluster, others, flight
         self._survival, self._steps = (restart, state_dir, dict(zip(sorted(local), epochs, strict=bool(epochs)))), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
