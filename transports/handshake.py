@@ -137,7 +137,8 @@ async def _introduce(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello
     if not hmac.compare_digest(proof, _proof(key, label, [*transcript, answer])):
         raise _secrets_error("the listener cannot prove that it knows it")
     if status == _REFUSED:
-        raise HandshakeError(_printable(answer), why="refused")
+        text = answer.decode(errors="replace")
+        raise HandshakeError("".join(letter if letter.isprintable() else "?" for letter in text), why="refused")
     return _unpack_hello(answer)
 
 
@@ -331,9 +332,3 @@ def _unpack_hello(packed: bytes) -> Hello:
             why="protocol",
         )
     return Hello(role=role, job=job, epoch=epoch, member=member, members=members, detail=detail)
-
-
-def _printable(reason: bytes) -> str:
-    """Return the reason of a refusal as text, with "?" for control characters."""
-    text = reason.decode(errors="replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -78,7 +78,8 @@ class Ranks:
             UsageError: For arguments that cannot be meant.
         """
         __tracebackhide__ = True
-        file, words = self._find_program(path), _argument_texts(args)
+        own = self._folder / path
+        file, words = own if own.exists() else Path(path), _argument_texts(args)
         setting = {"steps": _parse_steps(words), **setting}
 
         def make(chosen: Setting) -> TestedProgram:
@@ -155,11 +156,6 @@ class Ranks:
 
         run = partial(_run_with_line, lambda setting, line: make(setting).run(line), line)
         return _run_seeds(run, chosen, seeds, kinds, check)
-
-    def _find_program(self, path: str | os.PathLike[str]) -> Path:
-        """Return the path of a program, which may be relative to the test's folder."""
-        file = self._folder / path
-        return file if file.exists() else Path(path)
 
 
 def _program_call(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_ulong, py_object, pythonapi
@@ -73,17 +74,12 @@ class Setting:
         assumptions = [
             f"{field.name}={getattr(self.clock, field.name)!r}"
             for field in fields(Virtual)
-            if _differs_from_default(self.clock, field.name)
+            if getattr(self.clock, field.name) != getattr(Virtual(), field.name)
         ]
         parts += [f"clock=overlap.Virtual({', '.join(assumptions)})"] if assumptions else []
         parts += [f"steps={self.steps}"] if self.steps is not None else []
         parts += [f"real_timeout_s={self.real_timeout_s:g}"] if self.real_timeout_s != _REAL_TIMEOUT_S else []
         return ", ".join(parts)
-
-
-def _differs_from_default(clock: Virtual, name: str) -> bool:
-    """Whether an assumption of virtual time is not the default."""
-    return bool(getattr(clock, name) != getattr(Virtual(), name))
 
 
 def check_memory(ranks: int) -> None:
@@ -204,7 +200,8 @@ def explore(
     for seed in ([None] if kinds else []) + [*range(setting.seed, setting.seed + seeds)]:
         chosen = setting if seed is None else replace(setting, seed=seed)
         if kinds and runs:
-            drawn = draw(chosen.seed, kinds, _operation_counts(runs[0]))
+            counts = Counter(issue.rank for issue in runs[0].record.issues)
+            drawn = draw(chosen.seed, kinds, [counts[rank] for rank in range(runs[0].size)])
             chosen = replace(chosen, faults=drawn, allow=(*chosen.allow, UNUSED))
         run = make(chosen)
         if check and shows_fault(run):
@@ -226,14 +223,6 @@ def shows_fault(run: Run) -> bool:
 
 
 _OF_FAULTS = ("rank lost", "dead", "skipped", "left", "unmatched", "crash", "stall")
-
-
-def _operation_counts(run: Run) -> list[int]:
-    """Return the number of operations of each rank."""
-    counts = [0] * run.size
-    for issue in run.record.issues:
-        counts[issue.rank] += 1
-    return counts
 
 
 def shrink(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:

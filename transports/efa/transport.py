@@ -150,7 +150,9 @@ class Efa(MatchedTransport):
             link = self.links[member]
             if index == 0:
                 self._agree_on_limits(link)
-            link.departures.checksums = self._uses_checksums(link, connection)
+            far = self._joining.spans_hosts((self.member, member))
+            checked = far if self._checksums is None else self._checksums
+            link.departures.checksums = checked and connection.encrypted is None
             link.add(self._make_rail(link, index, connection))
         if self._joining.has_cores_to_spare():  # for polling
             self.patience = Patience(_LOOK_S, Crowding())
@@ -196,12 +198,6 @@ class Efa(MatchedTransport):
         keep, staged = self._joining.rail_count > 1 or link.watched, not self._peer_direct
         kind = SocketRail if connection.encrypted is None else StreamRail
         return kind(link, index, connection, keep=keep, staged=staged)
-
-    def _uses_checksums(self, link: EfaLink, connection: ProvedSocket) -> bool:
-        """Whether payloads carry a checksum on a connection, and on all others to the same process."""
-        between_hosts = self._joining.spans_hosts((self.member, link.member))
-        checked = between_hosts if self._checksums is None else self._checksums
-        return checked and connection.encrypted is None
 
     async def _keep_watch(self) -> None:
         """Request signs of life on every rail, and give up processes that send none.
