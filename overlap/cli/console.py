@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import IO
+from typing import Any
 
 import rich.console
 
@@ -14,24 +14,11 @@ class Console(rich.console.Console):
 
     Args:
         width: Columns; None: those of the terminal, and 80 where COLUMNS says 0, with which nothing would be shown.
-        file: Where it draws; None: stdout.
-        stderr: Whether it draws on stderr instead.
-        highlight: As rich's.
-        markup: As rich's.
-        emoji: As rich's.
+        options: As rich's.
     """
 
-    def __init__(
-        self,
-        *,
-        width: int | None = None,
-        file: IO[str] | None = None,
-        stderr: bool = False,
-        highlight: bool = True,
-        markup: bool = True,
-        emoji: bool = True,
-    ) -> None:
-        super().__init__(width=width, file=file, stderr=stderr, highlight=highlight, markup=markup, emoji=emoji)
+    def __init__(self, *, width: int | None = None, **options: Any) -> None:
+        super().__init__(width=width, **options)
         if width is None and self.width < 1:
             self.width = _USUAL_WIDTH
 

@@ -95,23 +95,21 @@ async def run_ranks(
         if connection is not None:
             connection.notices.show = world.record_wire_event
         results: list[T] = []
+        ended = ""  # how, for the flight record
         label = own_place.job if own_place else f"process {os.getpid()}"
         keeper.begin(world, connection.membership if connection else None, run=f"{label}.{restart}")
         try:
             results = await world.live(main, args, run_config.timeout_s)
         except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
-            failure = error
+            failure, ended = error, in_one_line(error)
         except BaseException as error:
-            if is_interrupt(error):
-                _end_record(flight, "interrupted", "interrupted")
-            elif has_signal():
-                _end_record(flight, "interrupted", "told to end by a signal")
+            ended = "interrupted" if is_interrupt(error) else "told to end by a signal" if has_signal() else ""
             raise
         finally:
-            if failure is not None:
-                how = "stalled" if isinstance(failure, StallError) else "failed"
-                _end_record(flight, how, in_one_line(failure))
             if flight is not None:
+                if ended:
+                    how = "stalled" if isinstance(failure, StallError) else "failed" if failure else "interrupted"
+                    flight.writer.end(how, rank=None, line=ended, began_here=True)
                 flight.close(keep=flight.writer.ended)
             await keeper.keep(world, connection.membership if connection else None, failure)
         if connection is not None and failure is None:
@@ -134,12 +132,6 @@ def _open_flight_record(
         script=sys.argv[0],
     )
     return open_flight(run_config.flight_dir, name, setup.transport.ranks, start)
-
-
-def _end_record(flight: FlightFile | None, how: str, line: str) -> None:
-    """Write into the flight record how the world ended, if there is a record."""
-    if flight is not None:
-        flight.writer.end(how, rank=None, line=line, began_here=True)
 
 
 DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap

@@ -149,9 +149,9 @@ class Store:
             trouble, files = self._find_missing(save, ranks, seen[save, ranks], own=own), []
             if not trouble:
                 checked = await gather(await in_thread(partial(self._check_files, save, ranks, seen[save, ranks])))
-                trouble = next((each["trouble"] for each in checked if each["trouble"]), "")
-                headers = [header for each in checked for header in each["headers"]]
-                files = [] if trouble else [SavedFile(self.saves.path(save) / file, text) for file, text in headers]
+                trouble = next((reason for reason, _ in checked if reason), "")
+                present = [header for _, headers in checked for header in headers if not trouble]
+                files = [SavedFile(self.saves.path(save) / file, text) for file, text in present]
                 files.sort(key=lambda file: file.about.rank)
                 damaged += bool(trouble)
             if not trouble:
@@ -189,12 +189,12 @@ class Store:
                 return f"rank {rank} does not see {folder / names[number]}; copy it to the host of that rank"
         return ""
 
-    def _check_files(self, save: Save, ranks: int, seen: Seen) -> dict[str, Any]:
+    def _check_files(self, save: Save, ranks: int, seen: Seen) -> tuple[str, list[tuple[str, bytes]]]:
         """Return why this rank's share of the files of a save is damaged, or ""; and the headers of those with pieces.
 
         A file is checked by the rank of its number if that sees it, and else by the first that does.
         """
-        headers = []
+        headers: list[tuple[str, bytes]] = []
         for number, name in enumerate(file_names(ranks)):
             seers = [rank for rank, found in enumerate(seen) if number in found]
             if self._group.rank != (number % len(seen) if number % len(seen) in seers else seers[0]):
@@ -203,13 +203,13 @@ class Store:
                 file = SavedFile(self.saves.path(save) / name)
                 file.check_digest()
             except (OSError, DamagedError) as error:
-                return {"trouble": str(error), "headers": []}
+                return str(error), []
             about = file.about
             if (about.step, about.nonce, about.rank) != (*save, number) or (ranks != about.ranks and ranks != WHOLE):
-                return {"trouble": f"{file.path} is a file of another save", "headers": []}
+                return f"{file.path} is a file of another save", []
             if about.notes:
                 headers.append((name, file.header))
-        return {"trouble": "", "headers": headers}
+        return "", headers
 
     def _check_folder(self) -> None:
         """Refuse to save where others do, whose saves would be removed, or found in the place of these ones."""
