@@ -100,21 +100,14 @@ def _entry(package: str, name: str) -> str:
 
 
 def commands() -> dict[str, str]:
-    """Return what each command prints for `--help-all`, or for `--help` where that is all."""
+    """Return what each command prints for `--help-all`."""
     from overlap.cli import COMMANDS, main
 
     pages = {}
     for name in COMMANDS:
-        for option in ("--help-all", "--help"):
-            printed = io.StringIO()
-            with (
-                patch.dict(os.environ, COLUMNS="100"),
-                contextlib.redirect_stdout(printed),
-                contextlib.redirect_stderr(io.StringIO()),
-            ):
-                code = main([name, option])
-            if code == 0:
-                break
+        printed = io.StringIO()
+        with patch.dict(os.environ, COLUMNS="100"), contextlib.redirect_stdout(printed):
+            main([name, "--help-all"])
         pages[name] = f"# overlap {name}\n\n```text\n{printed.getvalue()}```\n"
     return pages
 

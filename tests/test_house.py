@@ -473,6 +473,7 @@ WENT = (
     r"\beach_call\b|\bgoodput\b|\breplicate=|\border=|bucket_bytes=.auto|Sharded\(replicate",
     r"overlap[./](planning|engines)\b|\b[Pp]lanner\b|\bdask\b",  # Dask itself has a capital
     r"--spares\b|OVERLAP_SPARES|\bpresent_world\b|\bepoch\.joined\b|demo --survive|test\b[^\n`]*--operations\b",
+    r"--unannounced\b|--(no-)?unix\b|simulate[^\n`]*--profile\b",
     r"runtime/forcing\b|`forcing`",
     r"--transport mpi\b|(?<!examples/)transports[./]mpi\b|\bMpi\b|\[mpi\]",
     r"parallel\.(Experts|LocalSGD|LocalSteps|DiLoCo)\b|(?<!Post)LocalSGD|\bLocalSteps\b",  # PyTorch has PostLocalSGD
