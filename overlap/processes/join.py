@@ -142,7 +142,7 @@ class Membership:
         samples = self.host_clock
         return ClockOffset(offset_ns=0, error_ns=0) if samples is None else samples.offset(perf_counter_ns())
 
-    async def exchange(self, name: str, part: bytes) -> list[bytes]:
+    async def exchange(self, name: str, part: bytes = b"", *, doing: str = "") -> list[bytes]:
         """Send a part to all members, and return the parts of all, in member order.
 
         The k-th exchange of a name on one member is the k-th of that name on the others. If this is cancelled, the
@@ -151,17 +151,25 @@ class Membership:
         Args:
             name: The same on all members.
             part: At most 48 KiB.
+            doing: Begins an error; by default it names the exchange.
 
         Raises:
             UsageError: At once: the part is too long.
             MemberLostError: A member is lost or has left, before it had sent its part.
         """
+        doing = doing or f"exchange '{name}'"
         if len(part) > BLOB_LIMIT_BYTES:
             raise UsageError(
-                f"exchange '{name}': the part has {len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}; "
+                f"{doing}: the part has {len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}; "
                 "this is a bug in overlap, please report it"
             )
-        return await self._exchange(name, bytes(part), f"exchange '{name}'")
+        self._view.check(doing)
+        turn = self._view.begin(name)
+        try:
+            self._send_soon(Contribution(name=name, turn=turn, blob=bytes(part)))
+            return await self._wait_for(lambda: self._view.parts(name, turn, doing))
+        finally:
+            self._view.end(name, turn)
 
     async def barrier(self, name: str) -> None:
         """Return when all members have arrived at the barrier of this name.
@@ -169,7 +177,7 @@ class Membership:
         Raises:
             MemberLostError: A member is lost or has left.
         """
-        await self._exchange(f"barrier {name}", b"", f"barrier '{name}'")
+        await self.exchange(f"barrier {name}", doing=f"barrier '{name}'")
 
     def send_notice(self, body: bytes) -> None:
         """Send bytes to all other members, which get them from `messages`, in the order of the calls.
@@ -240,16 +248,6 @@ class Membership:
         while (found := find()) is None:
             await self._changed.wait()
         return found
-
-    async def _exchange(self, name: str, part: bytes, doing: str) -> list[bytes]:
-        """Return the parts of all members; `doing` begins an error."""
-        self._view.check(doing)
-        turn = self._view.begin(name)
-        try:
-            self._send_soon(Contribution(name=name, turn=turn, blob=part))
-            return await self._wait_for(lambda: self._view.parts(name, turn, doing))
-        finally:
-            self._view.end(name, turn)
 
 
 class NewsIterator:

@@ -251,8 +251,18 @@ def place_and_setup(
         timeout_s=timeout_s or run_config.join_timeout_s or JOIN_TIMEOUT_S,
         ranks_each=ranks_each,
     )
-    place = Place.from_config(config, source=source, nodes=nodes)
-    return replace(place, job=job or place.job), multi_process_setup(place, run_config, meeting=config)
+    place = Place(
+        source=source,
+        process=config.member,
+        processes=config.members,
+        ranks_per_process=ranks_each,
+        node=config.member // (config.members // nodes),  # each has equally many processes, in order
+        nodes=nodes,
+        endpoint=config.endpoint,
+        job=job or config.job,
+        secret=config.secret,
+    )
+    return place, multi_process_setup(place, run_config, meeting=config)
 
 
 def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, source: str = "") -> topology.Cluster:

@@ -54,16 +54,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from ..config import MEMBER_VARIABLES, RunConfig
 from ..errors import UsageError
 from .launchers import ROWS, Row, find_endpoint, is_loopback, number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
-
-if TYPE_CHECKING:
-    from .identity import RendezvousConfig
 
 DEFAULT_JOB = "overlap"
 LONGEST_JOB = 64  # characters; the handshake has 256 bytes for everything
@@ -90,21 +86,6 @@ class Place:
     secret: bytes | None = field(default=None, repr=False)
     listener: int | None = None  # Descriptor of the socket on which process 0 listens already
     ranks_open: bool = False  # Whether the program sets the number of ranks; by default 1 a process
-
-    @classmethod
-    def from_config(cls, config: RendezvousConfig, *, source: str, nodes: int) -> Place:
-        """Return the place of a process that joins others; each of the nodes has equally many processes, in order."""
-        return cls(
-            source=source,
-            process=config.member,
-            processes=config.members,
-            ranks_per_process=config.ranks_each,
-            node=config.member // (config.members // nodes),
-            nodes=nodes,
-            endpoint=config.endpoint,
-            job=config.job,
-            secret=config.secret,
-        )
 
     @property
     def ranks(self) -> range:
