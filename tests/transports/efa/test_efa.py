@@ -17,6 +17,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.transports.matching.test_pair import held_bytes
 from tests.transports.promises import assert_kept, leaves_at_once
 from transports import (
     ArgumentError,
@@ -50,12 +51,12 @@ def test_late_receivers_take_a_bounded_amount_of_memory_and_block_no_other_tag()
         world = World()
         async with opened(world.efas):
             a, b = world.ends()
-            inbound = world.efas[1].links[0].engine.incoming
+            inbound = world.efas[1].links[0].engine
             async with trio.open_nursery() as nursery:
                 for tag in range(count):
                     nursery.start_soon(a.send, 1, tag, tag.to_bytes(nbytes, "little"))
                 await wait_all_tasks_blocked()
-                assert LIMITS.budget_bytes * 3 // 4 < inbound.held_bytes <= LIMITS.budget_bytes
+                assert LIMITS.budget_bytes * 3 // 4 < held_bytes(inbound) <= LIMITS.budget_bytes
                 nursery.start_soon(a.send, 1, count, b"urgent")
                 await b.recv_into(0, count, bytearray(6))
                 for tag in reversed(range(count)):
