@@ -226,6 +226,7 @@ def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkey
         assert bits(await model.finish()) != saved
         await rank.barrier()
         assert complete_steps(tmp_path) == []
+        await rank.barrier()
         gone_on.set()
         await saves.finish()
         return saved
