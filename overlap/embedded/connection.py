@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self, TypeVar
-from warnings import warn
 
 import trio
 
@@ -213,12 +212,6 @@ class Connection:
     def unraised_failure(self) -> BaseException | None:
         """Error with which the world has ended, if no operation was left to raise it: ranks took other roots."""
         return self._failure if self._world is not None and self._world.communicators.unraised else None
-
-    @property
-    def unheard(self) -> BaseException | None:
-        """Old name of `unraised_failure`."""
-        warn("Connection.unheard is now unraised_failure; it goes with the next version", DeprecationWarning, 2)
-        return self.unraised_failure
 
     def _request_end(self) -> None:
         """Ask the task of the rank to end; nothing happens if the world has ended already."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from time import perf_counter
@@ -16,16 +15,6 @@ class Cancels(Protocol):
 
     def cancel(self) -> object:
         """Stop the work, soon."""
-
-
-class Withdraws(ABC):
-    """Work of a receive that can be withdrawn until a message has met it."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def withdraw(self, later: Callable[[], None]) -> bool | None:
-        """Withdraw the work; see `Communicator.withdraw_receive`."""
 
 
 class InTurn:

@@ -18,7 +18,7 @@ from ...errors import UsageError
 from ...notice import notify
 from ...units import format_s
 from ..backend import Backend
-from ..compute import ComputeFuture, ComputeStreams
+from ..compute import ComputeStreams
 from ..context import RankContext
 from ..rank import Rank
 from .loop import BusyLoop, LoopWatch
@@ -65,12 +65,6 @@ class LocalRank:
     def has_unseen_error(self) -> bool:
         """Whether a rank of this process has an error that no task or thread was given."""
         return any(member.context.outstanding.unseen is not None for member in self.all)
-
-    def computing(self) -> ComputeFuture[object] | None:
-        """Return the running function, None without one."""
-        operations = list(self.context.outstanding.operations)
-        computes = [operation for operation in operations if isinstance(operation, ComputeFuture)]
-        return next((compute for compute in computes if compute.started_ns is not None and not compute.done), None)
 
     async def computes_ended(self) -> None:
         """Wait until no function of the rank runs any more, with a notice if that takes long."""

@@ -20,10 +20,6 @@ EXPOSED = "#D55E00"
 WAITING = "#CC79A7"
 """Waiting for a rank, and no compute."""
 
-BLOCK_BAR = "█░"
-ASCII_BAR = "#."
-"""The done part of a bar, and the rest."""
-
 
 _LANES_BLOCK = [
     ("█", COMPUTE, "compute"),
