@@ -22,5 +22,5 @@ def test_a_checkpoint_is_saved_beside_the_program_by_a_group_of_its_own(tmp_path
 @pytest.mark.slow
 def test_a_save_that_shares_the_groups_of_the_program_is_found_in_another_order() -> None:
     run = Ranks(HERE).program("saves_beside.py", ranks=2, check=False, real_timeout_s=30)
-    assert run.verdict.kind == "mismatch"
+    assert run.verdict.kind == "skipped"
     assert "saves_beside.py:13" in str(run.verdict)  # the line of async_save, whose thread communicates

@@ -171,7 +171,7 @@ def compiler():
 def test_frames_are_compiled_on_each_rank_and_their_functions_observed(compiler) -> None:
     run = Ranks(HERE).program("compiled.py", ranks=2)
     assert run.output == ["2 [6.0, 6.0, 6.0]\n"] * 2
-    with pytest.raises(RanksFailed, match=r"rank 0 reads a tensor at compiled.py:18 \(mul\) while all_reduce #\d+ on"):
+    with pytest.raises(RanksFailed, match=r"rank 0 reads a tensor at compiled.py:18 \(mul\) while all_reduce #\d+ of"):
         Ranks(HERE).program("compiled.py", ["wrong"], ranks=2)
 
 
