@@ -87,6 +87,7 @@ class Host:
 
     def close(self) -> None:
         for engine in self.engines:
+            engine.take_ended()  # each end has the engine, and all its memory
             engine.close()
 
 
