@@ -95,7 +95,7 @@ overlap.run(main)
     ("transport", "method"),
     [
         pytest.param("efa", "SocketJoining._check_addresses", marks=pytest.mark.slow),
-        ("shared_memory", "MemoryJoining._find_neighbours"),
+        ("shared_memory", "Meeting.gather"),
     ],
 )
 def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
