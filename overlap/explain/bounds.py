@@ -34,7 +34,7 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a step gets shorter by."""
+    """Time by which a change makes a step shorter."""
 
     stays_ns: int  # If the rest stays
     most_ns: int  # At most

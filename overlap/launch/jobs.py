@@ -79,7 +79,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What the kernel reports of a process."""
+    """State of a process, as the kernel reports it."""
 
     letter: str = ""  # Its state if it does not run for a reason that concerns the user: T stopped, t traced, D waits
     reason: str = ""  # That reason, which may change while the state lasts

@@ -28,7 +28,7 @@ class Interceptor:
         return await program()
 
     def issued(self, place: Place, operation: Any) -> None:
-        """Take note of a collective that is about to get the number `port.next_seq`, or of a message in its lane."""
+        """Observe a collective before it gets the number `port.next_seq`, or a message in its lane."""
 
     def arrive(self, place: Place, operation: Any) -> None:
         """Let the end of a rank arrive: now, by `place.match`, or later, or never."""

@@ -59,7 +59,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file has besides arrays."""
+    """Metadata of a file, beside its arrays."""
 
     step: int
     nonce: int

@@ -99,7 +99,7 @@ class ClockAt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known only at the end of a run; it replaces the fields of the header."""
+    """Facts that are known only at the end of a run; they replace the fields of the header."""
 
     dropped: int
     meta: dict[str, str]
