@@ -220,7 +220,7 @@ def test_one_trace_of_all_processes(tmp_path: Path) -> None:
         assert len({min(info.met_ns, info.end_ns) for info in reduces if info.seq == seq}) == 1
 
 
-# Which of these ends how is shown in one process by tests/core/test_remote.py and without a world by test_launcher.py.
+# Which of these ends how is shown by tests/runtime/test_remote.py, and without a world by test_launcher.py.
 FAILURES = {
     "raises": ("raise ValueError('no such batch')", 1, "rank 3 failed at train.py:12: ValueError: no such batch"),
     "differs": (
@@ -486,7 +486,7 @@ def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None
     assert [out for out, _ in told] == [f"{[(total, everybody)]}\n"] * 3
 
 
-@pytest.mark.slow  # test_membership*.py and tests/core/test_stall.py show silence and time-outs on a clock of the test
+@pytest.mark.slow  # test_membership*.py and tests/runtime/test_stall.py show it on a clock of the test
 def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
     script = program(tmp_path, failure="os.kill(os.getpid(), signal.SIGSTOP)")
     run = launched(tmp_path, script, "--processes", "2", "--timeout", "5", "--grace", "1")

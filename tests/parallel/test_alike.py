@@ -7,7 +7,7 @@ import overlap
 from overlap import parallel
 from overlap.parallel import hooks
 
-from ..core.worlds import failing
+from ..runtime.worlds import failing
 from .test_matrix import STRATEGIES
 
 STAGES = (1, 2, 3)

@@ -11,7 +11,7 @@ from overlap import parallel
 from overlap.config import overriding
 from overlap.parallel.buckets import averaged
 
-from ..core.worlds import TIMEOUT_S
+from ..runtime.worlds import TIMEOUT_S
 from .programs import train, weights
 
 SGD = parallel.SGD(0.1)

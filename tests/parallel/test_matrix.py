@@ -14,7 +14,7 @@ from overlap import parallel
 from overlap.parallel import hooks
 from transports import NeuronLink, Recording
 
-from ..core.companies import by_sockets, run_far
+from ..runtime.companies import by_sockets, run_far
 from .example_hooks import float8, power_sgd, top_k
 from .programs import backward, forward, loss_gradient, samples, weights
 

@@ -11,9 +11,9 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import ColumnLinear, Pipeline, RowLinear, Sequential, schedules
-from tests.core.companies import by_sockets, run_far
-from tests.core.worlds import run
 from tests.parallel import blocks as b
+from tests.runtime.companies import by_sockets, run_far
+from tests.runtime.worlds import run
 from tests.simulation.worlds import simulate
 
 STEPS, MICROBATCHES = 3, 4

@@ -13,9 +13,9 @@ import overlap
 from overlap import parallel
 from overlap.parallel import Local, Pipeline, schedules
 from overlap.parallel.schedules import FAMILIES, Durations, Kind, PipelineSchedule
-from tests.core.companies import by_sockets, run_far
-from tests.core.worlds import TIMEOUT_S, failing, run
 from tests.parallel import blocks as b
+from tests.runtime.companies import by_sockets, run_far
+from tests.runtime.worlds import TIMEOUT_S, failing, run
 from tests.simulation.worlds import mesh, simulate, spans
 
 Array = np.ndarray

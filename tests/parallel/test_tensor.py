@@ -8,9 +8,9 @@ from trio.testing import assert_checkpoints
 
 import overlap
 from overlap.parallel import ColumnLinear, Local, Replicated, RowLinear, Sequential
-from tests.core.companies import by_sockets, run_far
-from tests.core.worlds import run
 from tests.parallel import blocks as b
+from tests.runtime.companies import by_sockets, run_far
+from tests.runtime.worlds import run
 from tests.simulation.worlds import mesh, simulate, spans
 
 Array = np.ndarray

@@ -8,8 +8,8 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import schedules
-from tests.core.companies import by_sockets, run_far
-from tests.core.worlds import run
+from tests.runtime.companies import by_sockets, run_far
+from tests.runtime.worlds import run
 from tests.simulation.worlds import simulate
 
 WORDS = 12

@@ -10,7 +10,7 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import schedules
-from tests.core.worlds import failing, run
+from tests.runtime.worlds import failing, run
 
 
 def product(w: Any, x: Any) -> tuple[Any, Any]:

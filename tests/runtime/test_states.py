@@ -28,8 +28,8 @@ from overlap.runtime.state import (
     TransitionError,
 )  # fmt: skip
 from overlap.testing import Ranks
-from tests.core.cancelled_awaits import play
 from tests.interpreters import Python
+from tests.runtime.cancelled_awaits import play
 
 from . import conformance
 from .conformance import transition

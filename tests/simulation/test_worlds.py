@@ -1,4 +1,4 @@
-"""The same programs in virtual time: exact instants. Results are compared in tests/core/test_virtual_clock.py."""
+"""The same programs in virtual time: exact instants. Results are compared in tests/runtime/test_virtual_clock.py."""
 
 import numpy as np
 import pytest

@@ -17,7 +17,7 @@ from overlap.processes.join import join_here
 from overlap.processes.wire import MemberLost
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.world import World
-from tests.core.companies import Part
+from tests.runtime.companies import Part
 from transports import NeuronLink, Router, Transport
 from transports.efa import Efa
 

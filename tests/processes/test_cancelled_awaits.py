@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import overlap
-from tests.core.cancelled_awaits import play
+from tests.runtime.cancelled_awaits import play
 
 from .simulation import seeds
 from .test_worlds import EACH, live

@@ -17,7 +17,7 @@ from transports import LinkLostError
 from .worlds import FEW_PATHS, TIMEOUT_S, Turns, failing, run
 
 R = overlap.Rank
-HERE = "tests/core/test_failure.py"
+HERE = "tests/runtime/test_failure.py"
 
 
 class Boom(Exception):

@@ -10,7 +10,7 @@ import numpy as np
 import overlap
 
 try:
-    from tests.core.reference import REFERENCES
+    from tests.runtime.reference import REFERENCES
 except ImportError:  # as a program: the folder of this file is on the path
     from reference import REFERENCES  # type: ignore[import-not-found,no-redef]
 

@@ -25,7 +25,7 @@ from overlap.timeline.span import Span
 from .worlds import TIMEOUT_S, failing
 
 R = overlap.Rank
-HERE = "tests/core/test_busy_loop.py"
+HERE = "tests/runtime/test_busy_loop.py"
 
 
 class Told:

@@ -17,6 +17,7 @@ from .companies import Company, Wires, by_shared_memory, by_sockets, in_memory, 
 from .worlds import TIMEOUT_S, failing, run
 
 R = overlap.Rank
+HERE = "tests/runtime/test_any_source.py"
 LIKE = ((1,), "float64")
 
 
@@ -125,8 +126,10 @@ def test_another_call_in_another_process_is_told_to_both(
     for outcome in run_far(main, 2, 1, wires=wires):
         assert isinstance(outcome, overlap.RankFailedError)
         assert isinstance(outcome.cause, (overlap.CollectiveMismatchError, overlap.RemoteError))
-        assert f"rank 0 called send/recv(float64 ({elements},)) at tests/core/test_any_source.py:" in str(outcome)
-        assert f"rank 1 called send/recv({other[1]} ({other[0][0]},)) at tests/core/test_any_source.py:" in str(outcome)
+        assert f"rank 0 called send/recv(float64 ({elements},)) at tests/runtime/test_any_source.py:" in str(outcome)
+        assert f"rank 1 called send/recv({other[1]} ({other[0][0]},)) at tests/runtime/test_any_source.py:" in str(
+            outcome
+        )
 
 
 async def differing(rank: R) -> list[float]:

@@ -350,7 +350,7 @@ def test_an_end_that_its_rank_has_caught_fails_the_other_ends_in_every_process_a
             told = str(error)
         return told, float((await rank.all_reduce(np.ones(1)))[0])
 
-    place = f"tests/core/test_remote.py:{main.__code__.co_firstlineno + 3}"
+    place = f"tests/runtime/test_remote.py:{main.__code__.co_firstlineno + 3}"
     told = f"rank 1 failed before all_reduce #0 on group 'world' ({place}): ZeroDivisionError: lost the gradient"
     assert run_far(main, 2, 2) == [(told, 4.0), ("lost the gradient", 4.0), (told, 4.0), (told, 4.0)]
 
@@ -434,7 +434,7 @@ def test_a_lost_process_ends_the_world() -> None:
     near, _, far, _ = failures(run_far(main, 2, 2, nemesis=nemesis))
     assert isinstance(near.cause, overlap.PeerLostError)
     text = str(near).removeprefix("rank 2 failed: PeerLostError: process 1 (ranks 2-3) is lost: the connection ended; ")
-    assert text.startswith("rank 0 waited for it in all_reduce #0 on group 'world' (tests/core/test_remote.py:")
+    assert text.startswith("rank 0 waited for it in all_reduce #0 on group 'world' (tests/runtime/test_remote.py:")
     assert text.endswith(") in step 7; the other 3 ranks were stopped")
     assert far.rank == 0
 

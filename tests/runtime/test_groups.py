@@ -233,4 +233,4 @@ def test_a_split_is_issued_where_the_program_asks_for_it() -> None:
         run(main, 2)
     line = main.__code__.co_firstlineno + 1
     sites = {span.info.call_site for span in seen[0].spans if span.info}
-    assert sites == {f"tests/core/test_groups.py:{line}"}
+    assert sites == {f"tests/runtime/test_groups.py:{line}"}

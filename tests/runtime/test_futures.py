@@ -275,7 +275,7 @@ def test_what_a_future_says_of_its_operation() -> None:
         stream = rank.stream("grads", priority=3)
         future = rank.all_reduce(np.ones(1), priority=-5, stream=stream, name="w1")
         await future
-        assert future.call_site.startswith("tests/core/test_futures.py:"), future.call_site
+        assert future.call_site.startswith("tests/runtime/test_futures.py:"), future.call_site
         return [future.op, future.name, future.seq, future.priority, future.group is rank.world, future.algorithm]
 
     assert run(main, 2) == [["all_reduce", "w1", 0, -2, True, "direct"]] * 2

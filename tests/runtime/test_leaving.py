@@ -15,7 +15,7 @@ from overlap import RankLeftError
 from .worlds import FEW_PATHS, Turns, failing, run
 
 R = overlap.Rank
-HERE = "tests/core/test_leaving.py"
+HERE = "tests/runtime/test_leaving.py"
 
 
 async def wait_for(rank: R) -> None:

@@ -283,7 +283,7 @@ def test_an_input_that_another_view_writes_to_in_flight_fails(check: str | None)
         return
     with failing() as errors:
         overlap.run(main, ranks=2, check=check, timeout_s=TIMEOUT_S)
-    at = f"tests/core/test_not_finite.py:{main.__code__.co_firstlineno + 5}"
+    at = f"tests/runtime/test_not_finite.py:{main.__code__.co_firstlineno + 5}"
     assert str(errors[0].cause) == (
         f"x: was changed while all_reduce #0 on group 'world' ({at}) was reading it; await that first"
     )

@@ -17,7 +17,7 @@ from transports import Faulty, LinkLostError, NeuronLink
 from .worlds import TIMEOUT_S, failing
 
 R = overlap.Rank
-HERE = "tests/core/test_stall.py"
+HERE = "tests/runtime/test_stall.py"
 
 
 def stall(main: Callable[[R], Awaitable[object]], ranks: int) -> StallError:

@@ -16,7 +16,7 @@ from .worlds import PATHS, Turns, failing, run
 
 Issue = Callable[[overlap.Rank], "overlap.CollectiveFuture"]
 
-HERE = "tests/core/test_mismatch.py"
+HERE = "tests/runtime/test_mismatch.py"
 
 X = np.ones(6, np.float32)
 CALLS: list[tuple[str, Issue, str, Issue, str]] = [
@@ -282,7 +282,7 @@ def test_nobody_awaits_it(path: str) -> None:
     with failing() as errors:
         run(main, 2, path=path)
     assert isinstance(errors[0].cause, CollectiveMismatchError)
-    assert "rank 1 called all_reduce(float64 (2,), op='sum') at tests/core/test_mismatch.py:" in str(errors[0])
+    assert "rank 1 called all_reduce(float64 (2,), op='sum') at tests/runtime/test_mismatch.py:" in str(errors[0])
 
 
 @pytest.mark.parametrize("path", PATHS)

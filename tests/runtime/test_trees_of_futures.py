@@ -300,7 +300,7 @@ def test_a_future_that_becomes_no_tree_of_arrays_is_told_with_the_line(
         (future,) = late(rank, compute(rank, value), **given)
         with pytest.raises(overlap.UsageError) as caught:
             await future
-        return str(caught.value).replace("tests/core/", "")  # where the tests run in that folder, it is not there
+        return str(caught.value).replace("tests/runtime/", "")  # where the tests run in that folder, it is not there
 
     line = f"test_trees_of_futures.py:{late.__code__.co_firstlineno + 1}"
     assert run(main, 2) == [f"{text} (the future that all_reduce at {line} was given has become {what})"] * 2

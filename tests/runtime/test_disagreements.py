@@ -32,7 +32,7 @@ from overlap import CollectiveMismatchError, RankFailedError
 from .companies import Wires, by_shared_memory, by_sockets, run_far
 from .worlds import run
 
-HERE = "tests/core/test_disagreements.py"
+HERE = "tests/runtime/test_disagreements.py"
 RANKS = 3
 FAR_S = 0.1  # a rank that is late by this much finds that the others have waited and asked; others come at once
 
