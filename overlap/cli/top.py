@@ -139,9 +139,8 @@ class Looks:
     def take(self) -> Look:
         """Return the figures of the ranks until now."""
         start_s, now_ns = process_time(), time_ns()
-        ranks = [(table, record.calls) for record in self._world.processes for table in record.ranks()]
-        tables = {table.rank: table for table, _ in ranks}
-        timeline = timeline_of_records(ranks, now_ns, self._world.about.world_size)
+        tables = {table.rank: table for record in self._world.processes for table in record.ranks()}
+        timeline = timeline_of_records(list(tables.values()), now_ns, self._world.about.world_size)
         found = measure(timeline, tables, (now_ns - round(self._every_s * 1e9), now_ns))
         self._spent_s = process_time() - start_s
         return found

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from ..ranklist import named_ranks
-from ..waits.ends import Call, End, EndState, RankView, Seen, call_of
+from ..waits.ends import End, EndState, RankView, Seen
 from ..waits.judge import Verdict, judge
 from ..waits.signs import Evidence, Sign, culprit
 from ..waits.wording import last_signs
-from .reading import CallWords, Flight, Operation, RankRecord
+from .reading import Flight, RankTable
 from .records import RecordedWorld, world_of_process
 
 _SILENT = "ended without a word: killed, or by os._exit"
@@ -65,71 +64,42 @@ def _together(silent: list[Flight]) -> str:
 
 def rank_views(world: RecordedWorld, ended: list[Flight]) -> list[RankView]:
     """Return the views of the recorded ranks; `ended` are the records of processes that have ended without a word."""
-    records = {record.rank: (flight, record) for flight in world.flights for record in flight.ranks}
-    newest: dict[int, dict[str, int]] = {}  # of ranks that have finished: number of the last operation, by key
-    for rank, (_, record) in records.items():
-        if record.left:
-            numbers = newest.setdefault(rank, {})
-            for operation in record.operations:
-                numbers[operation.words.key] = max(operation.number, numbers.get(operation.words.key, -1))
-    return [_view(flight, record, newest, is_dead=flight in ended) for flight, record in records.values()]
+    tables = {table.rank: (flight, table) for flight in world.flights for table in flight.ranks}
+    newest = {rank: _newest(table.ends()) for rank, (_, table) in tables.items() if table.left}
+    return [_view(flight, table, newest, is_dead=flight in ended) for flight, table in tables.values()]
 
 
-def _view(flight: Flight, record: RankRecord, newest: Mapping[int, Mapping[str, int]], *, is_dead: bool) -> RankView:
-    """Return the view of one rank."""
-    calls: dict[CallWords, Call] = {}
-    last_ns = max((operation.issued_ns for operation in record.operations), default=0)
-    stop_ns = flight.ending.at_ns if flight.ending is not None else None
+def _newest(ends: Sequence[End]) -> dict[str, int]:
+    """Return the number of the last operation, by key."""
+    return {end.call.key: end.seq for end in sorted(ends, key=lambda end: end.seq)}
+
+
+def _view(flight: Flight, table: RankTable, newest: Mapping[int, Mapping[str, int]], *, is_dead: bool) -> RankView:
+    """Return the view of one rank; `newest` are the numbers of the last operations of ranks that have finished."""
     # what ended with the world was unfinished until then
-    operations = [
-        dataclasses.replace(op, ended_ns=None, failed=False) if stop_ns and (op.ended_ns or 0) >= stop_ns else op
-        for op in record.operations
-    ]
-    ends = tuple(_end(op, record.rank, flight.world_size, last_ns, newest, calls) for op in operations)
+    ends = table.ends(flight.ending.at_ns if flight.ending is not None else None)
+    last_ns = ends[-1].issued_ns if ends else 0
+    ends = [end if _counts(end, last_ns, newest) else replace(end, state=EndState.DONE) for end in ends]
     view = RankView(
-        rank=record.rank, ends=ends, step=record.step, process=flight.process, pid=flight.pid, host=flight.host,
-        how=_SILENT if is_dead else "",
+        rank=table.rank, ends=tuple(ends), step=None if table.step < 0 else table.step, process=flight.process,
+        pid=flight.pid, host=flight.host, how=_SILENT if is_dead else "",
     )  # fmt: skip
     is_open = any(end.is_open for end in ends)
-    seen = Seen.WAITS if is_open else Seen.LEFT if record.left else Seen.ELSEWHERE
+    seen = Seen.WAITS if is_open else Seen.LEFT if table.left else Seen.ELSEWHERE
     if view.running is not None:
         seen = Seen.GOES_ON
-    return replace(view, seen=Seen.ENDED if is_dead and not (record.left and not is_open) else seen)
+    return replace(view, seen=Seen.ENDED if is_dead and not (table.left and not is_open) else seen)
 
 
-def _end(
-    operation: Operation, rank: int, size: int, last_ns: int, newest: Mapping[int, Mapping[str, int]],
-    calls: dict[CallWords, Call],
-) -> End:  # fmt: skip
-    """Return one operation of a rank as an end.
+def _counts(end: End, last_ns: int, newest: Mapping[int, Mapping[str, int]]) -> bool:
+    """Whether an end is as its record says; a failed one is over if its program has learned of that and gone on.
 
-    A failed one is open if the rank has issued nothing since, or if it failed because a member has finished: a program
-    learns of that only where it awaits the operation.
+    A program learns only where it awaits the operation that a member has finished, so it counts whatever it issued.
     """
-    words = operation.words
-    if words not in calls:
-        calls[words] = call_of(_fields(words), words.members, rank, size)
-    call = calls[words]
-    members = [other for other in words.members if other in newest and other != rank]
-    lacks = any(newest[other].get(words.key, -1) < operation.number for other in members)
-    if operation.ended_ns is not None:
-        is_open = operation.failed and (operation.ended_ns > last_ns or lacks)
-        state = EndState.FAILED if is_open else EndState.DONE
-    elif not call.meets:
-        state = EndState.MOVING if operation.started_ns is not None else EndState.QUEUED
-    else:
-        state = EndState.WAITING if words.what else EndState.BLOCKED
-    return End(
-        rank=rank, call=call, seq=operation.number, state=state, issued_ns=operation.issued_ns,
-        begun_ns=operation.started_ns, done_ns=operation.ended_ns, step=operation.step,
-    )  # fmt: skip
-
-
-def _fields(words: CallWords) -> dict[str, str]:
-    """Return the recorded words as fields, without the members."""
-    return {
-        field.name: str(getattr(words, field.name)) for field in dataclasses.fields(words) if field.name != "members"
-    }
+    if end.state is not EndState.FAILED or (end.done_ns or 0) > last_ns:
+        return True
+    others = [rank for rank in end.call.members if rank in newest and rank != end.rank]
+    return any(newest[rank].get(end.call.key, -1) < end.seq for rank in others)
 
 
 def last_signs_of_process(pid: int, folder: str | os.PathLike[str] | None) -> list[str]:

@@ -23,7 +23,7 @@ from mmap import mmap
 from struct import Struct
 from typing import TypeAlias
 
-MAGIC, VERSION = b"OVFLIGHT", 3
+MAGIC, VERSION = b"OVFLIGHT", 4
 HEAD = Struct("=8sIIII")  # magic, version, ranks, RECORDS, CALLS
 START_AT, ENDING_AT, CALLS_AT = 512, 4096, 8192
 TEXT_LIMIT_BYTES = 3500  # of the two texts at the beginning: fits into either's place
@@ -33,7 +33,8 @@ RECORDS = 512
 KEPT = RECORDS // 4
 """Of them, those of the last operations that have ended: they stay, however many others are unfinished."""
 RECORD = Struct("=qqqqqq")
-"""issued, number, call, step (-1: none); then ended (negative: badly) and started (of collectives only with the end).
+"""issued, number, call (negative: without its input yet), step (-1: none); then ended (negative: badly) and started
+(of collectives only with the end).
 
 The last two are not set when an operation is issued, as stores cost time: they count if they are later than that.
 """

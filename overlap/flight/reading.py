@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from mmap import ACCESS_READ, mmap
 
 import numpy as np
+from msgspec import MsgspecError
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..ranklist import unlisted
+from ..waits.ends import Call, End, EndState, call_of
 from .layout import (
     ENDING_AT,
     RANK,
@@ -31,22 +32,7 @@ from .layout import (
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
-@dataclass(frozen=True, slots=True)
-class CallWords:
-    """Words that all operations of one call at one place of the program share."""
-
-    name: str  # Name by the caller, or of the operation or function
-    kind: str  # "compute", or the operation
-    key: str  # Names the place where the members meet, the same on all of them
-    members: tuple[int, ...]  # World ranks that meet; () if they are not known
-    site: str  # Where it was called
-    nbytes: int  # Bytes of each operation; 0 if unknown
-    what: str = ""  # The call in full; "" if its input was not there yet
-    group: str = ""  # Name of its group; "" for a compute
-    towards: str = ""  # The peer of a message, for people to read
-
-
-FORGOTTEN = CallWords("an operation whose call is no longer kept", "", "", (), "", 0)
+FORGOTTEN = Call(op="operation", name="an operation whose call is no longer kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +42,10 @@ class RankTable:
     rank: int  # World rank
     step: int  # The step that it is or was in, or -1
     left: bool  # Whether its program has finished
-    # (6, n), in no order: issued, number, call, step (-1: none), ended (0: not yet; negative: badly), started (0: not
-    # known).
+    # (6, n), in no order: issued, number, call (negative: its input is not there yet), step (-1: none), ended (0: not
+    # yet; negative: badly), started (0: not known).
     operations: NDArray[np.int64]
+    calls: Mapping[int, Call]  # By number, those of its process
     cut: bool = False  # Whether operations before these are no longer known
     kept: int = -1  # Newest step whose state or checkpoint is on the disk, or -1
 
@@ -67,34 +54,28 @@ class RankTable:
         """Number of the last step that the rank is known to have begun; -1: none."""
         return max(self.step, int(self.operations[3].max(initial=-1)))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One operation of a rank. Instants are nanoseconds since 1970."""
-
-    words: CallWords  # Facts about its call
-    number: int  # Its position where its members meet
-    step: int | None  # The step in which it was issued, or None
-    issued_ns: int  # When it was issued
-    started_ns: int | None  # When it was begun, of a compute; None if not yet, or not known
-    ended_ns: int | None  # When it ended; None if it has not
-    failed: bool  # Whether it ended badly
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRecord:
-    """The last operations of one rank as objects."""
-
-    rank: int  # World rank
-    step: int | None  # The step that it was in, or None
-    left: bool  # Whether its program had finished
-    kept: int | None = None  # Newest step whose state or checkpoint is on the disk, or None
-    operations: tuple[Operation, ...]  # In the order in which they were issued
-
     @property
     def last_ns(self) -> int:
         """Last recorded instant of the rank, in nanoseconds since 1970; 0 without operations."""
-        return max((max(op.issued_ns, op.started_ns or 0, op.ended_ns or 0) for op in self.operations), default=0)
+        return int(np.abs(self.operations[[0, 4, 5]]).max(initial=0))
+
+    def ends(self, until_ns: int | None = None) -> list[End]:
+        """Return the operations in the order of issue; operations that ended at `until_ns` or later are unfinished."""
+        ends = []
+        for issued, number, call, step, ended, started in self.operations.T.tolist():
+            of, ended_ns = self.calls.get(abs(call), FORGOTTEN), abs(ended)
+            if ended and (until_ns is None or ended_ns < until_ns):
+                state = EndState.DONE if ended > 0 else EndState.FAILED
+            elif of.meets:
+                state, ended_ns = EndState.WAITING if call > 0 else EndState.BLOCKED, 0
+            else:
+                state, ended_ns = EndState.MOVING if started else EndState.QUEUED, 0
+            end = End(
+                rank=self.rank, call=of, seq=number, state=state, issued_ns=issued, begun_ns=started or None,
+                done_ns=ended_ns or None, step=None if step < 0 else step,
+            )  # fmt: skip
+            ends.append(end)
+        return sorted(ends, key=lambda end: (end.issued_ns, end.meeting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +106,7 @@ class Flight:
     started_ns: int  # When the world began
     script: str = ""  # The program
     folder: str = ""  # The working directory in which the world began, or its end; "" if that is not known
-    ranks: Sequence[RankRecord] = ()  # Ranks of this process
+    ranks: Sequence[RankTable] = ()  # Ranks of this process
     ending: WorldEnd | None = None  # None: the process did not live to see the end of the world, or it still runs
 
 
@@ -135,7 +116,7 @@ class OpenRecord:
     Attributes:
         path: The file.
         about: The start of the record.
-        calls: Words of calls, by number.
+        calls: Calls by number.
         since_ns: The difference between its instants in nanoseconds since 1970 and by its `perf_counter_ns`.
 
     Raises:
@@ -143,10 +124,10 @@ class OpenRecord:
     """
 
     path: str
-    calls: dict[int, CallWords]
+    calls: dict[int, Call]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path, self.calls = os.fspath(path), dict[int, CallWords]()
+        self.path, self.calls = os.fspath(path), dict[int, Call]()
         try:
             with open(path, "rb") as file:
                 self._memory = mmap(file.fileno(), 0, access=ACCESS_READ)
@@ -188,41 +169,33 @@ class OpenRecord:
         )
 
     def ranks(self) -> list[RankTable]:
-        """Return the last operations of each rank, and read the words of calls that are new."""
+        """Return the last operations of each rank, and read the calls that are new."""
         tables = []
         for index in range(self._ranks):
             rank, step, left, kept = RANK.unpack_from(self._memory, rank_offset(index))
             begin = records_offset(index, self._ranks)
             table = np.frombuffer(self._memory[begin : begin + RECORDS_BYTES], np.int64).reshape(RECORDS, 6).T
             known = self._decode_operations(table[:, table[0] > 0])
-            tables.append(RankTable(rank, step, bool(left), known, len(known[0]) == RECORDS, kept))
+            tables.append(RankTable(rank, step, bool(left), known, self.calls, len(known[0]) == RECORDS, kept))
         return tables
 
     def _decode_operations(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return operations with instants in nanoseconds since 1970, 0 for instants that have not come yet."""
         issued, number, call, step, ended, started = table  # rows of the table, one element for each operation
-        for each in set(np.unique(call).tolist()) - self.calls.keys():
-            self._read_words(each)
+        for each in set(np.unique(np.abs(call)).tolist()) - self.calls.keys():
+            self._read_call(each)
         ended_at = np.abs(ended)  # the sign says whether it failed
         # an older instant is left from the operation that had this record before
         ended = np.where(ended_at > issued, np.sign(ended) * (ended_at + self.since_ns), 0)
         started = np.where(started > issued, started + self.since_ns, 0)
         return np.stack([issued + self.since_ns, number, call, step, ended, started])
 
-    def _read_words(self, number: int) -> None:
-        """Store the words of a call in `calls`, unless they are being written, or others have taken their place."""
-        try:
+    def _read_call(self, number: int) -> None:
+        """Store a call in `calls`, unless it is being written, or another one has taken its place."""
+        with suppress(ValueError, TypeError, AttributeError, KeyError, MsgspecError):  # torn: the next look finds it
             stored_number, text = read_call(self._memory, number)
-            if stored_number != number:
-                return  # it is being written, or others have taken its place
-            words = {str(name): str(value) for name, value in json.loads(text).items()}
-            self.calls[number] = CallWords(
-                words.get("name", ""), words.get("kind", ""), words.get("key", ""),
-                unlisted(words["members"]) if words.get("members") else (), words.get("site", ""),
-                int(words.get("nbytes") or 0), words.get("what", ""), words.get("group", ""), words.get("towards", ""),
-            )  # fmt: skip
-        except (ValueError, AttributeError):  # torn: the next look finds it
-            return
+            if stored_number == number:
+                self.calls[number] = call_of(json.loads(text))
 
     def _read_text_at(self, at: int) -> str:
         return read_text(self._memory, at, TEXT_LIMIT_BYTES)
@@ -240,8 +213,7 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
     """
     with closing(OpenRecord(path)) as record:
         try:
-            ranks = tuple(_parse_rank(table, record.calls) for table in record.ranks())
-            return replace(record.about, ranks=ranks, ending=record.ending())
+            return replace(record.about, ranks=record.ranks(), ending=record.ending())
         except _DAMAGE as error:
             raise _damage_error(path, error) from None
 
@@ -271,31 +243,3 @@ def _parse_start(path: str, start: Mapping[str, object]) -> Flight:
         script=str(start.get("script", "")),
         folder=str(start.get("folder", "")),
     )
-
-
-def _parse_rank(table: RankTable, calls: Mapping[int, CallWords]) -> RankRecord:
-    """Return the operations of a rank as objects, in the order of issue."""
-    operations = [
-        Operation(
-            words=calls.get(call, FORGOTTEN),
-            number=number,
-            step=_step_or_none(step),
-            issued_ns=issued,
-            started_ns=started or None,
-            ended_ns=abs(ended) or None,
-            failed=ended < 0,
-        )
-        for issued, number, call, step, ended, started in table.operations.T.tolist()
-    ]
-    operations.sort(key=lambda operation: (operation.issued_ns, operation.words.key, operation.number))
-    return RankRecord(
-        rank=table.rank,
-        step=_step_or_none(table.step),
-        left=table.left,
-        kept=_step_or_none(table.kept),
-        operations=tuple(operations),
-    )
-
-
-def _step_or_none(step: int) -> int | None:
-    return None if step < 0 else step

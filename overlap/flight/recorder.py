@@ -62,8 +62,8 @@ class Recordable(Protocol):
 
     place: tuple[CodeType, int]  # Where it was issued, as code and instruction
 
-    def flight_fields(self) -> Mapping[str, str]:
-        """Return the words that all operations of one call at one place of the program share."""
+    def flight_fields(self) -> Mapping[str, object]:
+        """Return the fields of `waits.ends.Call`, which all operations of one call at one place share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +168,13 @@ class _Calls:
         self._memory = memory
 
     def find(self, operation: Recordable, numbers: Known, call: object) -> int:
-        """Return the number of a call at a place of the program, a new one for a new call; store it in `numbers`."""
+        """Return the number of a call at a place of the program, negative without its input; store it in `numbers`."""
         code, instruction = operation.place
         key = (id(code), instruction, call)
         numbered = numbers.get(key)
         if numbered is None:
-            numbered = operation.place, self._number_of_words(_encode_words(operation.flight_fields()))
+            number = self._number_of_words(_encode_words(operation.flight_fields()))
+            numbered = operation.place, number if call is not None else -number
             self._store_number(numbers, key, numbered)
         self._store_number(numbers, call, numbered)
         return numbered[1]
@@ -181,7 +182,7 @@ class _Calls:
     def _store_number(self, known: Known, key: object, found: _Found) -> None:
         """Store the number of a call in `known`, and note it, so that `_forget` can remove it."""
         known[key] = found  # and with it the code, whose id is in some keys
-        kept, own = self._kept.setdefault(found[1], {}), id(known)
+        kept, own = self._kept.setdefault(abs(found[1]), {}), id(known)
         if own not in kept:
             kept[own] = ref(known, lambda _: kept.pop(own, None)), set()
         kept[own][1].add(key)
@@ -204,17 +205,20 @@ class _Calls:
         for known_by, keys in self._kept.pop(number, {}).values():
             known = known_by()
             for key in keys if known is not None else ():
-                if known is not None and known.get(key, (None, 0))[1] == number:
+                if known is not None and abs(known.get(key, (None, 0))[1]) == number:
                     del known[key]
         for text in [text for text, own in self._by_text.items() if own == number][:1]:
             del self._by_text[text]
 
 
-def _encode_words(call_words: Mapping[str, str]) -> str:
-    """Return the words of a call as JSON, cut to fit; a list of members that is too long is left out as a whole."""
-    words = {name: _cut_plain(value, _LONGEST_BYTES) for name, value in call_words.items() if name != "members"}
-    members = call_words.get("members", "")
-    return _json({**words, "members": members if len(members) <= _LONGEST_MEMBERS_BYTES else ""})
+def _encode_words(fields: Mapping[str, object]) -> str:
+    """Return the fields of a call as JSON, cut to fit; a list of members that is too long is left out as a whole."""
+    plain = {
+        name: _cut_plain(value, _LONGEST_BYTES) if isinstance(value, str) and name != "members" else value
+        for name, value in fields.items()
+    }
+    members = str(fields.get("members", ""))
+    return _json({**plain, "members": members if len(members) <= _LONGEST_MEMBERS_BYTES else ""})
 
 
 def _json(value: Mapping[str, object]) -> str:

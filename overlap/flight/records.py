@@ -31,7 +31,7 @@ class RecordedWorld:
     def end_ns(self) -> int:
         """The last instant, in nanoseconds since 1970, that any of the records has."""
         endings = [flight.ending.at_ns for flight in self.flights if flight.ending is not None]
-        return max([record.last_ns for flight in self.flights for record in flight.ranks] + endings)
+        return max([table.last_ns for flight in self.flights for table in flight.ranks] + endings)
 
 
 def newest_world(

@@ -16,15 +16,13 @@ from ..timeline.columnar import KINDS, NO_GROUP, NONE, Int64s, Mask, Rows, SpanC
 from ..timeline.files.merge import merged
 from ..timeline.measure.meetings import PAIRED
 from ..timeline.spans import Timeline
-from .reading import FORGOTTEN, CallWords, RankTable
-
-RecordedRank = tuple[RankTable, Mapping[int, CallWords]]
-"""The last operations of a rank, and the calls of its process."""
+from ..waits.ends import Call
+from .reading import FORGOTTEN, RankTable
 
 _FIELDS = ("call", "key", "number", "rank", "step", "issued_ns", "start_ns", "end_ns", "is_open")
 
 
-def timeline_of_records(ranks: Sequence[RecordedRank], now_ns: int, world_size: int) -> Timeline:
+def timeline_of_records(ranks: Sequence[RankTable], now_ns: int, world_size: int) -> Timeline:
     """Return the operations of some ranks as a timeline, on the clock of their records.
 
     Args:
@@ -32,25 +30,23 @@ def timeline_of_records(ranks: Sequence[RecordedRank], now_ns: int, world_size: 
         now_ns: The present, in nanoseconds since 1970.
         world_size: Ranks of the world, with a record here or not.
     """
-    words, keys = Table[CallWords](), Table[str]()
-    rows = [_rank_operations(table, calls, now_ns, words, keys) for table, calls in ranks]
+    made, keys = Table[Call](), Table[str]()
+    rows = [_rank_operations(table, now_ns, made, keys) for table in ranks]
     joined = {name: np.concatenate([each[name] for each in rows]) for name in _FIELDS}
-    computes = np.array([each.kind == "compute" for each in words], bool)[joined["call"]]
-    lacking = _absent_members(joined, computes, [*words], [table.rank for table, _ in ranks], now_ns)
+    computes = np.array([each.op == "compute" for each in made], bool)[joined["call"]]
+    lacking = _absent_members(joined, computes, [*made], [table.rank for table in ranks], now_ns)
     joined = {name: np.concatenate([joined[name], lacking[name]]) for name in _FIELDS}
-    return merged([Timeline.of_columns(_columns(joined, [*words]), world_size=world_size)])
+    return merged([Timeline.of_columns(_columns(joined, [*made]), world_size=world_size)])
 
 
-def _rank_operations(
-    table: RankTable, calls: Mapping[int, CallWords], now_ns: int, words: Table[CallWords], keys: Table[str]
-) -> dict[str, Int64s]:
+def _rank_operations(table: RankTable, now_ns: int, made: Table[Call], keys: Table[str]) -> dict[str, Int64s]:
     """Return the operations of a rank that have begun, as columns; new calls and places get numbers."""
     issued, number, call, step, ended, started = table.operations[:, np.lexsort(table.operations[1::-1])]
-    known, at = np.unique(call, return_inverse=True)
-    found = [calls.get(each, FORGOTTEN) for each in known.tolist()]
-    call = np.array([words[each] for each in found], np.int64)[at]
+    known, at = np.unique(np.abs(call), return_inverse=True)
+    found = [table.calls.get(each, FORGOTTEN) for each in known.tolist()]
+    call = np.array([made[each] for each in found], np.int64)[at]
     key = np.array([keys[each.key] for each in found], np.int64)[at]
-    is_compute = np.array([each.kind == "compute" for each in found], bool)[at]
+    is_compute = np.array([each.op == "compute" for each in found], bool)[at]
     ended = np.abs(ended)  # negative: badly
     is_open = ended == 0
     free_ns = np.zeros(len(keys), np.int64)  # until when ended operations took, by place
@@ -63,7 +59,7 @@ def _rank_operations(
 
 
 def _absent_members(
-    joined: Mapping[str, Int64s], computes: Mask, words: Sequence[CallWords], recorded: Iterable[int], now_ns: int
+    joined: Mapping[str, Int64s], computes: Mask, made: Sequence[Call], recorded: Iterable[int], now_ns: int
 ) -> dict[str, Int64s]:  # fmt: skip
     """Return spans without length, now, of the members that open operations lack."""
     newest: dict[tuple[int, int], int] = {}
@@ -74,38 +70,38 @@ def _absent_members(
     is_open = np.flatnonzero(~computes & (joined["is_open"] > 0))
     opened = (joined[name][is_open].tolist() for name in ("call", "key", "number", "step"))
     for call, key, number, step in zip(*opened, strict=True):
-        for rank in words[call].members:
+        for rank in made[call].members:
             if rank in here and newest.get((key, rank), -1) < number:
                 rows[key, number, rank] = call, key, number, rank, step, now_ns, now_ns, now_ns, 0
     table = np.array([*rows.values()], np.int64).reshape(-1, len(_FIELDS))
     return dict(zip(_FIELDS, table.T, strict=True))
 
 
-def _columns(joined: Mapping[str, Int64s], words: Sequence[CallWords]) -> SpanColumns:
+def _columns(joined: Mapping[str, Int64s], made: Sequence[Call]) -> SpanColumns:
     """Return operations as spans."""
     texts, groups = Table[str](), Table[SpanGroup]()
     texts[""], groups[NO_GROUP]
     call, count = joined["call"], len(joined["call"])
-    is_compute = np.array([each.kind == "compute" for each in words], bool)[call]
+    is_compute = np.array([each.op == "compute" for each in made], bool)[call]
 
     def by_call(numbers: Iterable[int]) -> Rows:
         """Return a number of the call of each operation."""
         return np.array([*numbers], np.int64)[call].astype(np.intp)
 
-    ops = ["send/recv" if each.kind in PAIRED else each.kind for each in words]
+    ops = ["send/recv" if each.op in PAIRED else each.op for each in made]
     columns: dict[str, Any] = {
         **{name: joined[name] for name in ("rank", "start_ns", "end_ns", "issued_ns")},
         "seq": joined["number"],
         "step": np.where(joined["step"] < 0, NONE, joined["step"]),
         "met_ns": np.where(is_compute, 0, joined["start_ns"]),  # until the ends of an operation are compared
-        "nbytes": by_call(each.nbytes for each in words),
+        "nbytes": by_call(each.nbytes for each in made),
         "kind": np.where(is_compute, KINDS.index("compute"), KINDS.index("comm")),
-        "lane": by_call(texts["compute" if each.kind == "compute" else "comm"] for each in words),
-        "name": by_call(texts[each.name] for each in words),
-        "op": by_call(-1 if each.kind == "compute" else texts[op] for each, op in zip(words, ops, strict=True)),
-        "call_site": by_call(texts[each.site] for each in words),
+        "lane": by_call(texts["compute" if each.op == "compute" else "comm"] for each in made),
+        "name": by_call(texts[each.name or each.op] for each in made),
+        "op": by_call(-1 if each.op == "compute" else texts[op] for each, op in zip(made, ops, strict=True)),
+        "call_site": by_call(texts[each.site] for each in made),
         "group": by_call(
-            groups[NO_GROUP if each.kind == "compute" else SpanGroup(each.key, each.members)] for each in words
+            groups[NO_GROUP if each.op == "compute" else SpanGroup(each.key, each.members)] for each in made
         ),
         "awaited_ns": np.full(count, NONE),
         **{name: np.zeros(count, np.int64) for name in ("priority", "role")},

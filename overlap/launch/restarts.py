@@ -63,7 +63,7 @@ class Advance:
         step = reached if self._folder is None else latest
         better = step is not None and (self._best is None or step > self._best)
         self._best, self.futile = (step, 0) if better else (self._best, self.futile + 1)
-        self._kept = _largest([self._kept, kept])
+        self._kept = max((each for each in (self._kept, kept) if each is not None), default=None)
         return self._kept if latest is None else latest
 
     @property
@@ -102,18 +102,12 @@ class Advance:
 
 def recorded_steps(records: Iterable[Path]) -> tuple[int | None, int | None]:
     """Return the last step that any rank began, and the newest that is on the disk, from flight records."""
-    reached: list[int | None] = []
-    kept: list[int | None] = []
+    reached = kept = -1
     for file in records:
         with suppress(UsageError):  # it cannot be read
             for rank in read_flight(file).ranks:
-                reached += [rank.step, *(operation.step for operation in rank.operations)]
-                kept.append(rank.kept)
-    return _largest(reached), _largest(kept)
-
-
-def _largest(steps: Iterable[int | None]) -> int | None:
-    return max((step for step in steps if step is not None), default=None)
+                reached, kept = max(reached, rank.last_step), max(kept, rank.kept)
+    return None if reached < 0 else reached, None if kept < 0 else kept
 
 
 def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) -> LaunchOutcome:

@@ -89,9 +89,9 @@ class ComputeFuture(OwnCode[T_co]):
         """Name of the compute in messages."""
         return f"compute '{self.name}'"
 
-    def flight_fields(self) -> dict[str, str]:
-        """Return the fields of the flight record that all computes of this name at this line share."""
-        return {"name": self.name, "what": self.name, "kind": "compute", "site": self.call_site}
+    def flight_fields(self) -> dict[str, object]:
+        """Return the fields of `waits.ends.Call`, which all computes of this name at this line share."""
+        return {"op": "compute", "name": self.name, "site": self.call_site}
 
     @property
     def since_ns(self) -> int | None:

@@ -17,7 +17,6 @@ from transports import Request, Wire
 
 from ..collectives.call import Call
 from ..errors import UsageError
-from ..ranklist import listed
 from ..timeline.recording import RawGroup, RawMatch, RawSpan
 from .arguments import prepare_late
 from .callbacks import call_when_done
@@ -115,19 +114,15 @@ class Message(Withdrawable[T_co]):
         """Whether any of some world ranks takes part."""
         return any(rank in ranks for rank in self.members)
 
-    def flight_fields(self) -> dict[str, str]:
-        """Return the fields of the flight record that all messages of this call at this line share."""
-        call = getattr(self, "call", None)  # absent until the input exists
+    def flight_fields(self) -> dict[str, object]:
+        """Return the fields of `waits.ends.Call`, which all messages of this call at this line share."""
+        key = self.lane.identity if self.lane is not None else cast("Messages", self.messages).identity(self)
         return {
-            "name": self.name,
-            "what": "" if call is None else str(call),
-            "kind": self.op,
-            "group": self.member.name,
-            "towards": self.towards,
-            "members": listed(self.members),
-            "key": self.lane.identity if self.lane is not None else cast("Messages", self.messages).identity(self),
-            "nbytes": "" if call is None else str(call.nbytes),
-            "site": self.call_site,
+            **super().flight_fields(),
+            "op": "recv" if self.receives else "send",
+            "key": f"any source, {self.context.rank}" if self.peer is None else key,
+            "tag": self.tag,
+            "any_source": self.peer is None,
         }
 
     def agrees(self, sent: Call, flat: bool) -> bool:

@@ -236,18 +236,17 @@ class CollectiveFuture(IssuedFuture[T_co]):
         """Time at which this rank arrived at it; None before."""
         return self.started_ns if MATCHING <= self.state <= STOPPING else None
 
-    def flight_fields(self) -> dict[str, str]:
-        """Return the fields of the flight record that all operations of this call at this line share."""
+    def flight_fields(self) -> dict[str, object]:
+        """Return the fields of `waits.ends.Call`, which all operations of this call at this line share."""
         call = getattr(self, "call", None)  # absent until the input exists
         return {
+            "op": self.op,
             "name": self.name,
-            "what": "" if call is None else str(call),
-            "kind": self.op,
+            "form": "" if call is None else str(call),
             "group": self.member.name,
-            "towards": "",
-            "members": listed(self.port.communicator.members),
+            "members": listed(self.members),
             "key": self.port.communicator.identity,
-            "nbytes": "" if call is None else str(call.nbytes),
+            "nbytes": 0 if call is None else call.nbytes,
             "site": self.call_site,
         }
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from warnings import warn
 
-from msgspec.structs import replace
-
 from ..waits.ends import Call, End, EndState, RankView, Seen, form_of
 from ..waits.wording import title
 
@@ -157,10 +155,7 @@ class Record:
         ends: dict[int, list[End]] = {rank: [] for rank in everyone}
         for issue in self.issues:
             if not issue.lost:
-                end = issue.end
-                if end.call.any_source and end.is_open:  # any rank could send it
-                    end = replace(end, call=replace(end.call, members=everyone))
-                ends[issue.rank].append(end)
+                ends[issue.rank].append(issue.end)
         return [
             RankView(
                 rank=rank,

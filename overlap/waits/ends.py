@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, convert
+from msgspec.structs import astuple
+
+from ..ranklist import unlisted
 
 
 class EndState(Enum):
@@ -41,7 +43,8 @@ class Call(Struct, frozen=True, kw_only=True, array_like=True):
     name: str = ""  # Name given by the caller; the call that a message is a part of
     key: str = ""  # Names the place where its ends meet, the same on all ranks
     group: str = ""  # Name of the group, for people
-    members: tuple[int, ...] = ()  # World ranks; (source, destination) of a message; () if the source does not know
+    # World ranks; (source, destination) of a message; () if the source does not know, and if all others may send
+    members: tuple[int, ...] = ()
     form: str = ""  # Arguments that ranks must agree on, such as "float32 (4,), op='sum'"; "" if unknown
     nbytes: int = 0
     tag: int = 0  # Tag of a message
@@ -65,32 +68,20 @@ class Call(Struct, frozen=True, kw_only=True, array_like=True):
         return self.members[self.op == "send"]
 
 
-def call_of(fields: Mapping[str, str], members: tuple[int, ...], rank: int, size: int) -> Call:
-    """Return the call of an operation of ours, from the fields of its flight record.
+def call_of(fields: Mapping[str, object]) -> Call:
+    """Return the call of an operation of ours from the fields of its flight record.
 
-    Args:
-        members: World ranks that meet; () if they are not known.
-        rank: World rank of the end.
-        size: Number of ranks; any of them may send to a receive from any source.
+    Raises:
+        TypeError, ValueError, msgspec.MsgspecError: A field is wrong.
     """
-    op, name, key, towards = fields["kind"], fields.get("name", ""), fields.get("key", ""), fields.get("towards", "")
-    any_source = towards.startswith(" from any rank")
-    if towards:
-        op = "send" if towards.startswith(" to") else "recv"
-        peers = [member for member in members if member != rank] or [rank]
-        if any_source:
-            members, key = tuple(other for other in range(size) if other != rank), f"any source, {rank}"
-        elif members:
-            members = (rank, peers[0]) if op == "send" else (peers[0], rank)
-    tag = _TAG.search(towards)
-    return Call(
-        op=op, site=fields.get("site", ""), name="" if name == op else name, key=key, group=fields.get("group", ""),
-        members=members, form=form_of(fields.get("what", "")), nbytes=int(fields.get("nbytes") or 0),
-        tag=int(tag[1]) if tag is not None else 0, any_source=any_source,
-    )  # fmt: skip
-
-
-_TAG = re.compile(r"with tag (\d+)")
+    op, name, members = fields["op"], fields["name"], fields.get("members")
+    values = {
+        **fields,
+        "name": "" if name == op else name,
+        "members": unlisted(str(members)) if members else (),
+        "form": form_of(str(fields.get("form", ""))),
+    }
+    return convert(astuple(Call(**values)), Call)  # type: ignore[arg-type]
 
 
 def form_of(text: str) -> str:

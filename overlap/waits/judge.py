@@ -153,6 +153,7 @@ class World:
             return tuple(rank for rank in end.lacks if not self._has_come(rank, other, end))
         if call.is_message:
             others = call.members if call.any_source or call.peer is None else (call.peer,)
+            others = others or (tuple(self.views) if call.any_source else ())
             senders = [rank for rank in others if rank != end.rank] or list(others)
             return () if any(self._has_come(rank, other, end) for rank in senders) else tuple(senders)
         if end.meeting not in self._absent:

@@ -147,8 +147,8 @@ class _Recorded:
 
     place = (an_array.__code__, 1)
 
-    def flight_fields(self) -> dict[str, str]:
-        return {"name": "all_reduce"}
+    def flight_fields(self) -> dict[str, object]:
+        return {"op": "all_reduce", "name": "all_reduce"}
 
 
 def measure_flight(sampling: Sampling) -> Times:

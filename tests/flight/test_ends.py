@@ -1,38 +1,36 @@
 """The verdict on a world from its flight records, whatever has happened to it."""
 
+import numpy as np
 import pytest
 
 from overlap.flight.ends import judge_records, name_missing_processes, rank_views
-from overlap.flight.reading import CallWords, Flight, Operation, RankRecord, WorldEnd
+from overlap.flight.reading import Flight, RankTable, WorldEnd
 from overlap.flight.records import RecordedWorld, newest_world
+from overlap.waits.ends import Call
 from overlap.waits.wording import last_signs, rows, sentence, table
 
 S = 1_000_000_000
 STEP = 12
-_WORDS = ("name", "kind", "key", "members", "site", "what", "group", "towards")
 
 
-def operation(number=41, *, group="world", members=(0, 1, 2, 3), since=0, ended=None, **changes):
-    """An all-reduce on a group, issued in step 12 at second `since`."""
-    details = {
-        "name": "all_reduce", "what": "all_reduce(float32 (8,), op='sum')", "kind": "all_reduce", "group": group,
-        "towards": "", "members": members, "key": group, "number": number, "site": "train.py:33", "step": STEP,
-        "issued_ns": since * S, "started_ns": None, "ended_ns": None if ended is None else ended * S, "failed": False,
-    }  # fmt: skip
-    told = details | changes
-    words = CallWords(nbytes=0, **{name: told.pop(name) for name in _WORDS})
-    return Operation(words=words, **told)
+def operation(
+    number=41, *, group="world", members=(0, 1, 2, 3), since=0, started=0, ended=0, failed=False, known=True, **changes
+):
+    """A row of a table, and its call: an all-reduce on a group, issued in step 12 at second `since`."""
+    details = {"op": "all_reduce", "key": group, "group": group, "members": members, "form": "float32 (8,), op='sum'",
+               "site": "train.py:33"}  # fmt: skip
+    row = (since * S, number, 1 if known else -1, STEP, -ended * S if failed else ended * S, started * S)
+    return row, Call(**details | changes)
 
 
-def compute(name="think", *, since=0, started=None, ended=None):
-    return operation(
-        0, group="", members=(), since=since, ended=ended, name=name, what=name, kind="compute", key="",
-        site="train.py:30", started_ns=None if started is None else started * S,
-    )  # fmt: skip
+def compute(name="think", **times):
+    return operation(0, group="", members=(), name=name, op="compute", form="", site="train.py:30", **times)
 
 
 def record(rank, *operations, left=False, step=STEP):
-    return RankRecord(rank=rank, step=step, left=left, operations=operations)
+    rows = [(*row[:2], row[2] * (at + 1), *row[3:]) for at, (row, _) in enumerate(operations)]
+    calls = {at + 1: call for at, (_, call) in enumerate(operations)}
+    return RankTable(rank, step, left, np.array(rows, np.int64).reshape(-1, 6).T, calls)
 
 
 def flight(process, *records, ending=None, processes=2, **changes):
@@ -90,7 +88,7 @@ CASES = {
     ),
     "a rank has left, and others went on": (
         [flight(0, record(0, operation(since=3, ended=4, failed=True), compute("next", since=6),
-                          operation(42, since=6, what="")),
+                          operation(42, since=6, known=False)),
                 record(2, operation(40, ended=1), left=True), record(3, operation(since=3, ended=4, failed=True)),
                 processes=1, ending=ending(rank=2, line="RankLeftError: rank 2 finished its program", at=9))],
         {}, "left", (2,),
@@ -105,7 +103,8 @@ CASES = {
     "a rank computes": (
         [flight(0, record(0, operation(5, group="a", members=(0, 1), since=1)),
                 record(1, operation(7, group="b", members=(1, 2), since=2)), ending=ending("stalled", at=9)),
-         flight(1, record(2, compute("tokenise", since=2, started=3), operation(7, group="b", members=(1, 2), what="")),
+         flight(1, record(2, compute("tokenise", since=2, started=3),
+                          operation(7, group="b", members=(1, 2), known=False)),
                 record(3, left=True), ending=ending("stalled", at=9))],
         {}, "late", (2,),
         "rank 2 has not come: it computes 'tokenise' (train.py:30); rank 1 waits for it in all_reduce #7 of group 'b' "
@@ -127,14 +126,13 @@ CASES = {
         "all_reduce #7 of group 'b' (train.py:33); call the operations of all groups that ranks share in one order",
     ),
     "an operation waits for its input": (
-        [flight(0, record(0, operation(what="")), *(record(rank, operation()) for rank in (1, 2, 3)))],
+        [flight(0, record(0, operation(known=False)), *(record(rank, operation()) for rank in (1, 2, 3)))],
         HUNG, "late", (0,),
         "rank 0 has not come: its all_reduce #41 of group 'world' (train.py:33) waits for its input; "
         + WAITED.format("ranks 1-3 wait"),
     ),
     "a receive from any rank": (
-        [flight(0, record(0, operation(0, name="recv", kind="send/recv", key="", members=(), group="",
-                                       towards=" from any rank with tag 3")),
+        [flight(0, record(0, operation(0, op="recv", key="any source, 0", members=(), tag=3, any_source=True)),
                 *(record(rank, operation(1, ended=2), left=True) for rank in (1, 2, 3)))],
         HUNG, "unmatched", (1, 2, 3),
         "ranks 1-3 have finished without the other end of recv #0 from any rank with tag 3 (train.py:33), for which "
@@ -188,7 +186,7 @@ def test_a_process_that_ended_is_described_by_its_last_operations():
 
 def test_the_table_has_a_line_for_each_rank():
     flights = [
-        flight(0, record(0, operation(since=3)), record(1, operation(40, ended=2), left=True, step=None),
+        flight(0, record(0, operation(since=3)), record(1, operation(40, ended=2), left=True, step=-1),
                ending=ending(rank=2, line=LOST), processes=3),
         flight(2, record(2, compute(since=3, started=4)), record(3), processes=3),
     ]  # fmt: skip

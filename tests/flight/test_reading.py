@@ -78,7 +78,7 @@ def test_what_another_version_has_written_is_refused(tmp_path, sample):
     other = sample[:8] + b"\x07" + sample[9:]
     assert (
         refusal(file, other)
-        == f"{file}: was written by another version of overlap (format 7, this reads 3); read it with that version"
+        == f"{file}: was written by another version of overlap (format 7, this reads 4); read it with that version"
     )
 
 

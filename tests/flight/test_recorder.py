@@ -18,9 +18,9 @@ from overlap.flight.folder import KEPT_FILES, MOST_FILES, default_folder, open_r
 from overlap.flight.layout import CALLS, KEPT, RECORDS, file_bytes
 from overlap.flight.reading import Flight, read_flight
 from overlap.flight.recorder import Known, Writer
-from overlap.runtime.message import Message
 from overlap.runtime.operation import CollectiveFuture
 from overlap.timeline.recording import Recorder
+from overlap.waits.ends import EndState
 from tests import interpreters
 
 from . import KILLED
@@ -44,7 +44,7 @@ def fail(main, *args: object, ranks: int = 2) -> None:
 
 def unfinished(record):
     """Return the unfinished operations, oldest first."""
-    return [operation for operation in record.operations if operation.ended_ns is None]
+    return [end for end in record.ends() if end.done_ns is None]
 
 
 def test_a_failed_world_leaves_what_its_ranks_did(folder):
@@ -61,21 +61,20 @@ def test_a_failed_world_leaves_what_its_ranks_did(folder):
     flight = only(folder)
     assert (flight.world_size, flight.process, flight.processes, flight.pid) == (2, 0, 1, os.getpid())
     assert [record.rank for record in flight.ranks] == [0, 1]
-    operations = flight.ranks[0].operations
-    done = [(op.words.name, op.words.kind, op.number, op.step, op.ended_ns is not None) for op in operations]
-    assert done == [
-        ("all_reduce", "all_reduce", 0, 7, True),
-        ("think", "compute", 0, 7, True),
-        ("all_gather", "all_gather", 1, 7, True),
-        ("barrier", "barrier", 2, 7, False),
+    ends = flight.ranks[0].ends()
+    assert [(end.call.op, end.call.name, end.seq, end.step, end.state) for end in ends] == [
+        ("all_reduce", "", 0, 7, EndState.DONE),
+        ("compute", "think", 0, 7, EndState.DONE),
+        ("all_gather", "", 1, 7, EndState.DONE),
+        ("barrier", "", 2, 7, EndState.WAITING),
     ]
-    reduced, think, gathered, _ = flight.ranks[0].operations
-    words = reduced.words
-    assert (words.what, words.group, words.members) == ("all_reduce(float32 (2,), op='sum')", "world", (0, 1))
-    assert gathered.words.what == "all_gather(float64 (3,))"  # known only once its input was there
-    assert words.site.rpartition(":")[0].endswith("test_recorder.py")
-    assert reduced.issued_ns <= think.issued_ns <= think.started_ns <= min(think.ended_ns, gathered.ended_ns)
-    assert [op.words.name for op in flight.ranks[1].operations] == ["all_reduce", "think", "all_gather"]
+    reduced, think, gathered, _ = ends
+    call = reduced.call
+    assert (call.form, call.group, call.members, call.nbytes) == ("float32 (2,), op='sum'", "world", (0, 1), 8)
+    assert gathered.call.form == "float64 (3,)"  # known only once its input was there
+    assert call.site.rpartition(":")[0].endswith("test_recorder.py")
+    assert reduced.issued_ns <= think.issued_ns <= think.begun_ns <= min(think.done_ns, gathered.done_ns)
+    assert [end.call.op for end in flight.ranks[1].ends()] == ["all_reduce", "compute", "all_gather"]
     assert flight.ending is not None
     assert (flight.ending.how, flight.ending.rank, flight.ending.here) == ("failed", 1, True)
     assert flight.ending.line.startswith("ValueError: no at test_recorder.py:")
@@ -92,8 +91,8 @@ def test_a_compute_has_ended_before_what_uses_it_ends(folder):
         raise ValueError("no")
 
     fail(main, ranks=1)
-    think, reduced = only(folder).ranks[0].operations[:2]
-    assert think.started_ns <= think.ended_ns <= reduced.ended_ns
+    think, reduced = only(folder).ranks[0].ends()[:2]
+    assert think.begun_ns <= think.done_ns <= reduced.done_ns
 
 
 def test_nothing_remains_of_a_world_that_ends_well(folder):
@@ -159,11 +158,10 @@ def test_messages_name_their_peer_and_their_ends(folder):
 
     fail(main)
     sender, receiver = only(folder).ranks
-    assert [(op.words.name, op.words.towards, op.words.members) for op in sender.operations] == [
-        ("send", " to rank 1 with tag 5", (0, 1))
-    ]
-    assert [(op.words.name, op.words.towards) for op in receiver.operations][1:] == [("recv", " from any rank")]
-    assert sender.operations[0].words.key == receiver.operations[0].words.key
+    (sent,), (received, waits) = [end.call for end in sender.ends()], [end.call for end in receiver.ends()]
+    assert (sent.op, sent.peer, sent.tag, sent.members) == ("send", 1, 5, (0, 1))
+    assert (waits.op, waits.peer, waits.any_source, waits.members) == ("recv", None, True, ())
+    assert sent.key == received.key != waits.key
 
 
 def test_the_last_operations_are_kept_and_no_more(folder):
@@ -175,8 +173,7 @@ def test_the_last_operations_are_kept_and_no_more(folder):
 
     fail(main, ranks=1)
     (record,) = only(folder).ranks
-    assert [op.number for op in record.operations] == list(range(10, RECORDS + 10))
-    assert [op.step for op in record.operations] == list(range(10, RECORDS + 10))
+    assert [(end.seq, end.step) for end in record.ends()] == [(at, at) for at in range(10, RECORDS + 10)]
 
 
 def test_the_oldest_unfinished_operations_are_kept(folder):
@@ -189,7 +186,7 @@ def test_the_oldest_unfinished_operations_are_kept(folder):
 
     fail(main)
     record = only(folder).ranks[0]
-    assert [op.number for op in unfinished(record)] == list(range(RECORDS - KEPT))
+    assert [end.seq for end in unfinished(record)] == list(range(RECORDS - KEPT))
 
 
 def test_operations_issued_far_ahead_are_recorded_when_their_turn_comes(folder):
@@ -214,10 +211,10 @@ def test_operations_issued_far_ahead_are_recorded_when_their_turn_comes(folder):
     fail(main)
     record = only(folder).ranks[0]
     awaited = range(ended, ended + RECORDS - KEPT)
-    assert [(op.number, op.step) for op in unfinished(record)] == [(number, number) for number in awaited]
-    done = [op.number for op in record.operations if op.ended_ns and op.words.kind != "barrier"]
+    assert [(end.seq, end.step) for end in unfinished(record)] == [(number, number) for number in awaited]
+    done = [end.seq for end in record.ends() if end.done_ns and end.call.op != "barrier"]
     assert done == list(range(ended - len(done), ended))
-    assert len(record.operations) == RECORDS
+    assert len(record.ends()) == RECORDS
 
 
 @pytest.mark.slow
@@ -247,7 +244,7 @@ def test_operations_that_end_before_a_record_is_free_leave_none_taken(folder):
     fail(main)
     record = only(folder).ranks[0]
     assert unfinished(record) == []
-    assert len(record.operations) == RECORDS
+    assert len(record.ends()) == RECORDS
 
 
 def test_the_words_of_the_last_calls_are_kept_however_many_there_are(folder):
@@ -258,11 +255,10 @@ def test_the_words_of_the_last_calls_are_kept_however_many_there_are(folder):
         raise ValueError
 
     fail(main, ranks=1)
-    operations = only(folder).ranks[0].operations
-    newest = [op.words.what for op in operations[-CALLS // 2 :]]
+    newest = [end.call.form for end in only(folder).ranks[0].ends()[-CALLS // 2 :]]
     lengths = range(2 * CALLS - CALLS // 4, 2 * CALLS)
-    assert newest[::2] == [f"all_reduce(int8 ({length},), op='sum')" for length in lengths]
-    assert set(newest[1::2]) == {"all_reduce(float64 (1,), op='sum')"}
+    assert newest[::2] == [f"int8 ({length},), op='sum'" for length in lengths]
+    assert set(newest[1::2]) == {"float64 (1,), op='sum'"}
 
 
 @pytest.mark.parametrize("index", [-1, 1 << 80])
@@ -274,7 +270,7 @@ def test_a_step_that_does_not_fit_is_none(folder, index):
 
     fail(main, ranks=1)
     (record,) = only(folder).ranks
-    assert (record.operations[0].step, record.step) == (None, None)
+    assert (record.ends()[0].step, record.step) == (None, -1)
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, 'quoted "\\\n\x00', "名" * 3000])
@@ -286,7 +282,7 @@ def test_names_of_any_kind_and_length_are_kept_as_far_as_they_fit(folder, name):
 
     fail(main, ranks=1)
     flight = only(folder)
-    assert len(flight.ranks[0].operations) == 2
+    assert len(flight.ranks[0].ends()) == 2
     assert flight.ending.line[:13].startswith(("ValueError: x", "ValueError: '", "ValueError: q", "ValueError: 名"))
 
 
@@ -298,9 +294,7 @@ def test_it_is_readable_after_sigkill(folder, tmp_path):
     flight = only(folder)
     assert flight.ending is None
     done = {
-        record.rank: [
-            (op.number, op.step, op.ended_ns is not None) for op in record.operations if op.words.towards == ""
-        ]
+        record.rank: [(end.seq, end.step, not end.is_open) for end in record.ends() if not end.call.is_message]
         for record in flight.ranks
     }
     assert done[0] == [(0, 0, True), (1, 1, True), (2, 2, True), (3, 3, False)]
@@ -397,8 +391,6 @@ def test_of_messages_that_come_again_the_words_are_written_once(folder, monkeypa
 
     written = CollectiveFuture.flight_fields
     monkeypatch.setattr(CollectiveFuture, "flight_fields", counted)
-    message_fields = Message.flight_fields
-    monkeypatch.setattr(Message, "flight_fields", lambda m: told.append(m.name) or message_fields(m))
 
     async def main(rank):
         for _ in range(20):
@@ -436,8 +428,8 @@ class Placed:
     def __init__(self, instruction: int) -> None:
         self.place = (only.__code__, instruction)
 
-    def flight_fields(self) -> dict[str, str]:
-        return {"name": f"all_reduce at {self.place[1]}"}
+    def flight_fields(self) -> dict[str, object]:
+        return {"op": "all_reduce", "name": f"all_reduce at {self.place[1]}"}
 
 
 def test_two_lines_that_issue_the_same_call_in_turn_need_no_more_memory():

@@ -6,30 +6,31 @@ import pytest
 import overlap
 from overlap.cli.top import brief, find_world, measure
 from overlap.config import overriding
-from overlap.flight.reading import CallWords, RankTable
+from overlap.flight.reading import RankTable
 from overlap.flight.spans import step_length_ns, timeline_of_records
 from overlap.timeline import Timeline, breakdowns
 from overlap.timeline.measure.metrics import coverage
+from overlap.waits.ends import Call
 from tests.timeline.made import shifted
 
 MS = 1_000_000
 CALLS = {
-    1: CallWords("backward", "compute", "", (), "train.py:7", 0),
-    2: CallWords("bucket 0", "all_reduce", "world", (0, 1), "train.py:8", 1 << 20),
-    3: CallWords("bucket 1", "all_reduce", "far", (0, 9), "train.py:9", 1 << 10),
-    4: CallWords("to 1", "send", "0 to 1", (0, 1), "train.py:11", 1 << 10),
-    5: CallWords("from 0", "recv", "0 to 1", (0, 1), "train.py:12", 1 << 10),
+    1: Call(op="compute", name="backward", key="", members=(), site="train.py:7", nbytes=0),
+    2: Call(op="all_reduce", name="bucket 0", key="world", members=(0, 1), site="train.py:8", nbytes=1 << 20),
+    3: Call(op="all_reduce", name="bucket 1", key="far", members=(0, 9), site="train.py:9", nbytes=1 << 10),
+    4: Call(op="send", name="to 1", key="0 to 1", members=(0, 1), site="train.py:11", nbytes=1 << 10),
+    5: Call(op="recv", name="from 0", key="0 to 1", members=(0, 1), site="train.py:12", nbytes=1 << 10),
 }
 
 
-def table(rank, *operations, step=4, **more):
+def table(rank, *operations, step=4, calls=CALLS, **more):
     """Operations are (issued, number, call, step, ended, started) in milliseconds."""
     rows = [(i * MS, number, call, of, e * MS, s * MS) for i, number, call, of, e, s in operations]
-    return RankTable(rank, step, False, np.array(rows, np.int64).reshape(-1, 6).T, **more)
+    return RankTable(rank, step, False, np.array(rows, np.int64).reshape(-1, 6).T, calls, **more)
 
 
-def measured(*tables, calls=CALLS, window=(100, 200)):
-    timeline = timeline_of_records([(each, calls) for each in tables], window[1] * MS, 10)
+def measured(*tables, window=(100, 200)):
+    timeline = timeline_of_records(tables, window[1] * MS, 10)
     return measure(timeline, {each.rank: each for each in tables}, (window[0] * MS, window[1] * MS))
 
 
@@ -72,10 +73,10 @@ def test_the_ends_of_a_message_meet():
 def test_a_rank_does_its_newest_compute_else_the_oldest_operation_in_flight():
     forward, backward = (0, 1, 1, 4, 0, 110), (120, 2, 6, 4, 0, 120)
     first, second = (105, 3, 2, 4, 0, 0), (106, 4, 3, 4, 0, 0)
-    calls = CALLS | {6: CallWords("look ahead", "compute", "ahead", (), "train.py:7", 0)}
+    calls = CALLS | {6: Call(op="compute", name="look ahead", key="ahead", members=(), site="train.py:7", nbytes=0)}
 
     def doing(*operations):
-        return measured(table(0, *operations), calls=calls).doing[0]
+        return measured(table(0, *operations, calls=calls)).doing[0]
 
     assert doing(first, forward, second, backward) == "look ahead"
     assert doing(first, forward, second) == "backward"
@@ -129,10 +130,10 @@ def test_top_shows_the_figures_that_timeline_shows(tmp_path, monkeypatch):
                 await rank.all_reduce(part)
         if rank.rank == 0:
             world = find_world(None)
-            ranks = [(each, record.calls) for record in world.processes for each in record.ranks()]
-            now_ns = max(int(np.abs(each.operations[4]).max()) for each, _ in ranks)
+            ranks = [each for record in world.processes for each in record.ranks()]
+            now_ns = max(int(np.abs(each.operations[4]).max()) for each in ranks)
             recorded = timeline_of_records(ranks, now_ns, 2)
-            looks.append((recorded, measure(recorded, {each.rank: each for each, _ in ranks}, window(recorded))))
+            looks.append((recorded, measure(recorded, {each.rank: each for each in ranks}, window(recorded))))
             world.close()
         await rank.barrier()
 

@@ -59,7 +59,7 @@ class LocalRank:
         """
         from .views import view_of  # most programs need none
 
-        return view_of(self.context, self.left, self.rank.world_size, now_ns, place)
+        return view_of(self.context, self.left, now_ns, place)
 
     @property
     def has_unseen_error(self) -> bool:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from ...diagnostics import where
 from ...errors import in_one_line
-from ...ranklist import unlisted
 from ...waits.ends import End, EndState, RankView, Seen, call_of
 from ...waits.judge import Kind, Verdict, judge
 from ...waits.wording import lines, report_lines, rows, sentence, unawaited_line
@@ -27,12 +26,11 @@ _MOST_ENDS = 64  # unfinished operations of a rank that are judged
 _SHOWN = 16  # lines of a table on a terminal; the culprit is in the sentence above it
 
 
-def view_of(context: RankContext, left: Container[int], size: int, now_ns: int, place: str | None) -> RankView:
+def view_of(context: RankContext, left: Container[int], now_ns: int, place: str | None) -> RankView:
     """Return the view of a rank, for the judge of waits.
 
     Args:
         left: World ranks that have finished.
-        size: Number of ranks of the world.
         now_ns: The present of the context.
         place: Line of a program that is being unwound: it has no frame to look at any more.
     """
@@ -41,7 +39,7 @@ def view_of(context: RankContext, left: Container[int], size: int, now_ns: int, 
     if not operations and rank in left:
         return RankView(rank=rank, seen=Seen.LEFT)
     places = _program_lines(context) if place is None else [place] if place else []
-    ends = tuple(_end(context, operation, size, time_ns() - now_ns) for operation in operations[:_MOST_ENDS])
+    ends = tuple(_end(context, operation, time_ns() - now_ns) for operation in operations[:_MOST_ENDS])
     unseen = outstanding.unseen
     view = RankView(
         rank=rank, ends=ends, site=" and ".join(places), step=context.step,
@@ -51,12 +49,10 @@ def view_of(context: RankContext, left: Container[int], size: int, now_ns: int, 
     return view if view.running is None else replace(view, seen=Seen.GOES_ON)
 
 
-def _end(context: RankContext, operation: IssuedFuture[object], size: int, shift_ns: int) -> End:
+def _end(context: RankContext, operation: IssuedFuture[object], shift_ns: int) -> End:
     """Return an operation as an end; `shift_ns` turns instants of the context into nanoseconds since 1970."""
     read = getattr(operation, "flight_fields", None)  # tasks have none
-    fields = read() if read else {"kind": "task", "name": operation.name, "site": operation.call_site}
-    members = unlisted(fields["members"]) if fields.get("members") else ()
-    call = call_of(fields, members, context.rank, size)
+    call = call_of(read() if read else {"op": "task", "name": operation.name, "site": operation.call_site})
     state, lacks = EndState.QUEUED, tuple(operation.awaits)
     if isinstance(operation, ComputeFuture):
         state = EndState.MOVING if operation.started_ns is not None else EndState.QUEUED
