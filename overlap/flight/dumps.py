@@ -11,13 +11,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from struct import error as StructError
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from ..errors import UsageError
 from ..ranklist import listed
@@ -28,38 +29,9 @@ MOST_BYTES = 256 << 20  # of one dump
 
 _MOST_FRAMES, _MOST_TEXT, _MOST_SHAPES = 64, 300, 256
 _HEAD_BYTES, _TAIL_BYTES = 1 << 16, 1 << 12  # parts of a file that show whether it is a dump
-_DAMAGE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-    StructError,
-)
+_DAMAGE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, MemoryError, StructError)
+_GLOO = "gloo"
 _NOT_OF_THE_USER = re.compile(r"(^|[/\\])(torch|overlap)[/\\]|^<|importlib")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DumpedCall:
-    """An operation that one rank issued."""
-
-    group: str  # Name that the recorder gives it
-    number: int  # Number among the collectives of its group, or among messages
-    op: str  # Such as "all_reduce"; "send" and "recv" for messages
-    peer: int | None  # World rank at the other end of a message, where the dump says
-    form: str  # Dtype and elements that ranks must agree on, such as "float [8]"
-    line: str  # Place in the user's program; "" where the dump has no stacks
-    state: str  # Recorded state: scheduled, started, completed
-    done: bool
-    created_ns: int
-
-    @property
-    def is_message(self) -> bool:
-        """Whether the operation is one end of a message."""
-        return self.op in ("send", "recv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +42,9 @@ class Dump:
     prefix: str  # The name without the rank: that of one run
     rank: int
     version: str
-    calls: tuple[DumpedCall, ...]  # In the order of issue
+    ends: tuple[End, ...]  # Keys are names of groups, as the recorder has them, until dumps of all ranks are joined
     groups: Mapping[str, tuple[int, ...]]  # Members, where the dump lists them
-    names: Mapping[str, str]  # Descriptions of groups
+    is_gloo: bool  # Whether an operation is one of gloo
 
 
 def split_rank(path: Path) -> tuple[str, int] | None:
@@ -119,9 +91,10 @@ def read_dump(path: Path) -> Dump:
         version = _bounded_text(root["version"])[:20]
         if version.partition(".")[0] != "2":
             raise UsageError(f"{path}: is of version {version} of the flight recorder; versions 2.x are read")
-        groups, names = _parse_groups(root.get("pg_config") or {})
+        groups = _parse_groups(root.get("pg_config") or {})
         entries = root.get("entries", [])
-        calls = _with_batches(entries, [_parse_call(entry, names, groups) for entry in entries])
+        ends = _with_batches(entries, [_parse_end(entry, named[1], groups) for entry in entries])
+        is_gloo = any(_bounded_text(entry["profiling_name"]).startswith(_GLOO) for entry in entries)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a dump that can be read") from None
     except _DAMAGE as error:
@@ -129,62 +102,62 @@ def read_dump(path: Path) -> Dump:
             f"{path}: is damaged, or no dump: {type(error).__name__}: {str(error)[:200]}; leave it out"
         ) from None
     return Dump(
-        path=path, prefix=named[0], rank=named[1], version=version, calls=calls, groups=groups, names=names
+        path=path, prefix=named[0], rank=named[1], version=version, ends=ends, groups=groups, is_gloo=is_gloo
     )  # fmt: skip
 
 
-def _with_batches(entries: Sequence[Any], calls: Sequence[DumpedCall]) -> tuple[DumpedCall, ...]:
+def _with_batches(entries: Sequence[Any], ends: Sequence[End]) -> tuple[End, ...]:
     """Return the operations of a dump; a batched operation gets the state of its batch.
 
     Only the end of a batch, which follows its operations under their number, has a state that changes.
     """
-    ends: dict[tuple[str, bool, int], DumpedCall] = {}
-    complete: list[DumpedCall] = []
-    for entry, call in zip(reversed(entries), reversed(calls), strict=True):
+    states: dict[tuple[str, bool, int], EndState] = {}
+    complete: list[End] = []
+    for entry, end in zip(reversed(entries), reversed(ends), strict=True):
         message = bool(entry.get("is_p2p"))
-        key = (call.group, message, int(entry["p2p_seq_id" if message else "collective_seq_id"]))
-        if call.op.endswith("coalesced"):
-            ends.setdefault(key, call)
-        elif (end := ends.get(key)) is not None:
-            call = replace(call, state=end.state, done=end.done)
-        if not (message and call.op == "coalesced"):  # ranks of other messages have no such end
-            complete.append(call)
+        key = (end.call.key, message, int(entry["p2p_seq_id" if message else "collective_seq_id"]))
+        if end.call.op.endswith("coalesced"):
+            states.setdefault(key, end.state)
+        elif key in states:
+            end = structs.replace(end, state=states[key])
+        if not (message and end.call.op == "coalesced"):  # ranks of other messages have no such end
+            complete.append(end)
     return tuple(reversed(complete))
 
 
-def _parse_groups(table: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return the ranks of each group, where the dump lists them, and the description of each group."""
+def _parse_groups(table: Any) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each group, where the dump lists them."""
     members: dict[str, tuple[int, ...]] = {}
-    names: dict[str, str] = {}
     for name, about in table.items():
         ranks = about.get("ranks") or "[]"
         listed = json.loads(ranks) if isinstance(ranks, str) else ranks
         if listed:
             members[str(name)] = tuple(sorted({int(rank) for rank in listed}))
-        names[str(name)] = _bounded_text(about.get("desc", ""))
-    return members, names
+    return members
 
 
-def _parse_call(entry: Any, names: dict[str, str], groups: Mapping[str, tuple[int, ...]]) -> DumpedCall:
-    """Return an operation from its entry in a dump; adds the description of its group to `names`."""
+def _parse_end(entry: Any, rank: int, groups: Mapping[str, tuple[int, ...]]) -> End:
+    """Return an operation of a rank from its entry in a dump."""
     group, description = map(_bounded_text, entry["process_group"])
-    names.setdefault(group, description)
     library, _, operation = _bounded_text(entry["profiling_name"]).partition(":")
     op, _, route = operation.partition(" ")
-    message = op in ("send", "recv")
-    state = _bounded_text(entry.get("state", ""))
-    return DumpedCall(
-        group=group,
-        number=int(entry["p2p_seq_id"] if message else entry["collective_seq_id"]),
-        op=op or library,
-        peer=_parse_peer(route, groups.get(group)) if message else None,
-        form=_parse_form(entry, op),
-        line=_find_user_line(entry.get("frames") or ()),
-        state=state[:20],
-        # Gloo never says that an operation has completed, only that it was retired, also by an error.
-        done=state == "completed" or (library == "gloo" and bool(entry.get("retired"))),
-        created_ns=int(entry.get("time_created_ns") or 0),
-    )
+    message, members = op in ("send", "recv"), groups.get(group, ())
+    if message:
+        peer = _parse_peer(route, members)
+        members = () if peer is None else (rank, peer) if op == "send" else (peer, rank)
+    recorded, is_gloo = _bounded_text(entry.get("state", "")), library == _GLOO
+    # Gloo records no start, and never says that an operation has completed, only that it was retired, also by an error.
+    state = EndState.QUEUED if recorded == "scheduled" else EndState.UNKNOWN
+    if recorded == "completed" or (is_gloo and entry.get("retired")):
+        state = EndState.DONE
+    elif recorded == ("scheduled" if is_gloo else "started"):
+        state = EndState.WAITING
+    call = Call(
+        op=op or library, site=_find_user_line(entry.get("frames") or ()), key=group, members=members,
+        group=group if description in ("", "undefined") else description, form=_parse_form(entry, op),
+    )  # fmt: skip
+    number = int(entry["p2p_seq_id"] if message else entry["collective_seq_id"])
+    return End(rank=rank, call=call, seq=number, state=state, issued_ns=int(entry.get("time_created_ns") or 0))
 
 
 def _parse_form(entry: Any, op: str) -> str:
@@ -201,13 +174,13 @@ def _parse_form(entry: Any, op: str) -> str:
     return f"{types[-1] or types[0]} [{given}]{f' -> [{made}]' if made != given else ''}"
 
 
-def _parse_peer(route: str, members: Sequence[int] | None) -> int | None:
+def _parse_peer(route: str, members: Sequence[int]) -> int | None:
     """Return the world rank at the other end of a message, from a text such as "0->1"; None if it names none."""
     ends = re.fullmatch(r"\d+(?:->|<-)(\d+)", route)
     if ends is None:
         return None
     peer = int(ends[1])
-    return members[peer] if members is not None and peer < len(members) else peer
+    return members[peer] if peer < len(members) else peer
 
 
 def _bounded_text(value: Any) -> str:
@@ -253,9 +226,8 @@ def ranks_without_dump(dumps: Mapping[int, Dump]) -> list[int]:
 def rank_views(dumps: Mapping[int, Dump]) -> list[RankView]:
     """Return the views of the ranks of one run."""
     everyone = tuple(sorted({*dumps, *ranks_without_dump(dumps)}))
-    states = {call.state for dump in dumps.values() for call in dump.calls}
-    is_gloo = bool(states) and states.isdisjoint(("started", "completed"))  # gloo records no start
-    ends = {rank: _ends(dump, everyone, waits="scheduled" if is_gloo else "started") for rank, dump in dumps.items()}
+    is_gloo = any(dump.is_gloo for dump in dumps.values())
+    ends = {rank: _joined_ends(dump.ends, everyone) for rank, dump in dumps.items()}
     newest: dict[str, dict[int, int]] = {}  # number of the last collective, by group and rank
     for rank, of_rank in ends.items():
         for end in of_rank:
@@ -275,11 +247,11 @@ def _failed_alone(end: End, newest: Mapping[int, int], dumps: Mapping[int, Dump]
     """Return the last end of a rank, as failed if it has ended without a rank that never called it."""
     members = [rank for rank in end.call.members or newest if rank in dumps]
     alone = end.state is EndState.DONE and any(newest.get(rank, -1) < end.seq for rank in members)
-    return msgspec.structs.replace(end, state=EndState.FAILED) if alone and not end.call.is_message else end
+    return structs.replace(end, state=EndState.FAILED) if alone and not end.call.is_message else end
 
 
-def _ends(dump: Dump, everyone: tuple[int, ...], *, waits: str) -> list[End]:
-    """Return the ends of a rank; `waits` is the recorded state of an operation that waits for the others.
+def _joined_ends(recorded: Sequence[End], everyone: tuple[int, ...]) -> list[End]:
+    """Return the ends of a rank under the keys and numbers at which they meet those of other ranks.
 
     Several calls have one number if they were coalesced. The k-th unfinished send to a rank meets that rank's k-th
     unfinished receive.
@@ -287,26 +259,18 @@ def _ends(dump: Dump, everyone: tuple[int, ...], *, waits: str) -> list[End]:
     counts: Counter[object] = Counter()
     calls: dict[Call, Call] = {}  # equal ones become one
     ends = []
-    for dumped in sorted(dump.calls, key=lambda call: call.created_ns):
-        members, group, seq = dump.groups.get(dumped.group, ()), dump.names.get(dumped.group, ""), dumped.number
-        if not members and (dumped.group == "0" or group == "default_pg"):
-            members = everyone
-        key = f"{dumped.group} {listed(members)}"
-        if dumped.is_message:
-            pair = (dump.rank, dumped.peer) if dumped.op == "send" else (dumped.peer, dump.rank)
-            key = f"{dumped.group} {pair}" if not dumped.done else f"{dumped.group} {pair} ended"
-            members = tuple(rank for rank in pair if rank is not None) if dumped.peer is not None else ()
-            counts[key, dumped.op] += 1
-            seq = counts[key, dumped.op]
+    for end in sorted(recorded, key=lambda end: end.issued_ns):
+        call, members, seq = end.call, end.call.members, end.seq
+        if call.is_message:
+            key = f"{call.key} {members}{'' if end.is_open else ' ended'}"
+            counts[key, call.op] += 1
+            seq = counts[key, call.op]
         else:
+            if not members and (call.key == "0" or call.group == "default_pg"):
+                members = everyone
+            key = f"{call.key} {listed(members)}"
             counts[key, seq] += 1
             key += f" {counts[key, seq]}"
-        call = Call(
-            op=dumped.op, site=dumped.line, key=key, members=members, form=dumped.form,
-            group=group if group not in ("", "undefined") else dumped.group,
-        )  # fmt: skip
-        state = EndState.QUEUED if dumped.state == "scheduled" else EndState.UNKNOWN
-        state = EndState.DONE if dumped.done else EndState.WAITING if dumped.state == waits else state
-        call = calls.setdefault(call, call)
-        ends.append(End(rank=dump.rank, call=call, seq=seq, state=state, issued_ns=dumped.created_ns))
+        call = structs.replace(call, key=key, members=members)
+        ends.append(structs.replace(end, call=calls.setdefault(call, call), seq=seq))
     return ends

@@ -186,12 +186,14 @@ def _newest_run(dumps: Sequence[Dump]) -> tuple[Mapping[int, Dump], list[str]]:
     best: dict[tuple[str, str, int], Dump] = {}
     for dump in dumps:  # a rank may have written both a pickle, which has stacks, and JSON
         key = (str(dump.path.parent), dump.prefix, dump.rank)
-        if key not in best or any(call.line for call in dump.calls):
+        if key not in best or any(end.call.site for end in dump.ends):
             best[key] = dump
     if len({rank for *_, rank in best}) == len(best):
         return {dump.rank: dump for dump in sorted(best.values(), key=lambda dump: dump.rank)}, []
     runs: dict[tuple[str, str], dict[int, Dump]] = defaultdict(dict)
     for (folder, prefix, rank), dump in sorted(best.items()):
         runs[folder, prefix][rank] = dump
-    newest = max(runs, key=lambda run: max((c.created_ns for d in runs[run].values() for c in d.calls), default=0))
+    newest = max(
+        runs, key=lambda run: max((end.issued_ns for dump in runs[run].values() for end in dump.ends), default=0)
+    )
     return runs[newest], [f"of {len(runs)} runs in these files this is the last ({newest[1]})"]

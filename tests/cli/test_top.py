@@ -92,7 +92,7 @@ def test_calls_of_a_record_have_their_bytes():
         world = find_world(None)
         for each in world.processes:
             each.ranks()
-        calls = {words.kind: words.nbytes for each in world.processes for words in each.calls.values()}
+        calls = {call.op: call.nbytes for each in world.processes for call in each.calls.values()}
         world.close()
         return calls
 
