@@ -20,7 +20,7 @@ def record(size: int, *issues: tuple, **more) -> Record:
         if op in ("send", "recv"):
             peer, tag = group
             ends = (rank, peer) if op == "send" else (peer, rank)
-            key, members, name = f"{ends} {tag}", ends, "world"
+            key, members, name = f"{ends} {tag}", ends if peer is not None else (), "world"
         else:
             key, members, name, peer, tag = group, tuple(range(size)), group, None, 0
         seq = counts[rank, key, op] = counts.get((rank, key, op), -1) + 1
