@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from warnings import warn
 
 from ..waits.ends import Call, End, EndState, RankView, Seen, form_of
 from ..waits.wording import title
@@ -80,12 +79,6 @@ class Issue:
         """Name of the operation and its line, such as "send #0 to rank 1 (train.py:41)"."""
         return title(self.end)
 
-    @property
-    def told(self) -> str:
-        """Old name of `title`."""
-        warn("Issue.told is now Issue.title; the old name goes with the next version", DeprecationWarning, 2)
-        return self.title
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCall:
@@ -138,12 +131,6 @@ class Record:
     leaks: list[tuple[int, str, str]] = field(default_factory=list)  # The rank, what it has left, the line if known
     late_files: dict[int, str] = field(default_factory=dict)  # Who writes the file that a rank has missed
     peak_bytes: dict[int, int] = field(default_factory=dict)  # Memory of tensors, by rank
-
-    @property
-    def made(self) -> list[GroupCall]:
-        """Old name of `group_calls`."""
-        warn("Record.made is now Record.group_calls; the old name goes with the next version", DeprecationWarning, 2)
-        return self.group_calls
 
     def of(self, rank: int) -> list[Issue]:
         """Return the operations of a rank, in order."""
