@@ -336,15 +336,3 @@ def test_lists_that_the_other_rank_passes_later_are_no_wrong_members() -> None:
     made = record(2)
     made.group_calls = [GroupCall(rank=rank, ranks=ranks, line="x.py:4") for rank, of in lists.items() for ranks in of]
     assert survived.group_members(made) is None
-
-
-def test_old_names_work_for_one_more_version() -> None:
-    written = Record(size=1, group_calls=[GroupCall(rank=0, ranks=(0,), line="train.py:3")])
-    with pytest.warns(DeprecationWarning, match="Record.made is now Record.group_calls"):
-        assert written.made == written.group_calls
-    issue = Issue(
-        rank=0, index=0, op="barrier", what="", group="world", members=(0,), key="a", seq=0, line="train.py:4",
-        issued_ns=0,
-    )  # fmt: skip
-    with pytest.warns(DeprecationWarning, match="Issue.told is now Issue.title"):
-        assert issue.told == issue.title == "barrier #0 of group 'world' (train.py:4)"
