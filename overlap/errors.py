@@ -18,7 +18,7 @@
      +- DeadlineError            an operation that has not ended within its `timeout_s`
      +- FutureCancelledError     an operation that `cancel` has ended; raised where it is awaited
      +- ScheduleError            a schedule that does not compute its collective; it is never run
-     +- JoinError, ListenError, MemberLostError, InboxFullError
+     +- JoinError, ListenError, MemberLostError
                                  processes that do not come together, or are lost (`overlap.processes`)
 
 and a warning: TraceWarning, a timeline could not be written; the results stand.

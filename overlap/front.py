@@ -18,7 +18,8 @@ from .config import ARGUMENT, RunConfig, resolve_config
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
 from .hints import suggesting
-from .processes.life import Keeper, find_cluster, multi_process_setup, run_ranks, single_process_setup
+from .processes.real_time import find_cluster, run_ranks, single_process_setup
+from .processes.trace_writer import TraceWriter
 from .runtime.ending import ended_by_its_loop
 from .runtime.rank import Rank
 from .runtime.world import World
@@ -106,13 +107,11 @@ def run(
         return cast("list[T]", engine(main, args, config))
     if trio.lowlevel.in_trio_run():
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
-    keeper = Keeper(config)
     try:
-        with handling_signals(), keeper.noting():
+        with handling_signals(), TraceWriter(config) as writer:
             if config.virtual is None:
-                results = trio.run(_run_in_real_time, main, args, config, keeper)
-            else:
-                results = _run_in_virtual_time(main, args, config, keeper)
+                return trio.run(_run_in_real_time, main, args, config, writer)
+            return _run_in_virtual_time(main, args, config, writer)
     except trio.TrioInternalError as internal:
         if (failed := ended_by_its_loop(internal)) is None:
             raise
@@ -123,8 +122,6 @@ def run(
         interrupt = KeyboardInterrupt()
         interrupt.__notes__ = all_notes(group)
         raise interrupt from None
-    keeper.warn()
-    return results
 
 
 @suggesting
@@ -161,11 +158,8 @@ async def run_async(
     config = resolve_config(main, args, arguments)
     if config.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
-    keeper = Keeper(config)
-    with keeper.noting():
-        results = await _run_in_real_time(main, args, config, keeper)
-    keeper.warn()
-    return results
+    with TraceWriter(config) as writer:
+        return await _run_in_real_time(main, args, config, writer)
 
 
 @contextmanager
@@ -191,7 +185,7 @@ def _arguments_as_config(clock: str | Virtual, cluster: str | topology.Cluster, 
 
 
 async def _run_in_real_time(
-    main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, keeper: Keeper
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, writer: TraceWriter
 ) -> list[T]:
     """Run a world in real time, until it ends or a signal ends it."""
     with registered_life() as life:
@@ -205,21 +199,22 @@ async def _run_in_real_time(
             from .survival.epochs import live_epochs  # few runs go on after a loss
 
             return await live_epochs(
-                own_place, main, args, config, keeper, set_world, has_signal=lambda: life.scope.cancel_called
+                own_place, main, args, config, writer, set_world, has_signal=lambda: life.scope.cancel_called
             )
-        opened = (
-            single_process_setup(config)
-            if own_place is None
-            else multi_process_setup(own_place, config.changed(own_place.source, ranks=own_place.world_size))
-        )
+        if own_place is None:
+            opened = single_process_setup(config)
+        else:
+            from .processes.connect import join_world
+
+            opened = join_world(own_place, config.changed(own_place.source, ranks=own_place.world_size))
         return await run_ranks(
-            opened, own_place, main, args, config, keeper, set_world, has_signal=lambda: life.scope.cancel_called
+            opened, own_place, main, args, config, writer, set_world, has_signal=lambda: life.scope.cancel_called
         )
     raise AssertionError("a world that ends early has raised why")
 
 
 def _run_in_virtual_time(
-    main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, keeper: Keeper
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, writer: TraceWriter
 ) -> list[T]:
     """Run a world in virtual time."""
     from .simulation.simulated_backend import SimulatedBackend
@@ -245,7 +240,7 @@ def _run_in_virtual_time(
         try:
             return await world.live(main, args, config.timeout_s)
         finally:
-            keeper.keep_now(world.timeline)
+            writer.write_virtual(world.timeline)
 
     if config.virtual.faults is not None and config.virtual.faults.survive:
         from .survival.virtual import live_virtual_epochs  # few runs go on after a loss

@@ -11,9 +11,10 @@ from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
 from ..hints import suggesting
 from ..processes.identity import JOIN_TIMEOUT_S
-from ..processes.life import Keeper, place_and_setup, run_ranks
 from ..processes.place import LONGEST_JOB
+from ..processes.real_time import place_and_setup, run_ranks
 from ..processes.secret import strong_secret
+from ..processes.trace_writer import TraceWriter
 from ..runtime.interrupts import deferring_interrupts, interruption_point
 from ..runtime.rank import Rank
 from ..runtime.world import World
@@ -118,14 +119,12 @@ def _open_connection(
     rank: int, size: int, meeting: Meeting | None, run_config: RunConfig, timeout_s: float
 ) -> Connection:
     """Start a world, and return its connection."""
-    keeper = Keeper(run_config)
 
     async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
         """Set up the world, alone or with the other processes, and run its rank until the connection closes."""
         place, setup = place_and_setup(meeting, run_config, source="overlap.connect", timeout_s=timeout_s)
-        with keeper.noting():
-            await run_ranks(setup, place, main, (), run_config, keeper, on_start)
-        keeper.warn()
+        with TraceWriter(run_config) as writer:
+            await run_ranks(setup, place, main, (), run_config, writer, on_start)
 
     connection = Connection(rank, size, run_world)
     connection.open()

@@ -16,7 +16,8 @@
 #
 # A world of several processes:
 #
-#   life               a world from its start to its end, and its timeline;  traces: one trace file of all processes
+#   real_time          a world: its setup, and the run of its ranks
+#   trace_writer       the trace of a run;  traces: the file of a process, and one file of all
 #   connect            transport and control plane of a process
 #   control            events of ranks, and views of the ranks of others
 #   status             records of a process for its launcher

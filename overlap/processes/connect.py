@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -30,14 +30,12 @@ from .introduce import introduce_by_mpi
 from .join import Membership, join
 from .members import MemberLostError
 from .place import Place
+from .real_time import WorldSetup, cluster_of_place, wrap_transport
 from .secret import user_secret
 from .shared_folder import check_shared_folder
 from .sockets import local_address
 from .status import Entering, Leaving, report_to_launcher
 from .wire import MemberLost
-
-# How long the first process waits for the others to leave, which may still compute.
-LEAVE_S = 10.0
 
 _worlds = count()
 """Number of the next world: a program may run several, one after the other, in the same order on all processes."""
@@ -46,47 +44,36 @@ _attempts: list[int] = []
 """The attempt of the job, once this process has agreed on it with the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldConnection:
-    """Connection of a process to the others of its world, once all have joined."""
-
-    transport: Transport  # Reaches every rank of the world
-    control_plane: ControlPlane  # Exchanges events of ranks with the other processes
-    membership: Membership  # The control connection itself
-    notices: TransportNotices  # Lines of the transport for the user
-    restart: int  # Number of earlier attempts of the job
-
-    async def leave(self) -> None:
-        """Leave the world. Without it, the end of this process is a loss for the others."""
-        with trio.move_on_after(LEAVE_S):
-            await self.membership.leave()
-
-
 @asynccontextmanager
 async def join_world(
     own_place: Place,
-    machine: str,
     run: RunConfig,
     *,
-    wires: Callable[[Transport], Transport],
     meeting: RendezvousConfig | None = None,
     on_lost: Callable[[MemberLost], object] = lambda lost: None,
-) -> AsyncIterator[WorldConnection]:
+) -> AsyncIterator[WorldSetup]:
     """Join the other processes, and open the wires to them, for the length of an ``async with``.
 
     Args:
         own_place: Place of this process.
-        machine: Name of the cluster, the same on all processes.
         run: Settings of the run.
-        wires: Given memory inside the process and a transport between processes, returns the transport to use.
         meeting: Configuration to join, whose listener is closed in the end; None: the processes meet at the endpoint of
             their launcher, which gets reports.
         on_lost: Called with each process that is lost, if there is a `meeting`.
 
     Raises:
         JoinError: If not all joined in time, or this process is not one of those expected.
-        UsageError: If this process is in a world of its job already, such as in a compute of one of its ranks.
+        UsageError: If this process is in a world of its job already, such as in a compute of one of its ranks; or if
+            the cluster or the transport of the settings does not fit the place.
     """
+    cluster, wires = cluster_of_place(own_place, run), run.wires
+    fixed = wires if isinstance(wires, Transport) else None
+    if fixed is not None and (fixed.ranks, len(fixed.peers)) != (tuple(own_place.ranks), own_place.world_size):
+        raise UsageError(
+            f"transport: serves ranks {list(fixed.ranks)} and reaches {len(fixed.peers)}; this is process "
+            f"{own_place.process} of {own_place.processes}, with ranks {list(own_place.ranks)} of "
+            f"{own_place.world_size}"
+        )
     ranks_each = own_place.ranks_per_process
     placement = [range(process * ranks_each, (process + 1) * ranks_each) for process in range(own_place.processes)]
     async with AsyncExitStack() as stack:
@@ -99,7 +86,7 @@ async def join_world(
                 )
             stack.callback(_in_a_world.release)
             world = next(_worlds)
-            meeting, on_lost = await rendezvous(own_place, world, machine, run), report_to_launcher
+            meeting, on_lost = await rendezvous(own_place, world, cluster.name, run), report_to_launcher
             entering = Entering(world=world + 1, joined=False, ranks_each=ranks_each)
             report_to_launcher(entering)
             stack.callback(report_to_launcher, Leaving(world=world + 1))
@@ -120,16 +107,18 @@ async def join_world(
             between.lose(placement[lost.member], lost.reason)
 
         membership.on_loss = lose  # until the wires are open; then the control plane reports losses
-        transport = wires(Router([NeuronLink(list(own_place.ranks)), between]))
+        transport = fixed or wrap_transport(Router([NeuronLink(list(own_place.ranks)), between]), wires)
         with _blame_arguments():
             await stack.enter_async_context(transport.open())
         membership.on_loss = on_lost
-        yield WorldConnection(
+        yield WorldSetup(
+            size=own_place.world_size,
+            cluster=cluster,
             transport=transport,
-            control_plane=ControlPlane(membership, placement, stopping=notices.cease, on_loss=lose),
-            membership=membership,
-            notices=notices,
             restart=config.epoch // WORLDS,
+            membership=membership,
+            control_plane=ControlPlane(membership, placement, stopping=notices.cease, on_loss=lose),
+            notices=notices,
         )
 
 

@@ -216,7 +216,7 @@ class ControlPlane:
 
     async def _handle_messages(self) -> None:
         """Act on the notices and losses of other processes, in their order."""
-        async for message in self._membership.messages():
+        async for message in self._membership:
             if isinstance(message, MemberLost):
                 self._lose(message)
             else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from transports.identity import Hello, Identity
 
-from ..errors import OverlapError, UsageError
+from ..errors import OverlapError
 from .sockets import OUTAGE_S, Endpoint
 
 #: Detail in the hello of a process that has been in no world yet.
@@ -18,8 +18,6 @@ JOIN_TIMEOUT_S = 60.0
 #: Epochs of one attempt of a job: more worlds than one program runs.
 WORLDS = 1 << 20
 
-#: Longest name of a job: a hello has 256 bytes.
-_JOB_LIMIT_BYTES = 128
 _NAMED_LIMIT = 16
 
 #: A silence of a lost process, by default.
@@ -81,18 +79,6 @@ class RendezvousConfig(Identity):
     # whether it runs while it is silent.
     process: str = ""
     ranks_each: int = 0  # Ranks of each process, for messages; 0: unknown
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.member < self.members:
-            raise UsageError(f"member: must be 0 ... {self.members - 1}, got {self.member}")
-        if self.epoch < 0:
-            raise UsageError(f"epoch: must not be negative, got {self.epoch}")
-        if len(self.job.encode()) > _JOB_LIMIT_BYTES:
-            raise UsageError(
-                f"job: at most {_JOB_LIMIT_BYTES} bytes, got {len(self.job.encode())} ('{self.job[:20]}...')"
-            )
-        if not self.secret:
-            raise UsageError("secret: is empty; without one anybody is a member")
 
     @property
     def greeting(self) -> Hello:

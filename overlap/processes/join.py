@@ -8,7 +8,7 @@ in the order of arrival.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import perf_counter_ns
 from typing import Self, TypeVar
@@ -111,12 +111,14 @@ async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
 class Membership:
     """One of the `members` processes of a world; made by `join`. Use it in the loop that has joined.
 
+    ``async for news in membership`` reads the notices of other members, and each loss of a member, once.
+
     Control messages only: small, in order, through member 0. Arrays travel over a transport.
 
     Attributes:
         member: Index of this process.
         members: Number of processes.
-        on_loss: Called with each loss of a member at once, before `messages` has it.
+        on_loss: Called with each loss of a member at once, before it is read.
         send: Sends a message to member 0, in the loop of the connection.
         host_clock: Samples of member 0's clock; None on member 0.
     """
@@ -180,7 +182,7 @@ class Membership:
         await self.exchange(f"barrier {name}", doing=f"barrier '{name}'")
 
     def send_notice(self, body: bytes) -> None:
-        """Send bytes to all other members, which get them from `messages`, in the order of the calls.
+        """Send bytes to all other members, which read them, in the order of the calls.
 
         Returns at once; any thread. After this member has left, or member 0 is lost, it has no effect.
 
@@ -197,17 +199,22 @@ class Membership:
             )
         self._send_soon(Notice(body=body))
 
-    def messages(self) -> NewsIterator:
-        """Iterate over the notices of other members, and each loss of a member, once.
+    def __aiter__(self) -> Self:
+        return self
 
-        For one task. It ends when this member has left, and after the loss of member 0; while iterating it raises
-        `InboxFullError` if messages were dropped because too many waited.
+    async def __anext__(self) -> News:
+        """Return the next notice of another member, or the loss of one, in the order of arrival; for one task.
+
+        There is none after this member has left, and after the loss of member 0.
         """
-        return NewsIterator(self._view, lambda: self._wait_for(lambda: self._view.has_news or None))
+        await self._wait_for(lambda: self._view.news or self._view.over or None)
+        if not self._view.news:
+            raise StopAsyncIteration
+        return self._view.news.popleft()
 
     @property
     def unread(self) -> bool:
-        """Whether a notice or a loss waits in `messages`."""
+        """Whether a notice or a loss waits to be read."""
         return bool(self._view.news)
 
     async def leave(self) -> None:
@@ -248,22 +255,6 @@ class Membership:
         while (found := find()) is None:
             await self._changed.wait()
         return found
-
-
-class NewsIterator:
-    """Notices and losses in the order of arrival."""
-
-    def __init__(self, view: View, wait: Callable[[], Awaitable[object]]) -> None:
-        self._view, self._wait = view, wait
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> News:
-        await self._wait()
-        if (news := self._view.read()) is None:
-            raise StopAsyncIteration
-        return news
 
 
 class _ClientConnection(MemberLinks):

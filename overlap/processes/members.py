@@ -53,8 +53,6 @@ _REPORTED_LIMIT = 8
 _REPEATED_LIMIT = 3
 #: Pings before joining: enough that one of them did not wait in a queue.
 _CLOCK_SAMPLES = 16
-#: Messages that may wait. At a hundred messages in a second, the program has ten minutes to read them.
-INBOX_LIMIT = 65536
 
 
 class Phase(Enum):
@@ -452,10 +450,6 @@ class MemberLostError(OverlapError):
         super().__init__(f"{doing}: process {member} {how}")
 
 
-class InboxFullError(OverlapError):
-    """Messages were dropped because the program did not read them in time."""
-
-
 class View:
     """What the program of a member knows: its exchanges, unread news, and the members that are gone.
 
@@ -472,7 +466,6 @@ class View:
         self._members = members
         self._turns: Counter[str] = Counter()  # exchanges so far, by name
         self._parts: dict[tuple[str, int], dict[int, bytes]] = {}  # of exchanges that wait
-        self._dropped = 0
 
     def begin(self, name: str) -> int:
         """Return the turn of the next exchange of a name, which waits for its parts until `end`."""
@@ -510,8 +503,6 @@ class View:
         match message:
             case _ if self.over:
                 pass
-            case MemberNotice() if len(self.news) >= INBOX_LIMIT:
-                self._dropped += 1
             case MemberNotice():
                 self.news.append(message)
             case Contributions(name=name, turn=turn, parts=parts):
@@ -525,22 +516,4 @@ class View:
                 return message
             case Goodbye():
                 self.over = True
-        return None
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `read` has something to return, or to raise."""
-        return bool(self.news or self._dropped or self.over)
-
-    def read(self) -> News | None:
-        """Return the next notice or loss; None: no further one arrives.
-
-        Raises:
-            InboxFullError: Messages were dropped because too many waited.
-        """
-        if self.news:
-            return self.news.popleft()
-        if self._dropped:
-            dropped, self._dropped = self._dropped, 0
-            raise InboxFullError(f"{dropped} messages were dropped: {INBOX_LIMIT} were waiting to be read")
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def host_file(folder: Path, host: int) -> Path:
 
 
 async def check_shared_folder(own_place: Place, membership: Membership, timeout_s: float) -> None:
-    """Compare what the launchers have written into the folder with what their processes send; once in a job.
+    """Compare what all processes read in the file of the first host; once in a job.
 
     Args:
         own_place: Place of this process.
@@ -36,37 +37,30 @@ async def check_shared_folder(own_place: Place, membership: Membership, timeout_
         timeout_s: How long to read again.
 
     Raises:
-        UsageError: On all processes: a host does not read what another one has written.
+        UsageError: On all processes: a host does not read what the first one has written.
     """
     folder, hosts = os.environ.get(WITNESS), int(os.environ.get(HOSTS) or 1)
     whole = own_place.processes == int(os.environ.get("OVERLAP_NNODES") or 0)
     if folder is None or hosts == 1 or not whole or _checked:
         return
-    each = own_place.processes // hosts
-    own = own_place.process // each
-    sent = await membership.exchange("witness", await _read(folder, own) or b"nothing of this host")
-    lacking = {host: part for host, part in enumerate(sent[::each]) if host != own}
+    first = (await membership.exchange("witness", await _read(folder)))[0]
+    seen = False
     with trio.move_on_after(timeout_s):
-        while True:
-            lacking = {host: part for host, part in lacking.items() if await _read(folder, host) != part}
-            if not lacking:
-                break
+        while not (seen := bool(first) and await _read(folder) == first):  # noqa: ASYNC110
             await trio.sleep(_PAUSE_S)
-    missing = ", ".join(f"node {host} ({_name(part)})" for host, part in lacking.items())
-    reason = f"node {own} ({_name(sent[own * each])}) cannot read the file of {missing} in {folder}" if missing else ""
-    for each_reason in await membership.exchange("witness read", reason.encode()):
-        if each_reason:
-            raise UsageError(f"--witness: {each_reason.decode()}; name a folder on a file system that all hosts share")
+    name = b"" if seen else socket.gethostname().encode()
+    for process, host in enumerate(await membership.exchange("witness read", name)):
+        if host:
+            node = process // (own_place.processes // hosts)
+            raise UsageError(
+                f"--witness: node {node} ({host.decode(errors='replace')}) does not read in {folder} what node 0 has "
+                "written there; name a folder on a file system that all hosts share"
+            )
     _checked.append(folder)
 
 
-def _name(part: bytes) -> str:
-    """Return the name of the host that has written a file."""
-    return part.decode(errors="replace").partition(" ")[2]
-
-
-async def _read(folder: str, host: int) -> bytes:
-    """Return the content of a host's file; nothing if there is none yet, or it cannot be read."""
+async def _read(folder: str) -> bytes:
+    """Return the content of the file of the first host; nothing if there is none yet, or it cannot be read."""
     with suppress(OSError):
-        return await trio.to_thread.run_sync(host_file(Path(folder), host).read_bytes, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(host_file(Path(folder), 0).read_bytes, abandon_on_cancel=True)
     return b""

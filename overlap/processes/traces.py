@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -16,10 +14,8 @@ from threading import Event, Thread
 from time import perf_counter_ns, thread_time
 
 import numpy as np
-import trio
 
-from ..errors import OverlapError, UsageError
-from ..notice import notify
+from ..errors import UsageError
 from ..timeline.columnar import SpanColumns
 from ..timeline.files.trace import (
     CLOCK,
@@ -35,16 +31,11 @@ from ..timeline.files.trace import (
 )
 from ..timeline.recording import RawSpan, Recorder, columns_from_raw
 from .clock import ClockOffset
-from .join import Membership
 
-# How long to wait until all processes have ended their run: one that has failed may leave a rank in a long compute.
-# From then on all work on their traces, and there is no limit: the loss of a process is reported.
-END_LIMIT_S = 10.0
 EVERY_S = 1.0
 MOST_SHARE = 0.01
 """Most processor time of the thread, as a share: thousands of spans a second are written less often."""
 _MOST_TIMES = 2  # a file with more than this many times the spans in recorders is started again
-_REASON_BYTES = 4096  # longest reason why the trace could not be written
 
 
 class TraceFile:
@@ -54,6 +45,7 @@ class TraceFile:
 
     Attributes:
         path: The file, which is overwritten.
+        header: Facts of the run; set by `begin`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +69,7 @@ class TraceFile:
             clock: Returns the offset of the common clock; None: this is the common clock.
             numbers: The number in the first world of each rank of the world; None: the same.
         """
-        self._header, self._recorders, self._clock = header, recorders, clock
+        self.header, self._recorders, self._clock = header, recorders, clock
         self._numbers = None if numbers is None else np.array(numbers, np.int64)
         self._clocks: list[ClockAt] = []
         self._start_section(self.path)
@@ -105,23 +97,19 @@ class TraceFile:
                 self._restart()
             self._append(self.path)
             dropped = sum(recorder.dropped for recorder in self._recorders)
-            _append_bytes(self.path, self._section.note(END, End(dropped=dropped, meta=meta)))
-            self._base_bytes = self.path.stat().st_size
+            _append_bytes(self.path, self._section.note(END, End(dropped=dropped, meta=meta)) + ENDING)
+            self._base_bytes = self.path.stat().st_size - len(ENDING)
         except OSError as error:
             raise UsageError(f"trace: cannot write {self.path}: {error.strerror}; name another file") from error
-
-    def end(self) -> None:
-        """Close the array: no other world follows."""
-        with suppress(OSError):
-            _append_bytes(self.path, ENDING)
 
     def _start_section(self, path: Path) -> None:
         """Write the header of a section at the end of a file, and the offsets of the clock that are known."""
         self._section, self._seen, self._written, self._is_broken = SectionWriter(), dict[int, RawSpan](), 0, False
-        beginning = self._section.note(HEADER, self._header)
+        beginning = self._section.note(HEADER, self.header)
         for clock in self._clocks:
             beginning += self._section.note(CLOCK, clock)
         if self._base_bytes:
+            os.truncate(path, self._base_bytes)  # before the ending
             _append_bytes(path, beginning)
         else:
             path.write_bytes(b"[\n" + beginning[2:])
@@ -186,74 +174,36 @@ def _append_bytes(path: Path, data: bytes) -> None:
 # -- at the end --------------------------------------------------------------------------------------------------------
 
 
-async def write_together(file: TraceFile, path: str | PathLike[str], membership: Membership) -> bool:
-    """Join the files of all processes to `path`, in process 0, which must see them all.
+def join_all(own: TraceFile, path: str | PathLike[str], members: int) -> bool:
+    """Join the files of all members of a run, and those of lost processes; return False if they are not all here.
 
-    If that fails, the files stay, and each process prints the path of its own on stderr; a launcher of ours joins them
-    when all have ended. The caller shields it: no other process can do it.
-
-    Returns:
-        Whether this process has written the trace of all.
+    Args:
+        own: File of this process.
+        path: The trace.
+        members: Number of processes that have ended the run.
 
     Raises:
-        UsageError: On process 0, if it cannot write.
+        UsageError: The trace cannot be written; the files stay.
     """
-    with delaying_sigterm():
-        try:
-            with trio.fail_after(END_LIMIT_S):
-                await membership.barrier("trace")
-            parts = [Path(os.fsdecode(name)) for name in await membership.exchange("trace", os.fsencode(file.path))]
-            failure, can_see = "", True
-            if membership.member == 0:
-                failure, can_see = await trio.to_thread.run_sync(join_files, parts, path)
-            reason = (await membership.exchange("trace written", failure.encode(errors="replace")[:_REASON_BYTES]))[0]
-        except (OverlapError, trio.TooSlowError):
-            if os.environ.get("OVERLAP_HOSTS") != "1":  # else our launcher has started all, and joins what is left
-                _print_own(file, path, "not all processes could give their timelines")
-            return False
-        if reason:
-            _print_own(file, path, reason.decode(errors="replace"))
-        if failure and can_see:
-            raise UsageError(failure)
-    return membership.member == 0 and not failure
-
-
-def join_files(parts: Sequence[Path], path: str | PathLike[str]) -> tuple[str, bool]:
-    """Join files, and those of lost processes; return the reason of a failure, or "", and whether we see all files."""
-    try:
-        headers = [read_header(part) for part in parts]
-        run = headers[0].run
-        if {header.run for header in headers} != {run} or len({header.process for header in headers}) != len(parts):
-            return "not all processes write to one disk", False
-        lost = [part for number, header, part in _parts_beside(path) if not number and header.run == run]
-        join_parts(list(dict.fromkeys([*parts, *lost])), path)
-    except FileNotFoundError:
-        return "not all processes write to one disk", False
-    except (OSError, UsageError) as error:
-        return str(error) if isinstance(error, UsageError) else f"trace: cannot join files to {path}: {error}", True
-    return "", True
-
-
-def _print_own(file: TraceFile, path: str | PathLike[str], why: str) -> None:
-    notify(
-        f"no {path}: {why}; that of this process is in {file.path}: "
-        f"`overlap timeline PARTS -o {Path(path).name}` makes one of all"
-    )
+    parts = [own.path] if members == 1 else _parts_beside(path).get(("", own.header.run), [])
+    if len(parts) >= members:
+        join_parts(parts, path)
+    return len(parts) >= members
 
 
 def join_left(path: str | PathLike[str], job: str) -> list[Path]:
     """Join the files that the processes of a job have left beside a trace, and return the traces that were written.
 
-    They are left where a process was killed. Of several attempts the last one counts.
+    They are left where a process has failed or was killed. Of several attempts the last one counts.
 
     Raises:
         UsageError: A trace cannot be written.
     """
-    attempts: dict[str, dict[int, list[tuple[int, Path]]]] = {}  # by number of the trace, and by attempt
-    for number, header, part in _parts_beside(path):
-        of_job, _, attempt = header.run.rpartition(".")
+    attempts: dict[str, dict[int, list[Path]]] = {}  # by number of the trace, and by attempt
+    for (number, run), parts in _parts_beside(path).items():
+        of_job, _, attempt = run.rpartition(".")
         if of_job == job:
-            attempts.setdefault(number, {}).setdefault(int(attempt), []).append((header.process, part))
+            attempts.setdefault(number, {})[int(attempt)] = parts
     target, written = Path(path), []
     stem, dot, ending = target.name.partition(".")
     for number, left in sorted(attempts.items()):
@@ -261,19 +211,25 @@ def join_left(path: str | PathLike[str], job: str) -> list[Path]:
         with suppress(OSError, UsageError):
             if read_header(trace).run == f"{job}.{max(left)}":
                 continue  # it is written, and these processes were not part of its end
-        join_parts([part for _, part in sorted(left[max(left)])], trace)
+        join_parts(left[max(left)], trace)
         written.append(trace)
     return written
 
 
-def _parts_beside(path: str | PathLike[str]) -> Iterator[tuple[str, Header, Path]]:
-    """Yield the files of processes beside a trace: the number of the trace, such as "-2", the header and the path."""
+def _parts_beside(path: str | PathLike[str]) -> dict[tuple[str, str], list[Path]]:
+    """Return the files of processes beside a trace, in their order, by the number of the trace and the run.
+
+    The number is such as "-2", and empty for `path` itself.
+    """
     stem, dot, ending = Path(path).name.partition(".")
-    name = re.compile(rf"{re.escape(stem)}(-\d+)?-process\d+{re.escape(_plain(dot + ending))}")
-    for part in sorted(part_path(path, 0).parent.glob("*-process*")):
-        if match := name.fullmatch(part.name):
-            with suppress(OSError, UsageError):
-                yield match[1] or "", read_header(part), part
+    name = re.compile(rf"{re.escape(stem)}(-\d+)?-process(\d+){re.escape(_plain(dot + ending))}")
+    matches = [match for part in part_path(path, 0).parent.glob("*-process*") if (match := name.fullmatch(part.name))]
+    found: dict[tuple[str, str], list[Path]] = {}
+    for match in sorted(matches, key=lambda match: int(match[2])):
+        part = part_path(path, 0).with_name(match[0])
+        with suppress(OSError, UsageError):
+            found.setdefault((match[1] or "", read_header(part).run), []).append(part)
+    return found
 
 
 def part_path(path: str | PathLike[str], member: int) -> Path:
@@ -293,19 +249,3 @@ def part_path(path: str | PathLike[str], member: int) -> Path:
 def _plain(ending: str) -> str:
     """Return the ending of a file that is not packed: it grows while the run lives."""
     return ending.removesuffix(".gz")
-
-
-@contextmanager
-def delaying_sigterm() -> Iterator[None]:
-    """Delay SIGTERM during the block: a launcher ends a failed run by it, and kills only after a grace period."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signals: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if signals:
-            signal.raise_signal(signal.SIGTERM)

@@ -6,21 +6,17 @@ import asyncio
 import os
 import traceback
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
 
 import trio
 from ray import cloudpickle
 
 from ..embedded.rendezvous import Store, rendezvous_through_store
 from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, in_one_line, shown, text_of, type_name
-from ..processes.life import Keeper, place_and_setup, run_ranks
+from ..processes.real_time import place_and_setup, run_ranks
+from ..processes.trace_writer import TraceWriter
 from ..runtime.world import World
 from .job import VERSION, JobSpec, MemberEnd, make_job_folder, pack, take_files
 from .store import store_class
-
-if TYPE_CHECKING:
-    from ..processes.join import Membership
-    from ..processes.traces import TraceFile
 
 MET = "overlap/met"
 """Key of the store under which the first member writes once all have met."""
@@ -37,7 +33,7 @@ class MemberActor(store_class()):  # type: ignore[misc]
         self._job, self._index, self._own = job, index, job.ranks(index)
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
-        self._keeper = _SpanKeeper(job.config)
+        self._writer = TraceWriter(job.config, joins=False)
 
     async def run(self, store: Store) -> MemberEnd:
         """Join the other members through a store, run the program on the ranks here, and report the end."""
@@ -93,7 +89,7 @@ class MemberActor(store_class()):  # type: ignore[misc]
             async def run_world() -> list[object] | None:
                 self._token = trio.lowlevel.current_trio_token()
                 with self._scope:
-                    return await run_ranks(setup, place, main, args, config, self._keeper, on_start)
+                    return await run_ranks(setup, place, main, args, config, self._writer, on_start)
                 return None
 
             results = trio.run(run_world)
@@ -106,18 +102,7 @@ class MemberActor(store_class()):  # type: ignore[misc]
         if isinstance(error, RankFailedError) and error.rank in self._own and not isinstance(error.cause, RemoteError):
             error.add_note(f"where rank {error.rank} ran:\n{_trace(error.cause)}")
         files = take_files(self._job.token, pid=os.getpid())
-        return MemberEnd(results=results, error=error, spans=self._keeper.part, files=files)
-
-
-class _SpanKeeper(Keeper):
-    """Keeps the trace file of this process as bytes for the driver, which joins those of all members."""
-
-    part = b""
-
-    async def _finish(self, file: TraceFile, membership: Membership | None) -> None:
-        """Read the file, and remove it."""
-        self.part = file.path.read_bytes()
-        file.path.unlink()
+        return MemberEnd(results=results, error=error, spans=self._writer.take_part(), files=files)
 
 
 def _trace(error: BaseException) -> str:

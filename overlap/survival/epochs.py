@@ -18,11 +18,13 @@ from ..config import RunConfig
 from ..errors import PeerError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import restart_count
 from ..notice import notify
-from ..processes.life import Keeper, WorldSetup, multi_process_setup, run_ranks, single_process_setup
+from ..processes.connect import join_world, rendezvous
 from ..processes.place import Place, renumber
+from ..processes.real_time import WorldSetup, run_ranks, single_process_setup
 from ..processes.shared_folder import HOSTS
 from ..processes.sockets import listen_at_free_port, local_address
 from ..processes.status import report_to_launcher
+from ..processes.trace_writer import TraceWriter
 from ..processes.wire import MemberLost
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
@@ -62,7 +64,7 @@ async def live_epochs(
     main: Callable[..., Awaitable[T]],
     args: tuple[object, ...],
     run_config: RunConfig,
-    keeper: Keeper,
+    writer: TraceWriter,
     on_start: Callable[[World], None],
     *,
     has_signal: Callable[[], bool],
@@ -74,7 +76,7 @@ async def live_epochs(
         main: The program of each rank.
         args: Further arguments of the program.
         run_config: Settings of the run.
-        keeper: Writes the timeline.
+        writer: Writes the trace.
         on_start: Called with the world of each epoch before its ranks start.
         has_signal: Whether a signal has asked this process to end.
 
@@ -83,11 +85,11 @@ async def live_epochs(
         RankFailedError: A rank raised an error of its own: that is no loss.
     """
     run = SurvivingRun(own_place, run_config)
-    keeper.member, keeper.goes_on = run.member, run.is_loss
+    writer.member, writer.goes_on = run.member, run.is_loss
     try:
         while True:
             try:
-                results = await run.epoch(main, args, keeper, on_start, has_signal)
+                results = await run.epoch(main, args, writer, on_start, has_signal)
             except Exception as error:
                 if not run.is_loss(error):
                     raise
@@ -99,7 +101,6 @@ async def live_epochs(
                 return results_before  # type: ignore[return-value]
     finally:
         run.close()
-        await keeper.keep_rest()
 
 
 class SurvivingRun:
@@ -159,7 +160,7 @@ class SurvivingRun:
         self,
         main: Callable[..., Awaitable[T]],
         args: tuple[object, ...],
-        keeper: Keeper,
+        writer: TraceWriter,
         on_start: Callable[[World], None],
         has_signal: Callable[[], bool],
     ) -> list[T]:
@@ -181,8 +182,8 @@ class SurvivingRun:
         self._finished = {}
         own_place, run_config = self.place, self._run_config
         each = own_place.ranks_per_process
-        keeper.numbers = [member * each + rank for member in self.world.members for rank in range(each)]
-        keeper.world_size = self._size * each
+        writer.numbers = [member * each + rank for member in self.world.members for rank in range(each)]
+        writer.world_size = self._size * each
         failure: Exception | None = None
         results: list[T] = []
         async with trio.open_nursery() as nursery:
@@ -192,7 +193,7 @@ class SurvivingRun:
                 try:
                     opened = await self._open_world()
                     results = await run_ranks(
-                        opened, own_place, run_rank, args, run_config, keeper, enter_training,
+                        opened, own_place, run_rank, args, run_config, writer, enter_training,
                         has_signal=has_signal, epochs=self.epochs,
                     )  # fmt: skip
                 except Exception as error:  # raised outside, where the nursery does not wrap it
@@ -208,11 +209,9 @@ class SurvivingRun:
         """Return the setup of the present world: by the launcher in the first epoch, then among the survivors."""
         own_place = self.place
         if not self.world.epoch:
-            return multi_process_setup(own_place, self._run_config)
+            return join_world(own_place, self._run_config)
         if own_place.processes == 1:
             return single_process_setup(self._run_config)
-        from ..processes.connect import rendezvous
-
         world = self._number + _EPOCH * self.world.epoch
         meeting = await rendezvous(own_place, world, "survivors", self._run_config)
         meeting = replace(meeting, fresh=False)  # the witness belongs to one attempt
@@ -221,7 +220,7 @@ class SurvivingRun:
             """Report a lost process to the launcher, by its number in the first world."""
             report_to_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
 
-        return multi_process_setup(own_place, self._run_config, meeting=meeting, on_lost=report_lost)
+        return join_world(own_place, self._run_config, meeting=meeting, on_lost=report_lost)
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Give up joining when a process that is missing has ended, has given up itself, or is late."""

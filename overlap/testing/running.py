@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from transports.delays import Instant
 
 from ..errors import UsageError
-from ..processes.life import find_cluster
+from ..processes.real_time import find_cluster
 from ..settings import check_ranks
 from ..simulation.simulated_backend import Virtual
 from .faults import Fault, FaultPlan, check_kind, draw, parse

@@ -163,7 +163,7 @@ def test_members_apart_do_what_members_do() -> None:
         ):
             membership.send_notice(bytes(70_000))
         membership.send_notice(b"from %d" % membership.member)
-        news = membership.messages()
+        news = membership
         heard = [await anext(news) for _ in range(2)]
         others = {0, 1, 2} - {membership.member}
         assert sorted(heard, key=str) == [MemberNotice(other, b"from %d" % other) for other in sorted(others)]
@@ -180,7 +180,7 @@ def test_a_loss_is_heard_apart() -> None:
         if membership.member == 1:
             return
         reason = "its connection ended without a goodbye"
-        assert [await anext(membership.messages())] == [MemberLost(member=1, reason=reason)]
+        assert [await anext(membership)] == [MemberLost(member=1, reason=reason)]
         with pytest.raises(MemberLostError, match=rf"^barrier 'x': process 1 is lost: {reason}$"):
             await membership.barrier("x")
         await membership.leave()
@@ -398,7 +398,7 @@ def test_patience_with_a_silent_process_of_another_host_ends(process: str) -> No
     seen: list[object] = []
 
     async def hear(membership: Membership) -> None:
-        seen.append(await anext(membership.messages()))
+        seen.append(await anext(membership))
         await membership.leave()
 
     async def main(company: Company) -> None:

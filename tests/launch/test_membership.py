@@ -12,10 +12,9 @@ import trio
 
 from overlap.errors import UsageError
 from overlap.processes import join as joining
-from overlap.processes import members as members_file
 from overlap.processes.join import Membership, join_here
-from overlap.processes.members import InboxFullError, MemberLostError, News
-from overlap.processes.wire import Goodbye, MemberLost, MemberNotice
+from overlap.processes.members import MemberLostError, News
+from overlap.processes.wire import MemberLost, MemberNotice
 
 from .company import Company, listening, meet, run
 
@@ -38,7 +37,7 @@ def test_what_is_told_comes_to_all_others_in_order() -> None:
         for number in range(50):
             membership.send_notice(b"%d of %d" % (number, membership.member))
         mine = heard[membership.member] = []
-        async for news in membership.messages():
+        async for news in membership:
             assert isinstance(news, MemberNotice)
             mine.append((news.member, news.body))
             if len(mine) == 2 * 50:
@@ -75,7 +74,7 @@ def test_a_host_that_takes_less_than_is_told_is_lost(monkeypatch: pytest.MonkeyP
         if membership.member == 1:
             for _ in range(100):
                 membership.send_notice(bytes(100))
-            seen.append(await anext(membership.messages()))
+            seen.append(await anext(membership))
         else:
             await membership.leave()
 
@@ -83,35 +82,6 @@ def test_a_host_that_takes_less_than_is_told_is_lost(monkeypatch: pytest.MonkeyP
     (lost,) = seen
     assert isinstance(lost, MemberLost)
     assert re.fullmatch(r"it does not read what it is sent: \d+ bytes wait to be sent, the limit is 4000", lost.reason)
-
-
-def test_messages_that_nobody_reads_are_dropped_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_file, "INBOX_LIMIT", 10)
-
-    async def main(membership: Membership) -> None:
-        if membership.member == 1:
-            for number in range(13):
-                membership.send_notice(b"%d" % number)
-        await membership.barrier("told")
-        if membership.member == 0:
-            news = membership.messages()
-            assert [await anext(news) for _ in range(10)] == [MemberNotice(1, b"%d" % number) for number in range(10)]
-            with pytest.raises(InboxFullError, match=r"^3 messages were dropped: 10 were waiting to be read$"):
-                await anext(news)
-
-    meet(2, main)
-
-
-def test_dropped_messages_are_reported_once() -> None:
-    view = members_file.View(2)
-    for _ in range(members_file.INBOX_LIMIT + 3):
-        view.handle(MemberNotice(1, b""))
-    view.handle(Goodbye())
-    for _ in range(members_file.INBOX_LIMIT):
-        assert view.read() == MemberNotice(1, b"")
-    with pytest.raises(InboxFullError, match=r"^3 messages"):
-        view.read()
-    assert view.read() is None
 
 
 def test_clocks_of_one_machine_are_one() -> None:
@@ -149,7 +119,7 @@ def test_a_member_that_goes_without_a_goodbye_is_lost_once(gone: int, how: Calla
         with pytest.raises(MemberLostError, match=rf"^barrier 'trace': process {gone} is lost"):
             await membership.barrier("trace")
         membership.send_notice(b"still here")
-        news = membership.messages()
+        news = membership
         seen[membership.member] = [await anext(news) for _ in range(3)]
         await membership.leave()
 
@@ -180,7 +150,7 @@ def test_losing_member_0_ends_all_news() -> None:
         await membership.barrier("all here")
         if membership.member == 0:
             return
-        seen[membership.member] = [news async for news in membership.messages()]
+        seen[membership.member] = [news async for news in membership]
         membership.send_notice(b"goes nowhere")
         with pytest.raises(MemberLostError, match=r"^barrier 'x': process 0 is lost: its connection "):
             await membership.barrier("x")
@@ -207,7 +177,7 @@ def test_a_goodbye_is_no_loss() -> None:
         with pytest.raises(MemberLostError, match=r"^exchange 'results': process 2 has left$"):
             await membership.exchange("results", b"")
         membership.send_notice(b"from %d" % membership.member)
-        news = membership.messages()
+        news = membership
         seen[membership.member] = [await anext(news), await anext(news)]
 
     assert meet(3, main) == []
@@ -222,7 +192,7 @@ def test_member_0_carries_messages_until_the_last_has_left() -> None:
 
     async def main(membership: Membership) -> None:
         if membership.member:
-            async for news in membership.messages():
+            async for news in membership:
                 order.append((membership.member, news))
                 break
             membership.send_notice(b"from %d" % membership.member)
@@ -251,11 +221,11 @@ def test_what_was_told_before_the_end_arrives(teller: int, end: str) -> None:
                 raise RuntimeError("because")
             scope.cancel()
             await trio.sleep_forever()
-        heard.extend([news async for news in membership.messages()] if teller == 0 else await some(membership))
+        heard.extend([news async for news in membership] if teller == 0 else await some(membership))
         await membership.leave()
 
     async def some(membership: Membership) -> list[News]:
-        news = membership.messages()
+        news = membership
         return [await anext(news) for _ in range(2001)]
 
     async def fail(company: Company) -> None:

@@ -178,7 +178,7 @@ def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, 
             await puppet.stream.aclose()
 
     async def hear_of_the_loss(membership: Membership) -> None:
-        news = membership.messages()
+        news = membership
         seen[membership.member] = [await anext(news)]
         membership.send_notice(b"I go on")
         seen[membership.member].append(await anext(news))
@@ -231,7 +231,7 @@ def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it() -> None:
 
     async def go_on(membership: Membership) -> None:
         membership.send_notice(b"from %d" % membership.member)
-        async for news in membership.messages():
+        async for news in membership:
             if isinstance(news, MemberNotice) and news.member < 2:
                 break
         await membership.leave()
@@ -264,7 +264,7 @@ def test_silence_is_suspect_then_a_loss_and_the_silent_one_is_told() -> None:
             await puppet.stream.aclose()
 
     async def hear(membership: Membership) -> None:
-        seen[membership.member] = await anext(membership.messages())
+        seen[membership.member] = await anext(membership)
         await membership.leave()
 
     lines = with_company(3, main)
@@ -290,7 +290,7 @@ def test_a_silent_host_is_lost_too() -> None:
             await puppet.stream.aclose()
 
     async def hear(membership: Membership) -> None:
-        seen.extend([news async for news in membership.messages()])
+        seen.extend([news async for news in membership])
 
     with_company(2, main)
     assert seen == [MemberLost(member=0, reason="no sign of life for 0.4 s")]
@@ -393,7 +393,7 @@ def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(monkeypatch:
     async def flood(membership: Membership) -> None:
         for _ in range(40):
             membership.send_notice(bytes(48 * 1024))
-        seen.append(await anext(membership.messages()))
+        seen.append(await anext(membership))
         lost.set()
         await membership.leave()
 

@@ -452,21 +452,9 @@ def test_endpoints_that_are_none_are_refused(text: str) -> None:
         parse_endpoint(text)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"member": 2}, r"^member: must be 0 \.\.\. 1, got 2$"),
-        ({"member": -1}, r"^member: must be"),
-        ({"epoch": -1}, r"^epoch: must not be negative, got -1$"),
-        ({"job": "ä" * 65}, r"^job: at most 128 bytes, got 130"),
-        ({"secret": b""}, r"^secret: is empty"),
-    ],
-)
-def test_invitations_that_cannot_be_meant_are_refused(changes: dict[str, object], message: str) -> None:
+def test_the_secret_of_a_configuration_is_not_shown() -> None:
     arguments = {"job": "x", "member": 0, "members": 2, "endpoint": ("h", 1), "secret": SECRET}
     assert "secret of these tests" not in repr(RendezvousConfig(**arguments))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=message):
-        RendezvousConfig(**{**arguments, **changes})  # type: ignore[arg-type]
 
 
 def test_many_names_are_shortened() -> None:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
-from overlap.errors import UsageError
+import overlap
+from overlap import trace_files
+from overlap.config import RunConfig
 from overlap.processes import traces as traces
 from overlap.processes.clock import ClockOffset
 from overlap.processes.join import Membership
-from overlap.processes.traces import TraceFile, join_left, part_path, write_together
+from overlap.processes.trace_writer import TraceWriter
+from overlap.processes.traces import TraceFile, join_left, part_path
 from overlap.timeline import Recorder, read_trace
 from overlap.timeline.files.trace import Header, join_parts
 from overlap.timeline.recording import RawSpan
@@ -38,7 +38,10 @@ def no_thread_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "EVERY_S", 1e6)
 
 
-def recorded(folder: Path, member: int, *, members: int, spans: int = 1, clock: ClockOffset | None = None) -> TraceFile:
+def recorded(
+    folder: Path | str, member: int, *, members: int, spans: int = 1, clock: ClockOffset | None = None,
+    name: str = "t.json",
+) -> TraceFile:  # fmt: skip
     """Return the file of a member with one rank, which takes part in collectives of all; its section has ended."""
     recorder = Recorder(member, capacity=spans)
     group = ("world", tuple(range(members)))
@@ -46,39 +49,37 @@ def recorded(folder: Path, member: int, *, members: int, spans: int = 1, clock: 
         meeting = ("all_reduce", "ring", group, seq, 8, "float32", 10 * seq + 1)
         raw: RawSpan = ("comm", "comm", "all_reduce", 10 * seq, 10 * seq + 9, (meeting, 10 * seq, 0, "t.py:1", 0, None))
         recorder.append(raw)
-    file = TraceFile(part_path(folder / "t.json", member))
+    file = TraceFile(part_path(Path(folder, name), member))
     header = Header(world_size=members, clock="real", run="job.0", process=member)
     file.begin(header, [recorder], clock=None if clock is None else lambda: clock)
     file.end_section({})
-    file.end()
     return file
 
 
-async def together(membership: Membership, folder: Path, path: str | Path, *, spans: int = 1) -> bool:
-    file = recorded(folder, membership.member, members=membership.members, spans=spans, clock=membership.clock)
-    return await write_together(file, path, membership)
+async def joined(membership: Membership, path: str | Path, own: TraceFile) -> None:
+    """End a run well, as one of its processes."""
+    with TraceWriter(RunConfig.given(trace=str(path))) as writer:
+        writer._file = own
+        await membership.leave()
+        await writer.join(membership)
 
 
 @pytest.mark.parametrize("launched", [False, True])
-def test_processes_that_cannot_write_one_trace_print_where_their_own_is(
+def test_a_run_that_fails_leaves_a_file_of_each_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, launched: bool
 ) -> None:
     """A launcher of ours makes one of what is left, so that they print nothing under it."""
     path, own = tmp_path / "t.json", tmp_path / "t-process0.json"
     monkeypatch.setenv("OVERLAP_HOSTS", "1" if launched else "2")
-
-    async def main(membership: Membership) -> None:
-        if membership.member == 0:
-            await together(membership, tmp_path, path)
-
-    meet(2, main)
+    with TraceWriter(RunConfig.given(trace=str(path))) as writer:
+        writer._file = recorded(tmp_path, 0, members=2)
     assert list(tmp_path.iterdir()) == [own]
     assert read_trace(own).world_size == 2
-    lost = (
-        f"overlap: no {path}: not all processes could give their timelines; that of this process is in {own}: "
+    left = (
+        f"overlap: no {path}: not all processes ended well; that of this process is in {own}: "
         "`overlap timeline PARTS -o t.json` makes one of all\n"
     )
-    assert capsys.readouterr().err == ("" if launched else lost)
+    assert capsys.readouterr().err == ("" if launched else left)
     assert join_left(path, "another") == []
     assert join_left(path, "job") == [path]
     assert list(tmp_path.iterdir()) == [path]
@@ -87,43 +88,21 @@ def test_processes_that_cannot_write_one_trace_print_where_their_own_is(
 
 def test_the_trace_of_all_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
-    wrote = []
+    trace_files.clear()
 
     async def main(membership: Membership) -> None:
-        wrote.append((membership.member, await together(membership, tmp_path, path, spans=5_000)))
+        own = recorded(tmp_path, membership.member, members=3, spans=5_000, clock=membership.clock)
+        await joined(membership, path, own)
 
     assert meet(3, main) == []
-    assert sorted(wrote) == [(0, True), (1, False), (2, False)]
-    assert [file.name for file in tmp_path.iterdir()] == ["t.json.gz"] or [*tmp_path.iterdir()] == []
+    assert trace_files._written_files == {path}
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json.gz"]
     whole = read_trace(path)
     assert [len(whole.for_rank(rank)) for rank in whole.ranks()] == [5_000] * 3
     assert all(span.duration_ns == 9 for span in whole.spans)
     first = [span for span in whole.spans if span.info and span.info.seq == 0]
     last_ns = max(span.start_ns for span in first)
     assert [span.info.met_ns for span in first if span.info] == [min(last_ns, span.end_ns) for span in first]
-
-
-def test_processes_that_are_at_work_on_it_are_not_hurried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is on coming. Here it is over for everybody before the work begins."""
-    path = tmp_path / "t.json"
-    over = trio.Event()
-
-    @contextmanager
-    def short(seconds: float) -> Iterator[None]:
-        with trio.CancelScope() as scope:
-            yield
-            scope.cancel()
-        assert not scope.cancelled_caught
-        over.set()
-
-    monkeypatch.setattr(traces.trio, "fail_after", short)
-
-    async def main(membership: Membership) -> None:
-        await together(membership, tmp_path, path)
-
-    meet(2, main)
-    assert over.is_set()
-    assert len(read_trace(path).spans) == 2
 
 
 @pytest.mark.parametrize("missing", ["another run", "no file"])
@@ -138,33 +117,34 @@ def test_processes_without_a_common_disk_keep_a_file_each(
             file.path.write_text(file.path.read_text().replace("job.0", "job.1"))
         elif membership.member == 1:
             file.path.rename(tmp_path / "elsewhere.json")
-        assert not await write_together(file, path, membership)
+        await joined(membership, path, file)
 
     meet(2, main)
     assert not path.exists()
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert all("not all processes write to one disk; that of this process is in" in line for line in lines)
+    assert capsys.readouterr().err == (
+        f"overlap: no {path}: not all processes write to one disk; that of this process is in "
+        f"{tmp_path / 't-process0.json'}: `overlap timeline PARTS -o t.json` makes one of all\n"
+    )
 
 
 @NEEDS_FULL
 def test_where_it_cannot_be_written_every_process_keeps_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = []
+    monkeypatch.setattr(traces.tempfile, "tempdir", str(tmp_path))
 
     async def main(membership: Membership) -> None:
-        try:
-            await together(membership, tmp_path, "/dev/full")
-        except UsageError as error:
-            refused.append((membership.member, str(error)))
+        file = recorded("/dev", membership.member, members=2, name="full")
+        if membership.member:
+            await joined(membership, "/dev/full", file)
+            return
+        refused = "^trace: cannot write /dev/full: No space left on device; name another file$"
+        with pytest.warns(overlap.TraceWarning, match=refused):
+            await joined(membership, "/dev/full", file)
 
     meet(2, main)
-    assert refused == [(0, "trace: cannot write /dev/full: No space left on device; name another file")]
-    kept = [tmp_path / f"t-process{member}.json" for member in range(2)]
+    kept = [tmp_path / f"full-process{member}" for member in range(2)]
     assert [read_trace(path).ranks() for path in kept] == [[0], [1]]
-    printed = capsys.readouterr().err
-    assert all(f"that of this process is in {path}: " in printed for path in kept)
 
 
 def test_of_several_attempts_the_last_is_joined(tmp_path: Path) -> None:
@@ -212,7 +192,6 @@ def test_clocks_that_drift_apart_for_an_hour_stay_within_the_error(tmp_path: Pat
         recorder.append(("compute", "compute", "f", now_ns, now_ns, None))
         file.flush()
     file.end_section({})
-    file.end()
     found = read_trace(file.path)
     pairs = zip(instants_ns, found.spans, strict=True)
     off_ns = [span.start_ns - at_ns - offset_ns(at_ns) for at_ns, span in pairs]
@@ -223,26 +202,6 @@ def test_clocks_that_drift_apart_for_an_hour_stay_within_the_error(tmp_path: Pat
 def test_a_part_is_kept_where_there_is_room(tmp_path: Path) -> None:
     assert part_path(tmp_path / "run.json", 3) == tmp_path / "run-process3.json"
     assert part_path("/nowhere/run.json", 3) == Path(traces.tempfile.gettempdir(), "run-process3.json")
-
-
-WRITES = """
-import os, signal, sys, trio
-from overlap.processes.traces import delaying_sigterm
-
-async def main():
-    with delaying_sigterm():
-        os.kill(os.getpid(), signal.SIGTERM)
-        await trio.sleep(0)
-        print("written", flush=True)
-    print("not reached")
-
-trio.run(main)
-"""
-
-
-def test_a_launcher_that_ends_the_rest_does_not_end_the_writing() -> None:
-    done = subprocess.run([sys.executable, "-c", WRITES], capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("written\n", -signal.SIGTERM)
 
 
 ENDLESS = """

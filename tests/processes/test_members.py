@@ -99,7 +99,7 @@ class Process:
     def step(self) -> None:
         """Let the program go on, unless it waits."""
         while self.view.news:
-            if isinstance(news := self.view.read(), MemberNotice):
+            if isinstance(news := self.view.news.popleft(), MemberNotice):
                 self.heard.setdefault(news.member, []).append(int(news.body))
         if self.has_left or not self.joined or self.world.chance.random() < 0.5:
             return

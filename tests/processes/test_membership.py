@@ -64,7 +64,7 @@ class Member:
                         nursery.cancel_scope.cancel()
 
     async def listen(self, membership: Membership) -> None:
-        async for news in membership.messages():
+        async for news in membership:
             if isinstance(news, MemberLost):
                 self.lost.append(news)
             else:

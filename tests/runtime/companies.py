@@ -76,9 +76,6 @@ class Company:
     def lose(self, member: int, reason: str) -> None:
         self._send.send_nowait(MemberLost(member, reason))
 
-    def messages(self) -> Company:
-        return self
-
     @property
     def unread(self) -> bool:
         return self._receive.statistics().current_buffer_used > 0

@@ -1,4 +1,7 @@
-"""Hosts compare what their launchers have written into the folder of the witness with what the others send."""
+"""All hosts must read in the folder of the witness what the launcher of the first one has written there."""
+
+import socket
+from contextvars import ContextVar
 
 import trio
 
@@ -6,6 +9,8 @@ from overlap.errors import UsageError
 from overlap.processes import shared_folder
 from overlap.processes.place import Place
 from overlap.processes.shared_folder import check_shared_folder, host_file
+
+host = ContextVar[int]("host")
 
 
 class Exchange:
@@ -36,19 +41,20 @@ def check(monkeypatch, folder, timeout_s):
     """Return what the check of each of two hosts raises, if anything."""
     refusals = {}
 
-    async def of_host(exchange, host):
-        place = Place(source="test", process=host, processes=2, ranks_per_process=1, node=host, nodes=2,
+    async def of_host(exchange, number):
+        host.set(number)
+        place = Place(source="test", process=number, processes=2, ranks_per_process=1, node=number, nodes=2,
                       endpoint=("127.0.0.1", 1), job="test")  # fmt: skip
         try:
-            await check_shared_folder(place, exchange.of(host), timeout_s)
+            await check_shared_folder(place, exchange.of(number), timeout_s)
         except UsageError as error:
-            refusals[host] = str(error)
+            refusals[number] = str(error)
 
     async def main():
         exchange = Exchange()
         async with trio.open_nursery() as nursery:
-            for host in range(2):
-                nursery.start_soon(of_host, exchange, host)
+            for number in range(2):
+                nursery.start_soon(of_host, exchange, number)
 
     for name, value in {"WITNESS": folder, "HOSTS": 2, "NNODES": 2}.items():
         monkeypatch.setenv(f"OVERLAP_{name}", str(value))
@@ -60,30 +66,31 @@ def check(monkeypatch, folder, timeout_s):
 
 def test_a_number_that_is_seen_late_is_read_again(monkeypatch, tmp_path):
     host_file(tmp_path, 0).write_text("11 a")
-    host_file(tmp_path, 1).write_text("22 b")
     read, looks = shared_folder._read, []
 
-    async def read_late(folder, host):
-        looks.append(host)
-        return b"" if len(looks) in (3, 4, 5) else await read(folder, host)
+    async def read_late(folder):
+        looks.append(folder)
+        return b"" if len(looks) in (2, 3, 4) else await read(folder)
 
     monkeypatch.setattr(shared_folder, "_read", read_late)
     assert check(monkeypatch, tmp_path, 60.0) == {}
-    assert len(looks) == 7  # each its own, and the other's until both were there
+    assert len(looks) == 6  # each before the first one sends it, and then until it is there
 
 
 def test_a_number_of_an_earlier_job_is_refused_on_all_hosts_by_name(monkeypatch, tmp_path):
     host_file(tmp_path, 0).write_text("11 a")
-    host_file(tmp_path, 1).write_text("22 b")
-    exchanged = Member.exchange
+    read = shared_folder._read
 
-    async def send_another(self, name, part):  # than stands in the folder that host 0 reads
-        return await exchanged(self, name, b"33 b" if part == b"22 b" else part)
+    async def read_another(folder):  # in the folder of host 1
+        return b"22 a" if host.get() else await read(folder)
 
-    monkeypatch.setattr(Member, "exchange", send_another)
+    monkeypatch.setattr(shared_folder, "_read", read_another)
     refusals = check(monkeypatch, tmp_path, 0.02)
-    refusal = f"--witness: node 0 (a) cannot read the file of node 1 (b) in {tmp_path}; name a folder on a file system"
-    assert refusals == dict.fromkeys(range(2), f"{refusal} that all hosts share")
+    name = socket.gethostname()
+    refusal = (
+        f"--witness: node 1 ({name}) does not read in {tmp_path} what node 0 has written there; name a folder on a"
+    )
+    assert refusals == dict.fromkeys(range(2), f"{refusal} file system that all hosts share")
 
 
 def test_a_missing_file_is_not_equal_to_a_missing_file(monkeypatch, tmp_path):

@@ -54,7 +54,6 @@ def test_what_was_written_is_there_without_an_end(tmp_path):
     assert found.meta["cut"] == "what was recorded before the run was killed"
     assert found.meta["clock_error_ns"] == "3"
     growing.end_section({"script": "u"})
-    growing.end()
     assert list(tmp_path.iterdir()) == [path]
     assert (read_trace(path).spans, read_trace(path).meta) == (found.spans, {"script": "u", "clock_error_ns": "3"})
 

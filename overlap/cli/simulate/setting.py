@@ -11,7 +11,7 @@ import topology
 from ... import Faults, Virtual
 from ...config import RunConfig
 from ...cost.select import check_algorithm
-from ...processes.life import DEFAULT_RANKS, find_cluster
+from ...processes.real_time import DEFAULT_RANKS, find_cluster
 from ...settings import Option
 from ...simulation import Roofline
 from ...units import integer, number, switch

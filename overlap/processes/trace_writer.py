@@ -1,0 +1,164 @@
+"""The trace of one run: each process appends the spans of its worlds to a file of its own; at the end they become one.
+
+The last world of a run that ends well joins the files: process 0 does, once the others have left it. After another end
+`overlap run` joins what its processes have left, killed ones included; under other launchers the files stay.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from .. import trace_files
+from ..config import RunConfig
+from ..diagnostics import calling
+from ..errors import TraceWarning, UsageError
+from ..notice import notify
+from ..runtime.world import World
+from ..timeline.spans import Timeline
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .join import Membership
+    from .traces import TraceFile
+
+
+class TraceWriter:
+    """Writer of the trace of one run, for the length of a ``with``.
+
+    A trace that cannot be written hides neither results nor the error of the run: that gets a note, or there is a
+    `TraceWarning`.
+
+    Attributes:
+        member: Number of this process in names of files; None: its number in its world.
+        goes_on: Whether another world of the run follows one that has failed with an error.
+        numbers: Number in the first world of each rank of the present one; None: the same.
+        world_size: Ranks of the first world; None: those of the present one.
+
+    Args:
+        run_config: Settings of the run.
+        joins: Whether the files of processes are joined here; otherwise `take_part` returns that of this one.
+    """
+
+    def __init__(self, run_config: RunConfig, *, joins: bool = True) -> None:
+        self._run_config, self._joins = run_config, joins
+        self._failure: str | None = None
+        self.member: int | None = None
+        self.goes_on: Callable[[Exception], bool] = lambda error: False
+        self.numbers: Sequence[int] | None = None
+        self.world_size: int | None = None
+        self._file: TraceFile | None = None  # of this process, until it is joined
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Report a file that was not joined, and a trace that could not be written."""
+        if self._file is not None and os.environ.get("OVERLAP_HOSTS") != "1":  # else our launcher joins it
+            self._report_part(self._file, "not all processes ended well")
+        if self._failure is not None and error is not None:
+            error.add_note(self._failure)
+        elif self._failure is not None:
+            warnings.warn(TraceWarning(self._failure), stacklevel=calling()[1])
+
+    def begin(self, world: World, membership: Membership | None, *, run: str) -> None:
+        """Begin to write the spans of a world into the file of this process, if a trace is requested.
+
+        Args:
+            world: The world.
+            membership: This process among those of its world; None if it is alone.
+            run: The job and its attempt.
+        """
+        if self._run_config.trace is None:
+            return
+        from ..timeline.files.trace import Header
+        from .traces import TraceFile, part_path  # few runs write a trace
+
+        member = self.member if self.member is not None else membership.member if membership else 0
+        if self._file is None:
+            self._file = TraceFile(part_path(os.path.abspath(self._run_config.trace), member))
+        header = Header(
+            world_size=self.world_size or world.size, clock=world.backend.name, meta=world.facts(), run=run,
+            process=member,
+        )  # fmt: skip
+        clock = None if membership is None else lambda: membership.clock
+        with suppress(OSError):  # the end reports it
+            self._file.begin(header, world.recorders(), clock=clock, numbers=self.numbers)
+
+    async def end_world(self, world: World, failure: Exception | None, *, alone: bool) -> None:
+        """Write the last spans of a world; of a process that is `alone`, its file becomes the trace of the run."""
+        if self._run_config.watcher is not None:
+            self._run_config.watcher(world.timeline())
+        if self._file is None:
+            return
+        with self._storing_failure(), trio.CancelScope(shield=True):
+            # in a thread: it may take long, and the loop may be the user's
+            await trio.to_thread.run_sync(self._file.end_section, world.facts())
+            if alone and self._joins and (failure is None or not self.goes_on(failure)):
+                await self._join(1)
+
+    async def join(self, membership: Membership) -> None:
+        """Make one file of those of all processes, in process 0, after all have ended the last world well."""
+        if self._file is not None and self._joins:
+            with self._storing_failure(), trio.CancelScope(shield=True):
+                await self._join(membership.members if membership.member == 0 else 0)
+
+    async def _join(self, members: int) -> None:
+        """Join the files of all members, and note the trace for the commands that report it; 0: another process does.
+
+        Raises:
+            UsageError: The trace cannot be written; the files stay.
+        """
+        from .traces import join_all
+
+        file, self._file = self._file, None
+        path = self._run_config.trace
+        assert file is not None
+        assert path is not None
+        if members and await trio.to_thread.run_sync(join_all, file, path, members):
+            trace_files.note_written(path)
+        elif members:
+            self._report_part(file, "not all processes write to one disk")
+
+    def _report_part(self, file: TraceFile, reason: str) -> None:
+        """Print where the file of this process is, and why there is none of all."""
+        path = Path(self._run_config.trace or "")
+        notify(
+            f"no {path}: {reason}; that of this process is in {file.path}: "
+            f"`overlap timeline PARTS -o {path.name}` makes one of all"
+        )
+
+    def take_part(self) -> bytes:
+        """Return the content of the file of this process, and remove it; b"" without one."""
+        if self._file is None:
+            return b""
+        part = self._file.path.read_bytes()
+        self._file.path.unlink()
+        return part
+
+    def write_virtual(self, timeline: Callable[[], Timeline]) -> None:
+        """Write the spans of a world in virtual time, whose ranks are all here."""
+        if self._run_config.watcher is not None:
+            self._run_config.watcher(timeline())
+        if self._run_config.trace is not None:
+            from ..timeline.files.trace import write_trace
+
+            with self._storing_failure():
+                write_trace(timeline(), self._run_config.trace)
+                trace_files.note_written(self._run_config.trace)
+
+    @contextmanager
+    def _storing_failure(self) -> Iterator[None]:
+        """Store an error of the block as the reason why the trace could not be written; it is not raised."""
+        try:
+            yield
+        except Exception as error:  # no error of writing may hide the results or the error of the run
+            usual = isinstance(error, UsageError)
+            self._failure = str(error) if usual else f"trace: cannot write {self._run_config.trace}: {error!r}"
