@@ -70,7 +70,9 @@ def _read_slurm(environ: Mapping[str, str]) -> Row | None:
     hosts = "SLURM_STEP_NODELIST" if environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
     count, node = number(environ, nodes, at_least=1), number(environ, "SLURM_NODEID")
     if count is not None and node is not None:
-        node, count = _node_of_slurm_task(environ, process, processes, node=node, nodes=count)
+        if processes > count > 1 and not _follow_each_other(environ, processes, count):
+            node, count = process, processes
+        _check_blocks("Slurm", process, processes, node=node, nodes=count)
     job = number(environ, "SLURM_JOB_ID") or 0
     attempt = environ.get("SLURM_RESTART_COUNT") or "0"
     return Row(
@@ -85,46 +87,12 @@ def _read_slurm(environ: Mapping[str, str]) -> Row | None:
     )
 
 
-def _node_of_slurm_task(
-    environ: Mapping[str, str], process: int, processes: int, *, node: int, nodes: int
-) -> tuple[int, int]:
-    """Return the node of a task of Slurm, and the number of nodes; nodes with unequal numbers of tasks count per task.
-
-    Every task can check the order of the tasks: Slurm gives it all tasks of its node, or their distribution.
-    """
-    counts = _tasks_by_node(environ)
-    dealt = environ.get("SLURM_DISTRIBUTION", "")
-    if not environ.get("SLURM_GTIDS") and processes > nodes > 1 and dealt.startswith(_OUT_OF_ORDER):
-        raise UsageError(
-            f"Slurm: the tasks of a node must follow each other, and SLURM_DISTRIBUTION={dealt} deals them out "
-            "otherwise; start them with srun -m block"
-        )
-    tasks = [int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()] or [process]
-    has_counts = len(counts) == nodes and sum(counts) == processes
-    first = sum(counts[:node]) if has_counts else tasks[0]
-    expected = range(first, first + (counts[node] if has_counts else len(tasks)))
-    in_order = tasks == list(expected) if len(tasks) > 1 else process in expected
-    if not in_order:
-        raise UsageError(
-            f"Slurm: the tasks of a node must follow each other, and node {node} of {nodes} has "
-            f"{', '.join(map(str, tasks))} of {processes}; start them with srun -m block"
-        )
-    if has_counts and len(set(counts)) > 1:
-        return process, processes
-    _check_blocks("Slurm", process, processes, node=node, nodes=nodes)
-    return node, nodes
-
-
-def _tasks_by_node(environ: Mapping[str, str]) -> list[int]:
-    """Return the number of tasks of each node, from a text such as "2(x3),1"; [] if there is none."""
-    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
-    counts: list[int] = []
-    for part in filter(None, text.split(",")):
-        count, _, times = part.removesuffix(")").partition("(x")
-        if not count.isdecimal() or not (times or "1").isdecimal():
-            return []
-        counts += [int(count)] * int(times or "1")
-    return counts
+def _follow_each_other(environ: Mapping[str, str], tasks: int, nodes: int) -> bool:
+    """Whether Slurm gives the tasks of a step to its nodes one after the other, and equally many to each."""
+    per_node = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    here = [int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()] or [0]
+    dealt = environ.get("SLURM_DISTRIBUTION", "").startswith(_OUT_OF_ORDER) or here[-1] - here[0] >= len(here)
+    return not dealt and "," not in per_node and tasks % nodes == 0
 
 
 ROWS: tuple[Callable[[Mapping[str, str]], Row | None], ...] = (_read_torchrun, _read_open_mpi, _read_mpich, _read_slurm)

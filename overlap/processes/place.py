@@ -20,7 +20,8 @@ Processes meet at `OVERLAP_RDZV_ENDPOINT`; else at `MASTER_ADDR` and `MASTER_POR
 listens there: that of torchrun, by `TORCHELASTIC_USE_AGENT_STORE`, or of a torch.distributed that has started in
 these processes); else, under Slurm, at the first host of the step's node list, at a port made from the numbers of job
 and step. Without any of these only an MPI library can introduce them. Processes that all run on one machine meet on
-its loopback interface. Nodes may have unequally many tasks of Slurm; each task counts as a node of its own then.
+its loopback interface. Tasks of Slurm that do not follow each other on their nodes, or of which nodes have unequally
+many, count as nodes of their own.
 
 `overlap run` sets, in `member_variables`:
 
