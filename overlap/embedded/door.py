@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..hints import suggesting
 from ..processes.identity import JOIN_TIMEOUT_S
 from ..processes.place import LONGEST_JOB
-from ..processes.real_time import place_and_setup, run_ranks
+from ..processes.real_time import run_ranks
 from ..processes.secret import strong_secret
 from ..processes.trace_writer import TraceWriter
 from ..runtime.interrupts import deferring_interrupts, interruption_point
@@ -122,6 +122,8 @@ def _open_connection(
 
     async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
         """Set up the world, alone or with the other processes, and run its rank until the connection closes."""
+        from ..processes.connect import place_and_setup  # and with it all that processes need to meet
+
         place, setup = place_and_setup(meeting, run_config, source="overlap.connect", timeout_s=timeout_s)
         with TraceWriter(run_config) as writer:
             await run_ranks(setup, place, main, (), run_config, writer, on_start)

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -30,7 +30,7 @@ from .introduce import introduce_by_mpi
 from .join import Membership, join
 from .members import MemberLostError
 from .place import Place
-from .real_time import WorldSetup, cluster_of_place, wrap_transport
+from .real_time import TransportNotices, WorldSetup, cluster_of_place, single_process_setup, wrap_transport
 from .secret import user_secret
 from .shared_folder import check_shared_folder
 from .sockets import local_address
@@ -122,6 +122,52 @@ async def join_world(
         )
 
 
+def place_and_setup(
+    meeting: tuple[RendezvousConfig, int] | None,
+    run_config: RunConfig,
+    *,
+    source: str,
+    timeout_s: float | None = None,
+    ranks_each: int = 1,
+    job: str | None = None,
+    restart: int = 0,
+) -> tuple[Place | None, AbstractAsyncContextManager[WorldSetup]]:
+    """Return the place of a process that no launcher of ours has started, and the setup of its world.
+
+    Args:
+        meeting: Where the processes meet, and how many machines they are on; None: this one is alone.
+        run_config: Settings of the run.
+        source: What has started the processes, for messages.
+        timeout_s: How long to wait for all processes; by default that of the settings.
+        ranks_each: Ranks of each process.
+        job: Name of the job in flight records; by default that of the meeting.
+        restart: How often the job has been started before.
+    """
+    if meeting is None:
+        return None, single_process_setup(run_config)
+    machine, nodes = getattr(run_config.cluster, "name", run_config.cluster or "local"), meeting[1]
+    config = replace(
+        meeting[0],
+        epoch=meeting[0].epoch + restart * WORLDS,
+        detail=f"{source}, {machine}, {ranks_each} a process, on {nodes} node{'s' * (nodes != 1)}",
+        process=process_identity(),
+        timeout_s=timeout_s or run_config.join_timeout_s or JOIN_TIMEOUT_S,
+        ranks_each=ranks_each,
+    )
+    place = Place(
+        source=source,
+        process=config.member,
+        processes=config.members,
+        ranks_per_process=ranks_each,
+        node=config.member // (config.members // nodes),  # each has equally many processes, in order
+        nodes=nodes,
+        endpoint=config.endpoint,
+        job=job or config.job,
+        secret=config.secret,
+    )
+    return place, join_world(place, run_config, meeting=config)
+
+
 async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
     """Return the configuration to join a world, by the number of the world in this attempt, from 0."""
     tls = run.tls_files()
@@ -194,29 +240,3 @@ def _blame_arguments() -> Iterator[None]:
         yield
     except ArgumentError as error:
         raise UsageError(f"transport: {error}") from None
-
-
-class TransportNotices:
-    """Lines of a transport for the user, until the world is stopped: after that, wires end because processes do.
-
-    Attributes:
-        show: Adds a line to the timeline, once there is one.
-    """
-
-    def __init__(self) -> None:
-        self.show: Callable[[str], None] = lambda line: None
-        self._ceased = False
-
-    def __call__(self, line: str) -> None:
-        """Print a line, unless `cease` was called before."""
-        if not self._ceased:
-            notify(line)
-
-    def note(self, line: str) -> None:
-        """Add a line to the timeline."""
-        if not self._ceased:
-            self.show(line)
-
-    def cease(self) -> None:
-        """Drop all further lines of the transport."""
-        self._ceased = True

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -17,7 +17,7 @@ from ..config import RunConfig
 from ..diagnostics import is_interrupt
 from ..errors import StallError, UsageError, in_one_line
 from ..flight.folder import FlightFile, describe_start, open_flight, restart_count
-from ..kernel_facts import process_identity
+from ..notice import notify
 from ..runtime.blame.stall import STALL_S, StallLimits
 from ..runtime.epoch import Epoch
 from ..runtime.world import World
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     import topology
 
     from ..settings import Wires
-    from .connect import TransportNotices
     from .control import ControlPlane
-    from .identity import RendezvousConfig
     from .join import Membership
     from .place import Place
 
@@ -141,6 +139,32 @@ class WorldSetup:
     notices: TransportNotices | None = None  # Lines of the transport for the user
 
 
+class TransportNotices:
+    """Lines of a transport for the user, until the world is stopped: after that, wires end because processes do.
+
+    Attributes:
+        show: Adds a line to the timeline, once there is one.
+    """
+
+    def __init__(self) -> None:
+        self.show: Callable[[str], None] = lambda line: None
+        self._ceased = False
+
+    def __call__(self, line: str) -> None:
+        """Print a line, unless `cease` was called before."""
+        if not self._ceased:
+            notify(line)
+
+    def note(self, line: str) -> None:
+        """Add a line to the timeline."""
+        if not self._ceased:
+            self.show(line)
+
+    def cease(self) -> None:
+        """Drop all further lines of the transport."""
+        self._ceased = True
+
+
 @asynccontextmanager
 async def single_process_setup(config: RunConfig) -> AsyncIterator[WorldSetup]:
     """Set up a world in this process."""
@@ -171,56 +195,6 @@ def wrap_transport(wires: Transport, wrap: Wires | None) -> Transport:
             f"of another, got {wrapped!r}"
         )
     return wrapped
-
-
-def place_and_setup(
-    meeting: tuple[RendezvousConfig, int] | None,
-    run_config: RunConfig,
-    *,
-    source: str,
-    timeout_s: float | None = None,
-    ranks_each: int = 1,
-    job: str | None = None,
-    restart: int = 0,
-) -> tuple[Place | None, AbstractAsyncContextManager[WorldSetup]]:
-    """Return the place of a process that no launcher of ours has started, and the setup of its world.
-
-    Args:
-        meeting: Where the processes meet, and how many machines they are on; None: this one is alone.
-        run_config: Settings of the run.
-        source: What has started the processes, for messages.
-        timeout_s: How long to wait for all processes; by default that of the settings.
-        ranks_each: Ranks of each process.
-        job: Name of the job in flight records; by default that of the meeting.
-        restart: How often the job has been started before.
-    """
-    if meeting is None:
-        return None, single_process_setup(run_config)
-    from .connect import join_world
-    from .identity import JOIN_TIMEOUT_S, WORLDS
-    from .place import Place
-
-    machine, nodes = getattr(run_config.cluster, "name", run_config.cluster or "local"), meeting[1]
-    config = replace(
-        meeting[0],
-        epoch=meeting[0].epoch + restart * WORLDS,
-        detail=f"{source}, {machine}, {ranks_each} a process, on {nodes} node{'s' * (nodes != 1)}",
-        process=process_identity(),
-        timeout_s=timeout_s or run_config.join_timeout_s or JOIN_TIMEOUT_S,
-        ranks_each=ranks_each,
-    )
-    place = Place(
-        source=source,
-        process=config.member,
-        processes=config.members,
-        ranks_per_process=ranks_each,
-        node=config.member // (config.members // nodes),  # each has equally many processes, in order
-        nodes=nodes,
-        endpoint=config.endpoint,
-        job=job or config.job,
-        secret=config.secret,
-    )
-    return place, join_world(place, run_config, meeting=config)
 
 
 def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, source: str = "") -> topology.Cluster:

@@ -12,7 +12,8 @@ from ray import cloudpickle
 
 from ..embedded.rendezvous import Store, rendezvous_through_store
 from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, in_one_line, shown, text_of, type_name
-from ..processes.real_time import place_and_setup, run_ranks
+from ..processes.connect import place_and_setup
+from ..processes.real_time import run_ranks
 from ..processes.trace_writer import TraceWriter
 from ..runtime.world import World
 from .job import VERSION, JobSpec, MemberEnd, make_job_folder, pack, take_files
