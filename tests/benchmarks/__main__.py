@@ -29,6 +29,7 @@ from . import (
     truth,
     two_hosts,
 )
+from .pytorch import busy
 from .figures import HEADING, Figure, line, rows, verdict
 
 __all__ = ["main"]
@@ -71,6 +72,7 @@ MEASURED: dict[str, Measure] = {
     "two_hosts": lambda how, _: two_hosts.figures(how),
     "planned": lambda how, _: two_hosts.planned.figures(how),
     "torch": lambda how, _: pytorch.lines(how),
+    "busy": lambda how, _: busy.lines(how),
     "engines": _engines,
 }
 
@@ -91,6 +93,7 @@ or, by itself,
   simulation  virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
   sockets     every collective between 2 and 4 processes, 16 KiB to 64 MiB, in turn with gloo's (10 minutes)
   torch       PyTorch on our backend, in turn with gloo in one torchrun: training steps, single all-reduces (minutes)
+  busy        all-reduces of PyTorch beside 15 busy processes on each core, in turn with gloo's (minutes)
   engines     worlds on a cluster of Ray: up, a killed actor, a lost node, steps beside overlap run (needs Ray; minutes)
   timeline    a run of a million spans packed, written, loaded, drawn; 1024 ranks folded (a minute)
   gains       what `overlap why` promises of changes to programs of PyTorch on the CPU, and what they really gain

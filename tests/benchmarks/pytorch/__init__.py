@@ -12,7 +12,7 @@ from typing import Any
 from overlap.cli.bench.sampling import Sampling
 from overlap.units import format_bytes
 
-__all__ = ["lines", "part"]
+__all__ = ["lines", "part", "run_ranks"]
 
 BUCKETS_MIB = (1, 4, 25)
 SIZES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
@@ -27,7 +27,7 @@ def lines(how: Sampling) -> Iterator[str]:
         how: How many samples.
     """
     for processes in (2, 4):
-        told = _ran(processes, how, asked={})
+        told = run_ranks(processes, how, {})
         yield f"{processes} processes, eight layers of 1024 x 1024, batch 256, {told['version']}"
         alone_ms = _ms(told["alone"])
         yield f"  a step without communication {alone_ms:.1f} ms"
@@ -50,7 +50,7 @@ def part(how: Sampling, processes: int, names: Sequence[str], sizes: Sequence[in
         names: Of `operations.OPERATIONS`.
         sizes: In bytes.
     """
-    told = _ran(processes, how, asked={"buckets": [], "names": names, "sizes": sizes})["operations"]
+    told = run_ranks(processes, how, {"buckets": [], "names": names, "sizes": sizes})["operations"]
     yield from _table(told, sizes)
     for name, measured in told.items():
         times = (f"{median(both['gloo']) / 1e3:.0f}/{median(both['overlap']) / 1e3:.0f}" for both in measured)
@@ -74,7 +74,8 @@ def _ms(samples_ns: list[int]) -> float:
     return median(samples_ns) / 1e6
 
 
-def _ran(processes: int, how: Sampling, *, asked: Mapping[str, Any]) -> Any:
+def run_ranks(processes: int, how: Sampling, asked: Mapping[str, Any]) -> Any:
+    """Return what rank 0 of `ranks.main` prints, which takes more arguments from `asked`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     program = [
         "-m",

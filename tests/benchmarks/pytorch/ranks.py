@@ -11,12 +11,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+import overlap.torch  # noqa: F401 - registers the backend
 
 from . import BUCKETS_MIB, SIZES
 from .operations import OPERATIONS, Operation
@@ -34,8 +36,12 @@ def main(
     buckets: Sequence[int] = BUCKETS_MIB,
     names: Sequence[str] = tuple(OPERATIONS),
     sizes: Sequence[int] = SIZES,
+    row: int = 0,
 ) -> None:
-    """Measure training steps with buckets of some MiB, if there are any, and operations with tensors of some bytes."""
+    """Measure training steps with buckets of some MiB, if there are any, and operations with tensors of some bytes.
+
+    Operations are timed one by one in rows of `row`, if that is given.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("overlap")
     groups = {"gloo": dist.new_group(backend="gloo"), "overlap": dist.group.WORLD}
@@ -52,7 +58,12 @@ def main(
     if buckets:
         told["alone"] = measured({"alone": _trainer(_net())})["alone"]
     for name in names:
-        told["operations"][name] = [_alone(OPERATIONS[name], size, groups, measured) for size in sizes]
+        told["operations"][name] = [
+            _in_rows(OPERATIONS[name], size, groups, warmup, samples, row)
+            if row
+            else _alone(OPERATIONS[name], size, groups, measured)
+            for size in sizes
+        ]
     if dist.get_rank() == 0:
         print(json.dumps(told), flush=True)
     dist.destroy_process_group()
@@ -75,6 +86,27 @@ def _measured(warmup: int, samples: int, group: Any, calls: Mapping[str, Callabl
             call()
             taken[name].append(perf_counter_ns() - begun_ns)
     return {name: each[warmup:] for name, each in taken.items()}
+
+
+def _in_rows(
+    operation: Operation, size: int, groups: Mapping[str, Any], warmup: int, samples: int, row: int
+) -> dict[str, list[int]]:
+    """Return the duration of each operation in rows, for each backend in turn, and the processor time of one."""
+    calls = {name: operation(size, group) for name, group in groups.items()}
+    taken: dict[str, list[int]] = {name: [] for name in calls}
+    busy_ns = dict.fromkeys(calls, 0)
+    for turn in range(warmup + samples):
+        for name, call in calls.items():
+            dist.barrier(groups["gloo"])
+            begun_busy_ns = process_time_ns()
+            for _ in range(row):
+                begun_ns = perf_counter_ns()
+                call()
+                taken[name].append(perf_counter_ns() - begun_ns)
+            busy_ns[name] += (process_time_ns() - begun_busy_ns) * (turn >= warmup)
+    return {name: each[warmup * row :] for name, each in taken.items()} | {
+        f"{name}, busy": [total // (samples * row)] for name, total in busy_ns.items()
+    }
 
 
 def _alone(operation: Operation, size: int, groups: Mapping[str, Any], measured: Measured) -> dict[str, list[int]]:
