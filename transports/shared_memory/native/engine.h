@@ -42,7 +42,9 @@
 #define LOOK_AGAIN_NS 100000000 /* longest sleep without a look: a peer may have written over the words that wake */
 #define ROW_LOOK_NS 1000000     /* between looks at a row of a board that is not free: nobody rings for that */
 #define LONG_TURN_NS 1000000    /* a look that takes longer shows that others need the core */
-#define MOST_SKIPPED 31         /* looks in a row, after looks that found nothing */
+#define SPIN_SLACK_NS 5000      /* by which a spin may last longer than twice what the last useful ones took */
+#define REST_TIMES 20           /* after a spin in vain none begins for so many times as long: 5 % of the core at most */
+#define MOST_REST_NS 20000000
 #define NONSENSE UINT64_MAX
 #define ANY_LENGTH UINT64_MAX /* of a receive */
 #define NO_LENGTH (UINT64_MAX - 1) /* that a message can have */
@@ -210,7 +212,8 @@ typedef struct {
     uint32_t unattended; /* our copy */
     _Atomic uint32_t sleepers; /* our copy */
     int64_t look_ns;
-    _Atomic int vain, skipped; /* how many looks to skip after the next vain one, as now; how many are left to skip */
+    _Atomic int64_t spin_ns;     /* longest spin that shortens a wait, by the last ones; 0: any may */
+    _Atomic int64_t rest_ns, rested_ns; /* how long no spin begins after one in vain, and until when */
     int yields;   /* whether a look yields the core, which other processes need */
     int awake;    /* whether the event loop runs: it attends before it sleeps */
     int promised; /* whether a thread is about to wait */

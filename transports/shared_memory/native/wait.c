@@ -206,27 +206,50 @@ static int sleep_here(Engine *engine, End *end, int64_t limit_ns)
     return interrupted;
 }
 
-/* Look for what comes, without sleeping. Where the peer needs this core, or comes late, that is in vain: it is let on
-   only once this thread sleeps. So after vain looks, threads sleep at once the next few times, twice as often each time. */
-static void look(Engine *engine, End *end, int64_t limit, int64_t look_ns)
+/* Learn from a spin. `useful_ns`: how long after its begin, or after the last arrival, something arrived; 0: nothing. */
+static void learn(Engine *engine, int64_t now, int64_t spent_ns, int64_t useful_ns, int crowded)
 {
-    int skipped = atomic_load_explicit(&engine->skipped, memory_order_relaxed);
-    if (skipped > 0) {
-        atomic_store_explicit(&engine->skipped, skipped - 1, memory_order_relaxed);
+    int64_t rest_ns = engine->rest_ns;
+    if (useful_ns && !crowded) {
+        int64_t before = engine->spin_ns * 7 / 8, longest = 2 * useful_ns + SPIN_SLACK_NS;
+        engine->spin_ns = longest > before ? longest : before;
+        engine->rest_ns = 0;
         return;
     }
-    int64_t now = now_ns(), until = now + look_ns;
-    int useful = 0;
-    while (atomic_load(&end->state) == PENDING && now < until && now < limit) {
+    engine->spin_ns = 0;
+    if (!crowded && rest_ns == 0) { /* the peer may be late once */
+        engine->rest_ns = 1;
+        return;
+    }
+    rest_ns = 2 * rest_ns > REST_TIMES * spent_ns ? 2 * rest_ns : REST_TIMES * spent_ns;
+    rest_ns = rest_ns > MOST_REST_NS ? MOST_REST_NS : rest_ns;
+    engine->rest_ns = rest_ns, engine->rested_ns = now + rest_ns;
+}
+
+/* Look for what comes, without sleeping, for at most twice as long as that has taken lately. Where the peer needs this
+   core, or comes late, that is in vain: it is let on only once this thread sleeps. So after spins in vain, and after a
+   turn in which others had the core, threads sleep at once for a while. It is a time, not a number of waits: on a busy
+   machine it passes in one sleep, and ranks that are let on together then find each other awake. */
+static void look(Engine *engine, End *end, int64_t limit, int64_t look_ns)
+{
+    int64_t begun = now_ns(), now = begun, since = begun, useful_ns = 0;
+    int64_t spin_ns = engine->spin_ns && engine->spin_ns < look_ns ? engine->spin_ns : look_ns;
+    int crowded = 0;
+    if (spin_ns <= 0 || begun < engine->rested_ns)
+        return;
+    while (atomic_load(&end->state) == PENDING && now < since + spin_ns && now < limit && !crowded) {
+        int moved = 0;
         if (try_lock(engine)) {
-            int moved = progress(engine, 0);
+            moved = progress(engine, 0);
             if (work_waits(engine))
                 work(engine), moved = 1;
             pthread_mutex_unlock(&engine->lock);
-            if (moved)
-                now = now_ns(), until = now + look_ns, useful = 1;
         }
-        int64_t before = now;
+        int64_t before = now_ns();
+        if (moved) {
+            useful_ns = before - since > useful_ns ? before - since : useful_ns;
+            since = before;
+        }
         if (engine->yields)
             sched_yield();
 #if defined(__x86_64__)
@@ -234,18 +257,9 @@ static void look(Engine *engine, End *end, int64_t limit, int64_t look_ns)
             __builtin_ia32_pause();
 #endif
         now = now_ns();
-        if (now - before > LONG_TURN_NS) { /* others need the core for long */
-            useful = 0;
-            break;
-        }
+        crowded = now - before > LONG_TURN_NS; /* others need the core for long */
     }
-    int vain = 0;
-    if (!useful && atomic_load(&end->state) == PENDING) {
-        vain = 2 * atomic_load_explicit(&engine->vain, memory_order_relaxed) + 1;
-        vain = vain > MOST_SKIPPED ? MOST_SKIPPED : vain;
-        atomic_store_explicit(&engine->skipped, vain, memory_order_relaxed);
-    }
-    atomic_store_explicit(&engine->vain, vain, memory_order_relaxed);
+    learn(engine, now, now - since, useful_ns, crowded);
 }
 
 void wait_for(Engine *engine, End *end, int64_t limit_ns, int64_t look_ns)
