@@ -29,8 +29,8 @@ from . import (
     truth,
     two_hosts,
 )
-from .pytorch import busy
 from .figures import HEADING, Figure, line, rows, verdict
+from .pytorch import busy
 
 __all__ = ["main"]
 
