@@ -15,7 +15,7 @@ from pathlib import Path
 
 BUDGETS = {
     "examples": 1_364,
-    "native": 3_407,
+    "native": 3_424,
     "overlap/*.py": 1_825,
     "overlap/cli": 3_555,
     "overlap/collectives": 3_233,
@@ -37,7 +37,7 @@ BUDGETS = {
     "overlap/torch": 1_584,
     "overlap/waits": 783,
     "product": 56_235,
-    "tests": 65_652,
+    "tests": 65_721,
     "topology": 1_800,
     "transports/*.py": 2_952,
     "transports/efa": 1_676,
