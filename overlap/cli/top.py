@@ -27,7 +27,9 @@ from ..flight.spans import step_length_ns, timeline_of_records
 from ..settings import Option
 from ..timeline.draw.folding import fold
 from ..timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
-from ..timeline.measure.metrics import Breakdown, coverage
+from ..timeline.measure.activity import Activity
+from ..timeline.measure.metrics import Breakdown, measure_windows
+from ..timeline.measure.steps import RankWindow
 from ..timeline.spans import Timeline
 from ..units import columns, figure, figure_unit, format_bytes, format_ns, format_s, number, switch
 from .console import Console
@@ -166,9 +168,11 @@ def measure(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int,
         first = [*columns.of_kind("compute", rows)[-1:], *oldest][:1]
         in_flight[rank] = int(columns.nbytes[rows].sum())
         doing[rank] = columns.texts[columns.name[first[0]]] if first and not tables[rank].left else ""
-    covers = [cover.within((low_ns[cover.rank], window[1])) for cover in (coverage(timeline) if low_ns else ())]
+    windows = [RankWindow(rank, None, start_ns, window[1]) for rank, start_ns in low_ns.items()]
+    activity = Activity(timeline, windows) if windows else None
     return Look(
-        rows=[cover.breakdown() for cover in covers], late=late_ranks(pieces_of_spans(timeline, covers), None),
+        rows=measure_windows(activity) if activity else [],
+        late=late_ranks(pieces_of_spans(activity), None) if activity else [],
         step=min((table.last_step for table in tables.values() if table.last_step >= 0), default=None),
         in_flight_bytes=in_flight, doing=doing,
         step_ns={rank: ns for rank, table in tables.items() if (ns := step_length_ns(table)) is not None},

@@ -15,8 +15,16 @@ from numpy.typing import NDArray
 
 from ..timeline.files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Int64s, RankProfile
 from ..timeline.files.windows import GRAPH, STEP, Rows, WorkRows, lost_launches, outermost, rows_union, union_all
-from ..timeline.measure.activity import disjoint_pieces
-from ..timeline.measure.intervals import Merged, clip, covered_ns, intersect, intersect_each, subtract, union
+from ..timeline.measure.intervals import (
+    Merged,
+    clip,
+    covered_ns,
+    cut_at_earlier,
+    intersect,
+    intersect_each,
+    subtract,
+    union,
+)
 from . import causes
 
 QUEUED_NS = 20_000
@@ -169,9 +177,9 @@ def work_pieces(profile: RankProfile, work: WorkRows, rows: Rows, cause: str, wh
         cause: Cause of the pieces.
         where: Instants that count.
     """
-    called = disjoint_pieces(profile.start_ns, profile.end_ns, rows, 0)
-    at, start_ns, end_ns = intersect_each(called.start_ns, called.end_ns, where)
-    rows = called.row[at]
+    row, start_ns, end_ns = cut_at_earlier(profile.start_ns[rows], profile.end_ns[rows])
+    at, start_ns, end_ns = intersect_each(start_ns, end_ns, where)
+    rows = rows[row[at]]
     source = work.launch[rows] if work.on_device else rows
     thread = np.where(source >= 0, profile.thread[source], -1).astype(np.int64)
     return GapPieces(

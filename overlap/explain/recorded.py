@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -9,17 +10,10 @@ import numpy as np
 from ..errors import UsageError
 from ..ranklist import named_ranks
 from ..timeline.columnar import Mask, SpanColumns
-from ..timeline.measure.intervals import covered_ns
-from ..timeline.measure.metrics import (
-    Breakdown,
-    Coverage,
-    breakdowns_by_step,
-    coverage,
-    issued_in,
-    median_step,
-    of_steps,
-)
+from ..timeline.measure.activity import Activity
+from ..timeline.measure.metrics import Breakdown, breakdowns_by_step, measure_windows
 from ..timeline.measure.operations import sum_operations
+from ..timeline.measure.steps import issued_in, median_step, of_steps, rank_windows
 from ..timeline.spans import CUT, ORIGIN, STARVED, Timeline
 from .advice import MANY_CALLS
 from .bounds import RankStep
@@ -54,29 +48,30 @@ def explain_timeline(
     if step is not None and step not in timeline.steps():
         raise UsageError(f"why: no step {step} is recorded; leave out the step to have one chosen")
     shown = None if whole else median_step(timeline) if step is None else step
-    covers = coverage(timeline, step=shown, ranks=ranks)
-    pieces, steps = pieces_of_spans(timeline, of_steps(covers)), breakdowns_by_step(timeline)
-    return explain(facts_of(timeline, covers, pieces, step=shown, steps=steps))
+    activity = Activity(timeline, of_steps(rank_windows(timeline, step=shown, ranks=ranks)))
+    return explain(
+        facts_of(timeline, activity, pieces_of_spans(activity), step=shown, steps=breakdowns_by_step(timeline))
+    )
 
 
 def facts_of(
-    timeline: Timeline, covers: Sequence[Coverage], pieces: Pieces, *, step: int | None, steps: Steps = NO_STEPS
+    timeline: Timeline, activity: Activity, pieces: Pieces, *, step: int | None, steps: Steps = NO_STEPS
 ) -> Facts:
     """Return the facts on a step of a timeline, or on the whole run if `step` is None.
 
     Args:
         timeline: The run.
-        covers: Its ranks; those that mark no steps while others do count in no figure of a step.
+        activity: That of its ranks; those that mark no steps while others do count in no figure of a step.
         pieces: The pieces of the ranks that count.
         step: The step.
         steps: Times of the ranks in each step, for the report; the sentence needs those of none.
     """
-    counted = of_steps(covers)
-    shown = {cover.rank: cover.breakdown() for cover in counted}
+    counted = of_steps(activity.windows)
+    shown = {row.rank: row for row in of_steps(measure_windows(activity))}
     every = {number: {row.rank: row for row in rows if row.rank in shown} for number, rows in steps.items()}
     every[step] = shown
-    issued = issued_in(timeline, {cover.rank: cover.window for cover in counted}, step)
-    last_ns = _last_exposed(timeline.columns, issued, counted)
+    issued = issued_in(timeline, counted, step)
+    last_ns = _last_exposed(timeline.columns, issued, pieces)
     # of the sentence, the change for a loss depends on operations only if they are many
     has_traffic = bool(steps) or (step is not None and int(issued.sum()) >= MANY_CALLS * len(counted))
     foreign = ORIGIN in timeline.meta
@@ -98,7 +93,7 @@ def facts_of(
             for at, rows in every.items()
         },
         places=places, last={step: late_ranks(pieces, step)},
-        traffic=_traffic(timeline, counted) if has_traffic else (),
+        traffic=_traffic(timeline, activity) if has_traffic else (),
         communicates=any(row.comm_ns for row in shown.values()), ours=not foreign,
         torch="torch" in timeline.meta, first=_starved_advice(timeline), cut=CUT in timeline.meta,
         unknown="other ranks are not in the trace" if partial else "",
@@ -144,20 +139,19 @@ def _cost_by_cause(row: Breakdown, *, partial: bool) -> dict[str, int]:
     return {cause: ns for cause, ns in costs.items() if ns}
 
 
-def _last_exposed(columns: SpanColumns, issued: Mask, covers: Sequence[Coverage]) -> dict[int, int]:
+def _last_exposed(columns: SpanColumns, issued: Mask, pieces: Pieces) -> dict[int, int]:
     """Return, by rank, for how long bytes of the last one of some operations were exposed."""
-    called_ns, moved_ns = columns.called_ns, columns.moved_ns
-    found, rows_of = {}, columns.rows_by_rank(issued & (columns.nbytes > 0))
-    for cover in covers:
-        rows = rows_of.get(cover.rank, np.zeros(0, np.intp))
-        last = rows[np.lexsort((columns.end_ns[rows], called_ns[rows]))[-1:]]
-        found[cover.rank] = int(covered_ns(moved_ns[last], columns.end_ns[last] + 1, cover.wire).sum())
+    called_ns, moved_ns, found = columns.called_ns, columns.moved_ns, Counter[int]()
+    for rank, rows in columns.rows_by_rank(issued & (columns.nbytes > 0)).items():
+        last = rows[np.lexsort((columns.end_ns[rows], called_ns[rows]))[-1]]
+        moving = pieces.of_rank(rank, (int(moved_ns[last]), int(columns.end_ns[last])))
+        found[rank] = moving.costs().get(WIRE, 0)
     return found
 
 
-def _traffic(timeline: Timeline, covers: Sequence[Coverage]) -> list[Traffic]:
-    """Return the operations of a step by line, means of the ranks, the most exposed first."""
-    ranks = len(covers)
+def _traffic(timeline: Timeline, activity: Activity) -> list[Traffic]:
+    """Return the operations of a step by line, means of the ranks that count, the most exposed first."""
+    ranks = len(activity.windows)
     return [
         Traffic(
             op=f"{row.op} at {row.call_site}" if row.call_site else row.op, group="", group_size=row.ranks,
@@ -165,5 +159,5 @@ def _traffic(timeline: Timeline, covers: Sequence[Coverage]) -> list[Traffic]:
             exposed_ns=row.exposed_ns // ranks, algorithm_gb_s=row.algbw_bytes_per_s / 1e9,
             bus_gb_s=row.busbw_bytes_per_s / 1e9, link_gb_s=None, waits_at_least_ns=0,
         )
-        for row in sum_operations(timeline, covers)
+        for row in sum_operations(timeline, activity)
     ]  # fmt: skip

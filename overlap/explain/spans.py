@@ -8,43 +8,49 @@ was waited for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..timeline.columnar import Int64s, Rows, SpanColumns, run_starts
-from ..timeline.measure.activity import NO_PIECES as NO_ACTIVITY
-from ..timeline.measure.activity import PROGRAM, WAITING, Activity, ActivityPieces, disjoint_pieces
-from ..timeline.measure.intervals import Interval, Merged, intersect, intersect_each, subtract, union
-from ..timeline.measure.metrics import Coverage
-from ..timeline.spans import Timeline
+from ..timeline.measure.activity import PROGRAM, WAITING, Activity
+from ..timeline.measure.meetings import last_rows
 from .causes import COMPUTE, COPY, LOOP, NAMES, QUEUE, UNKNOWN, WAIT, WIRE
-from .pieces import NO_PIECES, Pieces
+from .pieces import Pieces
 from .places import ProgramPlace
 
-_CAUSES = np.array([NAMES.index(cause) for cause in (COMPUTE, LOOP, WIRE, WAIT)], np.int8)
+_CAUSES = np.array([NAMES.index(cause) for cause in (COMPUTE, LOOP, WIRE, WAIT, QUEUE, COPY, UNKNOWN)], np.int8)
 """Causes in the order in which `activity` numbers what a rank does."""
 
 
-def pieces_of_spans(timeline: Timeline, covers: Sequence[Coverage]) -> Pieces:
-    """Return the pieces of some ranks, each inside its window. Cost: a sort of the spans of these windows."""
-    windows = {cover.rank: cover.window for cover in covers}
-    window = min(low for low, _ in windows.values()), max(high for _, high in windows.values())
-    if window[0] >= window[1]:
-        return NO_PIECES
-    activity = Activity(timeline, window)
-    columns = activity.columns
+def pieces_of_spans(activity: Activity) -> Pieces:
+    """Return the pieces of ranks in the windows of an activity. Cost: a sort of its spans."""
+    columns, windows = activity.columns, activity.windows
+    pieces, place = _all_pieces(activity)
+    queued = pieces.is_cause(QUEUE)  # an operation that a late rank has called says nothing of what the rank did
+    every = replace(
+        pieces, cause=np.where(queued, NAMES.index(UNKNOWN), pieces.cause), place=np.where(queued, -1, pieces.place)
+    )
+    begun_ns = np.full(int(columns.rank.max(initial=0)) + 1, min(window.start_ns for window in windows))
+    begun_ns[[window.rank for window in windows]] = [window.start_ns for window in windows]
+    return pieces.within({window.rank: window[2:] for window in windows}).follow_waits(
+        every, lambda waits: _name_excess(waits, columns, place, begun_ns)
+    )
+
+
+def _all_pieces(activity: Activity) -> tuple[Pieces, Rows]:
+    """Return all pieces of all ranks, and the place of each span; what a program did by itself is of unknown cause."""
+    columns, did = activity.columns, activity.pieces()
     places, place = _places(columns)
-    ranks: list[int] = np.unique(columns.rank).tolist()
-    pieces = Pieces.concatenate([_rank_pieces(activity, rank, window, places, place) for rank in ranks])
-    begun_ns = np.full(ranks[-1] + 1, window[0])
-    begun_ns[list(windows)] = [low for low, _ in windows.values()]
-    followed = pieces.within(windows).follow_waits(pieces, lambda waits: _name_excess(waits, columns, place, begun_ns))
-    operations, called_ns = columns.rows_by_rank(columns.is_kind("comm")), columns.called_ns
-    queues = {rank: disjoint_pieces(called_ns, columns.start_ns, rows, WAITING) for rank, rows in operations.items()}
-    parts = [_divide_idle(followed, cover, queues.get(cover.rank, NO_ACTIVITY), place) for cover in covers]
-    return Pieces.concatenate(parts)
+    last = np.where(did.row >= 0, last_rows(columns)[did.row], -1)
+    awaited = np.where(last >= 0, columns.rank[last], did.rank)
+    late = np.where((did.doing == WAITING) & (awaited != did.rank), awaited, -1)
+    shown = np.where(late >= 0, last, did.row)
+    late = np.where(did.doing == PROGRAM, columns.rank[did.row], late)
+    return Pieces(
+        places=places, rank=did.rank, start_ns=did.start_ns, end_ns=did.end_ns, cause=_CAUSES[did.doing], late=late,
+        place=np.where(shown >= 0, place[shown], -1), did=np.full(len(did), -1, np.int8),
+    ), place  # fmt: skip
 
 
 def _places(columns: SpanColumns) -> tuple[tuple[ProgramPlace, ...], Rows]:
@@ -64,39 +70,6 @@ def _places(columns: SpanColumns) -> tuple[tuple[ProgramPlace, ...], Rows]:
         for name, site, computes, keeps in found
     )
     return places, place
-
-
-def _rank_pieces(
-    activity: Activity, rank: int, window: Interval, places: tuple[ProgramPlace, ...], place: Rows
-) -> Pieces:
-    """Return all pieces of a rank in a window; what its program did by itself is of unknown cause."""
-    columns, busy = activity.columns, activity.pieces(rank)
-    last = activity.last[busy.row]
-    awaited = np.where(last >= 0, columns.rank[last], rank)
-    waits, keeps = busy.doing == WAITING, busy.doing == PROGRAM
-    late = np.where(waits & (awaited != rank), awaited, np.where(keeps, columns.rank[busy.row], -1))
-    shown = np.where(waits & (late >= 0), last, busy.row)
-    rest = subtract(Merged(*np.array([window]).T), union(busy.start_ns, busy.end_ns))
-    copies = columns.of_kind("copy", activity.rows(rank))
-    copied = intersect(rest, union(columns.start_ns[copies], columns.end_ns[copies]))
-    idle = subtract(rest, copied)
-    return Pieces.concatenate([
-        Pieces.of(places, rank, busy.start_ns, busy.end_ns, _CAUSES[busy.doing], place=place[shown], late=late),
-        Pieces.of(places, rank, copied.start_ns, copied.end_ns, COPY),
-        Pieces.of(places, rank, idle.start_ns, idle.end_ns, UNKNOWN),
-    ])  # fmt: skip
-
-
-def _divide_idle(pieces: Pieces, cover: Coverage, queue: ActivityPieces, place: Rows) -> Pieces:
-    """Return the pieces of one rank in which idle time is queued where an operation was, the first one that was."""
-    mine = pieces.of_rank(cover.rank, cover.window)
-    idle = mine.is_cause(UNKNOWN, COPY)
-    queued, rest = mine.take(idle).split(cover.queued)
-    if not len(queued):
-        return mine
-    row, start_ns, end_ns = intersect_each(queue.start_ns, queue.end_ns, union(queued.start_ns, queued.end_ns))
-    found = Pieces.of(mine.places, cover.rank, start_ns, end_ns, QUEUE, place=place[queue.row[row]])
-    return Pieces.concatenate([mine.take(~idle), rest, found])
 
 
 def _name_excess(waits: Pieces, columns: SpanColumns, place: Rows, begun_ns: Int64s) -> Pieces:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .files.merge import merged
     from .files.reading import read_trace
     from .files.trace import write_trace
-    from .measure.metrics import Breakdown, breakdowns, median_step
+    from .measure.metrics import Breakdown, breakdowns
+    from .measure.steps import median_step
 
 __all__ = [
     "Breakdown",
@@ -40,7 +41,7 @@ _LOADED_WHEN_USED = {
     "Breakdown": "measure.metrics",
     "TimelineView": "draw.view",
     "breakdowns": "measure.metrics",
-    "median_step": "measure.metrics",
+    "median_step": "measure.steps",
     "merged": "files.merge",
     "read_trace": "files.reading",
     "write_trace": "files.trace",

@@ -93,8 +93,8 @@ class Timeline:
 
     def _view(self) -> Any:
         """Return the picture of the median step, or of the whole run without steps."""
-        draw, metrics = (import_module(name, __package__) for name in (".draw.view", ".measure.metrics"))
-        return draw.TimelineView(self, step=metrics.median_step(self))
+        draw, steps = (import_module(name, __package__) for name in (".draw.view", ".measure.steps"))
+        return draw.TimelineView(self, step=steps.median_step(self))
 
     @property
     def columns(self) -> SpanColumns:

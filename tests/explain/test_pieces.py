@@ -12,9 +12,9 @@ from overlap.explain.pieces import MAX_CHAIN_RANKS
 from overlap.explain.ranks import late_ranks
 from overlap.explain.spans import pieces_of_spans, spent_ns
 from overlap.timeline import Span, breakdowns
-from overlap.timeline.measure.activity import Activity
+from overlap.timeline.measure.activity import WAITING, Activity
 from overlap.timeline.measure.meetings import PAIRED, last_rows
-from overlap.timeline.measure.metrics import coverage
+from overlap.timeline.measure.steps import RankWindow, rank_windows
 from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
 
 
@@ -68,9 +68,9 @@ def found_by_looking(timeline, victim, now):
 
 @given(traces())
 def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
-    covers = coverage(timeline)
+    windows = rank_windows(timeline)
     told, spent = {}, {}
-    found = pieces_of_spans(timeline, covers)
+    found = pieces_of_spans(Activity(timeline, windows))
     for piece in range(len(found)):
         victim, cause = int(found.rank[piece]), NAMES[found.cause[piece]]
         late, did = int(found.late[piece]), NAMES[found.did[piece]] if found.did[piece] >= 0 else ""
@@ -79,11 +79,11 @@ def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
             spent[victim, now] = cause
             if cause in (WAIT, WIRE):
                 told[victim, now] = (late if late >= 0 else None, did) if cause == WAIT else (None, "wire")
-    for row, cover in zip(breakdowns(timeline), covers, strict=True):
-        assert {now for rank, now in spent if rank == row.rank} == set(range(*cover.window))
+    for row, window in zip(breakdowns(timeline), windows, strict=True):
+        assert {now for rank, now in spent if rank == row.rank} == set(range(*window[2:]))
         counted = {"compute": 0, "wire": 0, "waiting": 0, "idle": 0, "transfer": 0, "queued": 0}
         mine = [span for span in timeline.spans if span.rank == row.rank and span.kind == "comm"]
-        for now in range(*cover.window):
+        for now in range(*window[2:]):
             active = at(mine, now)
             moving = any(span.info.met_ns <= now for span in active)
             computing = any(span.kind == "compute" for span in at(timeline.for_rank(row.rank), now))
@@ -124,9 +124,10 @@ def test_columns_name_the_same_last_rank_as_a_look_at_each_span(timeline, others
 
 @given(traces())
 def test_what_each_rank_did_is_what_one_finds_by_looking(timeline):
-    activity = Activity(timeline, (0, 2 * LIMIT_NS))
+    activity = Activity(timeline, [RankWindow(rank, None, 0, 2 * LIMIT_NS) for rank in timeline.ranks()])
+    every = activity.pieces()
     for rank in timeline.ranks():
-        pieces = activity.pieces(rank)
+        pieces = every.take((every.rank == rank) & (every.doing <= WAITING))
         spans = list(activity.columns.take(pieces.row).spans())
         words = [("compute", "program", "wire", "waiting")[number] for number in pieces.doing.tolist()]
         times = zip(pieces.start_ns.tolist(), pieces.end_ns.tolist(), words, spans, strict=True)
@@ -151,7 +152,7 @@ def test_the_late_rank_is_named_with_its_own_call(late):
 
 def only(timeline, victim=0, step=None):
     """Return the reasons of exposed communication on a rank: the awaited rank, what it did, or the operation; time."""
-    found = pieces_of_spans(timeline, coverage(timeline, step=step))
+    found = pieces_of_spans(Activity(timeline, rank_windows(timeline, step=step)))
     found = found.take((found.rank == victim) & found.is_cause(WAIT, WIRE))
     sums = {}
     for at in range(len(found)):
@@ -252,7 +253,9 @@ def test_a_wait_for_somebody_who_is_not_recorded_says_so():
         (None, "all_reduce at train.py:9", 10),
         (None, "all_reduce at train.py:9", 2),
     ]
-    (late,) = late_ranks(pieces_of_spans(timeline := timeline_of(comm(0, 0, 10, 12)), coverage(timeline)), None)
+    (late,) = late_ranks(
+        pieces_of_spans(Activity(timeline := timeline_of(comm(0, 0, 10, 12)), rank_windows(timeline))), None
+    )
     assert (late.rank, str(late), late.waited_ns) == (None, "a rank that is not recorded", 10)
 
 

@@ -9,7 +9,9 @@ from overlap.config import overriding
 from overlap.flight.reading import RankTable
 from overlap.flight.spans import step_length_ns, timeline_of_records
 from overlap.timeline import Timeline, breakdowns
-from overlap.timeline.measure.metrics import coverage
+from overlap.timeline.measure.activity import Activity
+from overlap.timeline.measure.metrics import measure_windows
+from overlap.timeline.measure.steps import RankWindow
 from overlap.waits.ends import Call
 from tests.timeline.made import shifted
 
@@ -91,7 +93,7 @@ def test_of_members_elsewhere_nothing_is_known_and_nobody_is_blamed():
 
 def test_a_compute_that_has_not_begun_and_a_call_that_is_forgotten_are_no_time_of_others():
     look = measured(table(0, (110, 0, 1, 4, 0, 0), (150, 0, 99, 4, 160, 155)))
-    assert times(look.rows[0]) == [0, 0, 0, 5, 95]
+    assert times(look.rows[0]) == [0, 0, 0, 5, 90]  # 5 are from the call to the begin
 
 
 def test_of_a_rank_whose_record_is_cut_the_time_since_its_oldest_operation_counts():
@@ -144,7 +146,8 @@ def test_top_shows_the_figures_that_timeline_shows(tmp_path, monkeypatch):
     timeline = Timeline.of_columns(columns, world_size=2)
     first = timeline.columns.take(timeline.columns.is_kind("compute")).start_ns.min()
     timeline = shifted(timeline, int(recorded.columns.start_ns.min() - first))
-    rows = [cover.within(window(recorded)).breakdown() for cover in coverage(timeline)]
+    windows = [RankWindow(rank, None, *window(recorded)) for rank in timeline.ranks()]
+    rows = measure_windows(Activity(timeline, windows))
     assert [times(row) for row in look.rows] == [times(row) for row in rows]
     assert [row.wall_ns for row in look.rows] == [row.wall_ns for row in rows] > [0, 0]
     assert look.late[0].rank == 1

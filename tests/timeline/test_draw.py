@@ -12,10 +12,11 @@ from rich.style import Style
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, TimelineView
 from overlap.timeline.draw.axis import ruler, tick_step_ns
-from overlap.timeline.draw.lanes import _paint, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
+from overlap.timeline.draw.lanes import _paint, ascii_lanes, ascii_row, block_lanes, block_row, coverage, stream_lane
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
+from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.intervals import clip, merge
-from overlap.timeline.measure.metrics import coverage
+from overlap.timeline.measure.steps import rank_windows
 from overlap.units import unit_for
 from tests.timeline.made import render_text
 
@@ -34,7 +35,9 @@ def cover_of(compute, comm, length=None):
         recorder.append(("comm", "comm", "all_reduce", start, end, None))
     if length:
         recorder.append(("step", "step", "step 0", 0, length, 0))
-    return coverage(Timeline.collect([recorder], world_size=1))[0]
+    timeline = Timeline.collect([recorder], world_size=1)
+    (window,) = windows = rank_windows(timeline)
+    return coverage(Activity(timeline, windows), window)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 300])
@@ -104,7 +107,7 @@ def test_no_interval_vanishes(compute, comm, cells):
         cell = min(round_half_up(start - window[0], window, cells * 8) // 8, cells - 1)
         assert text_of(lanes[0])[cell] != " "
         assert text_of(rows[0])[min(round_half_up(start - window[0], window, cells), cells - 1)] == "#"
-    for start, _ in cover.exposed:
+    for start, _ in [*cover.waiting, *cover.wire]:
         cell = min(round_half_up(start - window[0], window, cells * 8) // 8, cells - 1)
         assert text_of(lanes[1])[cell] in "▏▎▍▌▋▊▉█▐▕"
         assert text_of(rows[1])[min(round_half_up(start - window[0], window, cells), cells - 1)] == "!"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Span, Timeline, breakdowns, median_step
 from overlap.timeline.measure.intervals import covered_ns, intersect, length, merge, subtract
-from overlap.timeline.measure.metrics import breakdowns_by_step, coverage
+from overlap.timeline.measure.metrics import breakdowns_by_step
+from overlap.timeline.measure.steps import rank_windows
 
 from .made import compute as compute_span
 from .made import timeline_of as timeline_of_spans
@@ -124,8 +125,8 @@ def test_each_rank_has_its_own_window_of_a_step_and_the_latest_of_a_repeated_one
     recorders[1].append(("step", "step", "step 1", 4, 9, 1))
     recorders[2].append(("step", "step", "step 2", 4, 9, 2))
     recorders[3].append(("compute", "compute", "f", 1, 99, None))  # no steps: seen from first to last
-    covers = coverage(Timeline.collect(recorders, world_size=4), step=1)
-    assert [(cover.rank, cover.window) for cover in covers] == [(0, (50, 57)), (1, (4, 9)), (3, (4, 57))]
+    windows = rank_windows(Timeline.collect(recorders, world_size=4), step=1)
+    assert windows == [(0, 1, 50, 57), (1, 1, 4, 9), (3, None, 4, 57)]
 
 
 def test_the_median_step_is_by_the_longest_rank_and_the_shorter_of_two():

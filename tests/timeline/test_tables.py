@@ -15,9 +15,10 @@ from overlap.cli.timeline.tables import (
 from overlap.explain.recorded import explain_timeline
 from overlap.explain.spans import pieces_of_spans
 from overlap.timeline import Span, breakdowns, write_trace
+from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.critical_path import critical_path
-from overlap.timeline.measure.metrics import coverage
 from overlap.timeline.measure.operations import operations
+from overlap.timeline.measure.steps import rank_windows
 from overlap.units import columns
 from tests.timeline.made import comm, compute, timeline_of, traces
 
@@ -120,7 +121,7 @@ def test_tables_of_steps_that_overlap_say_what_the_verdict_says():
     timeline = overlapping_steps()
     for step, waiting_ns in ((0, 0), (1, 20)):
         exposed_ns = sum(rank.exposed_ns for rank in breakdowns(timeline, step=step))
-        pieces = pieces_of_spans(timeline, coverage(timeline, step=step))
+        pieces = pieces_of_spans(Activity(timeline, rank_windows(timeline, step=step)))
         assert pieces.costs().get("waiting", 0) == waiting_ns
         (row,) = operations(timeline, step=step)
         assert (row.count, row.exposed_ns, row.exposed_waiting_ns) == (2, exposed_ns, waiting_ns)

@@ -18,7 +18,8 @@ from ...cost.select import plan, size_class
 from ...errors import ScheduleError, UsageError
 from ...notice import notify
 from ...signals import handling_signals
-from ...timeline.measure.metrics import Breakdown, breakdowns, issued_in, median_step, of_steps, windows_of
+from ...timeline.measure.metrics import Breakdown, breakdowns
+from ...timeline.measure.steps import issued_in, median_step, of_steps, rank_windows
 from ...timeline.span import CollectiveInfo
 from ...timeline.spans import Timeline
 from ...units import format_ns
@@ -98,7 +99,7 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
     step = median_step(timeline)
     rows = of_steps(breakdowns(timeline, step=step))
     longest = min(rows, key=lambda row: (-row.wall_ns, -row.exposed_ns, -row.compute_ns, row.rank))
-    spans = list(timeline.chosen(issued_in(timeline, windows_of(timeline, step), step)))
+    spans = list(timeline.chosen(issued_in(timeline, rank_windows(timeline, step=step), step)))
     shapes = tuple(sorted({Shape.of(info) for span in spans if (info := span.info)}))
     return StepSummary(
         world_size=timeline.world_size,

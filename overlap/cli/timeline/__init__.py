@@ -16,7 +16,7 @@ from ...timeline.files.kineto import PROFILER
 from ...timeline.files.merge import merged
 from ...timeline.files.reading import read_trace
 from ...timeline.files.trace import write_trace
-from ...timeline.measure.metrics import median_step
+from ...timeline.measure.steps import median_step
 from ...timeline.spans import ORIGIN, Timeline
 from ...units import switch
 from ..options import add_options, check_width, shared_option

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...units import figure, figure_unit
-from ..measure.metrics import Breakdown, of_steps
+from ..measure.metrics import Breakdown
+from ..measure.steps import of_steps
 
 _SIMILAR_SHARE = 0.02
 """Ranks are alike if their times differ by at most this part of the step; by more if there is no room for the rows."""

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..measure.activity import COMPUTE as COMPUTING
+from ..measure.activity import PROGRAM, WIRE, Activity
+from ..measure.activity import WAITING as WAITS
 from ..measure.intervals import Interval, Merged, intersect
-from ..measure.metrics import Coverage
+from ..measure.steps import RankWindow
 from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING, Piece
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -29,6 +33,29 @@ Waits: TypeAlias = NDArray[np.int64]
 """A row for each wait: its start, its end, and the rank that was waited for."""
 
 NO_WAITS: Waits = np.zeros((0, 3), np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """The merged intervals of one rank inside its window that are drawn."""
+
+    window: Interval
+    compute: Merged
+    kept: Merged  # Where a program kept the event loop, and the rank did not compute
+    hidden: Merged  # Where an operation is active while the rank computes
+    waiting: Merged  # Where communication is exposed and no bytes move
+    wire: Merged  # Where communication is exposed and bytes move
+
+
+def coverage(activity: Activity, window: RankWindow) -> Coverage:
+    """Return the intervals of one of the windows of an activity."""
+    compute, kept, waiting, wire = (
+        activity.cover(window, activity.doing == doing) for doing in (COMPUTING, PROGRAM, WAITS, WIRE)
+    )
+    hidden = activity.cover(window, activity.is_hidden)
+    return Coverage(
+        window=(window.start_ns, window.end_ns), compute=compute, kept=kept, hidden=hidden, waiting=waiting, wire=wire
+    )  # fmt: skip
 
 
 def ascii_lanes(
@@ -67,7 +94,7 @@ def stream_lane(
 
 def _comm_layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
     """Return hidden, waiting and moving communication, in the order in which later ones cover earlier ones."""
-    return cover.overlapped, cover.waiting, cover.wire
+    return cover.hidden, cover.waiting, cover.wire
 
 
 def _label_waits(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cells: int) -> list[Piece]:

@@ -14,12 +14,14 @@ from ...explain.recorded import facts_of
 from ...explain.spans import pieces_of_spans
 from ...ranklist import listed
 from ...units import wrapped
+from ..measure.activity import Activity
 from ..measure.intervals import Interval, Merged, union
-from ..measure.metrics import Breakdown, Coverage, coverage, of_steps
+from ..measure.metrics import Breakdown, measure_windows
+from ..measure.steps import of_steps, rank_windows
 from ..spans import CUT, ENDED, Timeline
 from .axis import ruler
 from .folding import Fold, fold, table_lines
-from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
+from .lanes import NO_WAITS, Coverage, Waits, ascii_lanes, ascii_row, block_lanes, block_row, coverage, stream_lane
 from .theme import Piece, legend_lines
 
 if TYPE_CHECKING:
@@ -90,23 +92,24 @@ class TimelineView:
     ) -> None:
         self._width, self._ascii, self._most_rows = width, ascii, rows
         self._shows_all_ranks = all or ranks is not None
-        self._covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
-        self._rows = [cover.breakdown() for cover in self._covers.values()]
-        covers = list(self._covers.values())
-        pieces = pieces_of_spans(timeline, covers)
+        windows = rank_windows(timeline, step=step, ranks=ranks)
+        activity = Activity(timeline, windows)
+        self._covers = {window.rank: coverage(activity, window) for window in windows}
+        self._rows = measure_windows(activity)
+        pieces = pieces_of_spans(activity)
         self._waits = {
             rank: np.stack([waits.start_ns, waits.end_ns, waits.late], axis=1)
             for rank, waits in pieces.take(pieces.is_cause(WAIT) & (pieces.late >= 0)).by_rank()
         }
-        counted = pieces.take(np.isin(pieces.rank, [cover.rank for cover in of_steps(covers)]))
+        counted = pieces.take(np.isin(pieces.rank, [window.rank for window in of_steps(windows)]))
         self._blamed_ns = {
             rank: int((waits.end_ns - waits.start_ns).sum()) for rank, waits in counted.by_late() if rank >= 0
         }
         self.sentence: str = (
-            explain(facts_of(timeline, covers, counted, step=step)).verdict if sentence is None else sentence
+            explain(facts_of(timeline, activity, counted, step=step)).verdict if sentence is None else sentence
         )
         self._stream_activity = _stream_activity(timeline, self._covers)
-        self.counted: int = len(of_steps(covers))
+        self.counted: int = len(of_steps(windows))
         self.length_ns: int = max(row.wall_ns for row in of_steps(self._rows))
         self._title = f"{_title_text(timeline, step, len(self._covers))}{_uncounted_note(self._rows)}"
 
@@ -141,17 +144,13 @@ class TimelineView:
         start_ns = min(cover.window[0] for cover in covers)
         window = start_ns, max(start_ns + length_ns, *(cover.window[1] for cover in covers))
         wide = max(label, *(len(fold.label) for fold in folds))
-        heads = [(f"{fold.label:>{wide}}", cover) for fold, cover in zip(folds, covers, strict=True)]
-        edges = wide + 3 + (len(_widest_name(self._stream_activity, covers, streams)) if two_lanes else 0)
+        heads = [(fold.drawn, f"{fold.label:>{wide}}") for fold in folds]
+        edges = wide + 3 + (len(self._widest_name(folds, streams)) if two_lanes else 0)
         layout = _Layout(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)
         mark = "|" if layout.ascii else "╵"
         return [
             *_styled_lines(wrapped(f"{self._title}{_folding_note(folds)}", columns), "bold" if color else ""),
-            *(
-                line
-                for head, cover in heads
-                for line in self._draw_rank(head, cover, layout, columns - layout.cells - 2)
-            ),
+            *(line for rank, head in heads for line in self._draw_rank(rank, head, layout, columns - layout.cells - 2)),
             [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), layout.cells, mark=mark), "")],
             *legend_lines(
                 columns,
@@ -180,12 +179,17 @@ class TimelineView:
         room = room if self._most_rows is None else self._most_rows
         return fold(self._rows, blamed_ns, room=max(room, 1))
 
-    def _draw_rank(self, head: str, cover: Coverage, layout: _Layout, wide: int) -> list[_Line]:
+    def _widest_name(self, folds: Sequence[Fold], shown: bool) -> str:
+        """Return the longest lane name and a blank: names of all lanes get its width."""
+        streams = [self._stream_activity.get(fold.drawn, {}) for fold in folds if shown]
+        return max(["compute", "comm", *(name[:9] for names in streams for name in names)], key=len) + " "
+
+    def _draw_rank(self, rank: int, head: str, layout: _Layout, wide: int) -> list[_Line]:
         """Return the lines of one rank: its lanes, each with its name before it and an edge on both sides."""
-        edge = "|" if layout.ascii else "│"
-        bodies = _rank_lanes(cover, layout, self._waits.get(cover.rank, NO_WAITS))
+        edge, cover = "|" if layout.ascii else "│", self._covers[rank]
+        bodies = _rank_lanes(cover, layout, self._waits.get(rank, NO_WAITS))
         names = ["compute", "comm"] if layout.two_lanes else [""]
-        streams = self._stream_activity.get(cover.rank, {})
+        streams = self._stream_activity.get(rank, {})
         if layout.streams and len(streams) > 1:
             names = ["compute", *(name[:9] for name in streams)]
             drawn = [
@@ -265,12 +269,6 @@ def _folding_note(folds: Sequence[Fold]) -> str:
     elif spread is not None:
         parts.append("ranks in one row are equal")
     return "".join(f"; {text}" for text in parts)
-
-
-def _widest_name(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverage], shown: bool) -> str:
-    """Return the longest lane name and a blank: names of all lanes get its width."""
-    names = ["compute", "comm"] + [name[:9] for c in covers if shown for name in streams.get(c.rank, {})]
-    return max(names, key=len) + " "
 
 
 def _stream_activity(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:

@@ -10,124 +10,141 @@ from numpy.typing import NDArray
 
 from ..columnar import Int64s, Mask, Rows, SpanColumns, run_starts
 from ..spans import Timeline
-from .intervals import Interval, Merged, complement, intersect_each, subtract, union
-from .meetings import last_rows
+from .intervals import Merged, union
+from .steps import RankWindow
 
-COMPUTE, PROGRAM, WIRE, WAITING = range(4)
+COMPUTE, PROGRAM, WIRE, WAITING, QUEUED, COPY, IDLE = range(7)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActivityPieces:
-    """Columns of n pieces of a rank's time: `doing` is `COMPUTE`, `PROGRAM`, `WIRE` or `WAITING`; `row` of a span."""
+    """Columns of n pieces of ranks' time, sorted by rank and start: `doing` is `COMPUTE` to `IDLE`; `row` of a span."""
 
+    rank: Int64s
     start_ns: Int64s
     end_ns: Int64s
-    doing: NDArray[np.int64]
-    row: Rows
+    doing: NDArray[np.int8]
+    row: Rows  # -1 for `COPY` and `IDLE`
 
     def __len__(self) -> int:
-        return len(self.row)
+        return len(self.rank)
 
-    def take(self, which: Rows | Mask) -> ActivityPieces:
+    def take(self, which: Rows | Mask | slice) -> ActivityPieces:
         """Return some pieces: a mask keeps their order, row numbers give the order."""
-        return ActivityPieces(self.start_ns[which], self.end_ns[which], self.doing[which], self.row[which])
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[ActivityPieces]) -> ActivityPieces:
-        """Return the pieces of several parts, one after the other."""
-        columns = [(part.start_ns, part.end_ns, part.doing, part.row) for part in parts]
-        start_ns, end_ns, doing, row = (np.concatenate(column) for column in zip(*columns, strict=True))
-        return cls(start_ns, end_ns, doing, row)
+        return ActivityPieces(
+            self.rank[which], self.start_ns[which], self.end_ns[which], self.doing[which], self.row[which]
+        )
 
 
 class Activity:
-    """Activity of every rank in a window, computed for each rank on first use.
+    """Activity of every rank while some ranks are measured, in units of time: inside of one nothing begins or ends.
+
+    A rank computes before its event loop is kept, and that before it moves bytes, and moves bytes before it waits; in
+    time without any of these, an operation is queued, or else a device copies, or else the rank is idle.
 
     Args:
         timeline: The run.
-        window: From when to when.
+        windows: What is measured, at least one; units begin and end at their edges, too.
 
     Attributes:
-        columns: The spans that matter to the window.
-        last: For each of them, the row of the span whose rank came last to the operation; -1 where it is not known.
+        windows: As given.
+        columns: The spans that matter from the first to the last instant of the windows.
+        doing: `COMPUTE` to `IDLE`, for each unit.
+        is_hidden: Whether an operation is active while the rank computes, for each unit.
+        moves: Whether bytes move, exposed or not, for each unit.
+        length_ns: Length of each unit; 0 where one rank ends and the next begins.
     """
 
-    columns: SpanColumns
-
-    def __init__(self, timeline: Timeline, window: Interval) -> None:
+    def __init__(self, timeline: Timeline, windows: Sequence[RankWindow]) -> None:
+        self.windows = windows
+        cut = np.array([(one.rank, one.start_ns, one.end_ns) for one in windows], np.int64).T
+        window = int(cut[1].min()), int(cut[2].max())
         near = timeline.columns.near(window)
         self.columns = columns = timeline.columns if near.all() else timeline.columns.take(near)
-        self.last: Rows = last_rows(columns)
-        inside = (columns.end_ns > window[0]) & (columns.start_ns < window[1])
-        self._rows = columns.rows_by_rank(inside & ~columns.is_kind("step"))
-        self._moved_ns, self._called_ns = columns.moved_ns, columns.called_ns
-        self._keepers = keeper_rows(columns)
-        self._pieces: dict[int, ActivityPieces] = {}
+        compute, program, comm, copy = (
+            np.flatnonzero(columns.is_kind(kind)) for kind in ("compute", "program", "comm", "copy")
+        )
+        comm = comm[np.argsort(columns.called_ns[comm], kind="stable")]  # the oldest first
+        ranks = np.unique(np.concatenate([columns.rank, cut[0]]))
+        edges: list[tuple[Int64s, Int64s]] = [
+            *((columns.rank[rows], times[rows]) for rows in (compute, program, copy) for times in
+              (columns.start_ns, columns.end_ns)),
+            *((columns.rank[comm], times[comm]) for times in
+              (columns.called_ns, columns.start_ns, columns.moved_ns, columns.end_ns)),
+            (cut[0], cut[1]), (cut[0], cut[2]),
+            *((ranks, np.full(len(ranks), at_ns)) for at_ns in window),
+        ]  # fmt: skip
+        rank = np.concatenate([each for each, _ in edges])
+        edge_ns = np.clip(np.concatenate([each for _, each in edges]), *window)
+        order = np.lexsort((edge_ns, rank))
+        firsts = run_starts(rank[order], edge_ns[order])
+        at = np.empty(len(order), np.intp)  # unit that begins at each edge
+        at[order] = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(order))))
+        edges_at = np.split(at, np.cumsum([len(each) for each, _ in edges])[:-1])
+        self._rank, self._edge_ns = rank[order[firsts]], edge_ns[order[firsts]]
+        self.length_ns = np.where(
+            self._rank[1:] == self._rank[:-1], self._edge_ns[1:] - self._edge_ns[:-1], 0
+        )  # fmt: skip
+        called, start, moved, end = edges_at[6:10]
+        self._cuts = edges_at[10:12]
+        # By activity: the spans that may own a unit, the first one before others, and their units.
+        self._owners: dict[int, tuple[Rows, Rows, Rows]] = {
+            COMPUTE: (compute, edges_at[0], edges_at[1]), PROGRAM: (program, edges_at[2], edges_at[3]),
+            WIRE: (comm, moved, end), WAITING: (comm, start, moved), QUEUED: (comm, called, start),
+        }  # fmt: skip
+        covered = [self._covered(begin, stop) for _, begin, stop in self._owners.values()]
+        covered.append(self._covered(edges_at[4], edges_at[5]))
+        self.doing = np.full(len(self.length_ns), IDLE, np.int8)
+        for doing in range(COPY, -1, -1):
+            self.doing[covered[doing]] = doing
+        self.moves: Mask = covered[WIRE] & (self.doing != PROGRAM)
+        self.is_hidden: Mask = (covered[WIRE] | covered[WAITING]) & (self.doing == COMPUTE)
 
-    def rows(self, rank: int) -> Rows:
-        """Return the spans of a rank that are in the window."""
-        return self._rows.get(rank, _NOTHING)
+    def _covered(self, begin: Rows, stop: Rows) -> Mask:
+        """Return a mask over units: those that a range from unit `begin` up to `stop` has."""
+        count = len(self.length_ns) + 1
+        changes = np.bincount(begin, minlength=count) - np.bincount(stop, minlength=count)
+        return np.cumsum(changes[:-1]) > 0
 
-    def oldest_operations(self, rank: int, where: Merged) -> ActivityPieces:
-        """Return, for each instant in `where`, the oldest operation that moves bytes, or else the oldest that waits."""
-        return self._oldest_pieces(self.rows(rank), where)
+    def in_windows(self, chosen: Mask) -> Int64s:
+        """Return how much time chosen units take, in nanoseconds, in each window."""
+        before_ns = np.append(0, np.cumsum(np.where(chosen, self.length_ns, 0)))
+        begin, stop = self._cuts
+        found: Int64s = before_ns[stop] - before_ns[begin]
+        return found
 
-    def pieces(self, rank: int) -> ActivityPieces:
-        """Return all that a rank did, in order and without overlaps: a gap is time in which only its program can run.
+    def cover(self, window: RankWindow, chosen: Mask) -> Merged:
+        """Return the instants of a rank's chosen units inside one of the windows."""
+        first, stop = np.searchsorted(self._rank, [window.rank, window.rank + 1])
+        first, stop = first + np.searchsorted(self._edge_ns[first:stop], [window.start_ns, window.end_ns])
+        units = first + np.flatnonzero(chosen[first:stop])
+        return union(self._edge_ns[units], self._edge_ns[units + 1])
 
-        A rank computes before its event loop is kept, and that before it moves bytes, and moves bytes before it waits.
+    def pieces(self) -> ActivityPieces:
+        """Return all that ranks did, without gaps: of several spans, a piece has the first compute or oldest operation.
+
+        The row of a kept event loop is that of the rank that kept it.
         """
-        if rank not in self._pieces:
-            self._pieces[rank] = self._rank_pieces(self.rows(rank))
-        return self._pieces[rank]
-
-    def _rank_pieces(self, rows: Rows) -> ActivityPieces:
-        """Compute the pieces of a rank from the rows of its spans: compute, then kept loops, then operations."""
-        columns = self.columns
-        times = columns.start_ns, columns.end_ns
-        compute = disjoint_pieces(*times, columns.of_kind("compute", rows), COMPUTE)
-        program = disjoint_pieces(*times, columns.of_kind("program", rows), PROGRAM)
-        at, start_ns, end_ns = intersect_each(program.start_ns, program.end_ns, complement(_union(compute)))
-        local = ActivityPieces.concatenate(
-            [compute, ActivityPieces(start_ns, end_ns, program.doing[at], self._keepers[program.row[at]])]
-        )
-        comm = columns.of_kind("comm", rows)
-        active = union(columns.start_ns[comm], columns.end_ns[comm])
-        pieces = ActivityPieces.concatenate([local, self._oldest_pieces(rows, subtract(active, _union(local)))])
-        return pieces.take(np.argsort(pieces.start_ns, kind="stable"))
-
-    def _oldest_pieces(self, rows: Rows, where: Merged) -> ActivityPieces:
-        """Compute `oldest_operations` from the rows of a rank's spans, in pieces in which no operation changes."""
-        columns = self.columns
-        comm = columns.of_kind("comm", rows)
-        comm = comm[columns.start_ns[comm] < columns.end_ns[comm]]
-        comm = comm[np.argsort(columns.start_ns[comm], kind="stable")]
-        if not len(comm) or not len(where):
-            return NO_PIECES
-        start_ns, end_ns, moved_ns = columns.start_ns[comm], columns.end_ns[comm], self._moved_ns[comm]
-        by_age = np.argsort(self._called_ns[comm], kind="stable")
-        instants = np.sort(np.concatenate([start_ns, moved_ns, end_ns, where.start_ns, where.end_ns]), kind="stable")
-        instants = instants[np.append(True, instants[1:] != instants[:-1])]
-        # Ranges of units (from an instant to the next), by age: the first that covers a unit is the oldest operation.
-        starts, meets, ends = (np.searchsorted(instants, each[by_age]) for each in (start_ns, moved_ns, end_ns))
-        moving, waiting = (
-            _first_covering(meets, ends, len(instants) - 1),
-            _first_covering(starts, meets, len(instants) - 1),
-        )
-        oldest = np.where(moving < len(comm), moving, waiting)  # index by age; len(comm) for none
-        at = np.searchsorted(where.start_ns, instants[:-1], "right") - 1
-        found = np.flatnonzero((at >= 0) & (instants[:-1] < where.end_ns[at]) & (oldest < len(comm)))
-        doing = np.where(moving < len(comm), WIRE, WAITING)[found]
-        return _merge_equal_neighbours(
-            ActivityPieces(instants[found], instants[found + 1], doing, comm[by_age[oldest[found]]])
+        row = np.full(len(self.doing), -1, np.intp)
+        for doing, (rows, begin, stop) in self._owners.items():
+            if doing in (COMPUTE, PROGRAM):
+                order = np.lexsort((self.columns.end_ns[rows], self.columns.start_ns[rows]))
+                rows, begin, stop = rows[order], begin[order], stop[order]
+            real = begin < stop
+            rows, units = rows[real], np.flatnonzero(self.doing == doing)
+            row[units] = rows[_first_covering(begin[real], stop[real], len(row))[units]]
+        keeps = self.doing == PROGRAM
+        row[keeps] = _keeper_rows(self.columns)[row[keeps]]
+        units = np.flatnonzero(self.length_ns)
+        firsts = run_starts(self._rank[units], self.doing[units], row[units])
+        lasts = np.append(firsts[1:], len(units))[: len(firsts)] - 1
+        first, last = units[firsts], units[lasts]
+        return ActivityPieces(
+            self._rank[first], self._edge_ns[first], self._edge_ns[last + 1], self.doing[first], row[first]
         )
 
 
-_NOTHING: Rows = np.zeros(0, np.intp)
-NO_PIECES = ActivityPieces(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), _NOTHING)
-
-
-def keeper_rows(columns: SpanColumns) -> Rows:
+def _keeper_rows(columns: SpanColumns) -> Rows:
     """Return, for each span, the row of the span of the rank that kept the event loop; its own row for other spans.
 
     One turn of a loop has a span on each rank of the process, on the lane "program" of the rank that kept it.
@@ -142,26 +159,6 @@ def keeper_rows(columns: SpanColumns) -> Rows:
     keeper_of_turn = {key: row for key, row, mine in zip(keys, rows.tolist(), lane.tolist(), strict=True) if mine}
     keeper[rows] = [keeper_of_turn.get(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
     return keeper
-
-
-def _union(pieces: ActivityPieces) -> Merged:
-    """Return the instants that pieces cover."""
-    return union(pieces.start_ns, pieces.end_ns)
-
-
-def disjoint_pieces(start_ns: Int64s, end_ns: Int64s, rows: Rows, doing: int) -> ActivityPieces:
-    """Return pieces of spans, in order of start, each cut where a span before it ends; covered spans have none.
-
-    Args:
-        start_ns: Start of each span.
-        end_ns: End of each span.
-        rows: The spans.
-        doing: Activity of all of them.
-    """
-    rows = rows[np.lexsort((end_ns[rows], start_ns[rows]))]
-    start_ns, end_ns = start_ns[rows], end_ns[rows]
-    start_ns[1:] = np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1])
-    return ActivityPieces(start_ns, end_ns, np.full(len(rows), doing), rows).take(start_ns < end_ns)
 
 
 def _first_covering(begin: Rows, end: Rows, units: int) -> Rows:
@@ -181,11 +178,3 @@ def _first_covering(begin: Rows, end: Rows, units: int) -> Rows:
         np.minimum.at(halves, end[which] - length, which)
         first = halves
     return first
-
-
-def _merge_equal_neighbours(pieces: ActivityPieces) -> ActivityPieces:
-    """Join pieces that touch, with the same activity of the same span."""
-    begins = np.append(True, pieces.start_ns[1:] != pieces.end_ns[:-1])[: len(pieces)]
-    begins[run_starts(pieces.doing, pieces.row)] = True
-    ends = np.append(begins[1:], True)[: len(pieces)]
-    return ActivityPieces(pieces.start_ns[begins], pieces.end_ns[ends], pieces.doing[begins], pieces.row[begins])

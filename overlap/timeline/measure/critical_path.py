@@ -9,8 +9,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ..spans import Timeline
-from .activity import PROGRAM, WAITING, WIRE, Activity
-from .metrics import coverage, of_steps
+from .activity import PROGRAM, WAITING, WIRE, Activity, ActivityPieces
+from .meetings import last_rows
+from .steps import of_steps, rank_windows
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "waiting"]
 _DOING: tuple[Doing, ...] = ("compute", "program", "wire", "waiting")  # as `activity` numbers it
@@ -42,19 +43,24 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
     """Return the path in order of time; its links follow each other and fill the window of the rank that ends last.
 
     The path is followed backwards: from an operation to the rank that came last to it, and there from each piece of
-    work to the piece before it. Arguments and errors are those of `metrics.coverage`. Cost: one look at each link.
+    work to the piece before it. Arguments and errors are those of `rank_windows`. Cost: one look at each link.
     """
-    covers = of_steps(coverage(timeline, step=step, ranks=ranks))
-    window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
-    activity = Activity(timeline, window)
-    columns, last_of = activity.columns, activity.last
-    busy_ns = {cover.rank: int(activity.pieces(cover.rank).end_ns.max(initial=0)) for cover in covers}
-    last = max(covers, key=lambda cover: (cover.window[1], busy_ns[cover.rank], -cover.rank))
+    windows = of_steps(rank_windows(timeline, step=step, ranks=ranks))
+    activity = Activity(timeline, windows)
+    columns, last_of, busy = activity.columns, last_rows(activity.columns), activity.pieces()
+    busy = busy.take(busy.doing <= WAITING)  # in the gaps only the program can run
+
+    def pieces_of(rank: int) -> ActivityPieces:
+        """Return all that a rank did."""
+        return busy.take(slice(*np.searchsorted(busy.rank, [rank, rank + 1])))
+
+    busy_ns = {window.rank: int(pieces_of(window.rank).end_ns.max(initial=0)) for window in windows}
+    last = max(windows, key=lambda window: (window.end_ns, busy_ns[window.rank], -window.rank))
     path: list[PathLink] = []
-    rank, at_ns, first_ns = last.rank, last.window[1], last.window[0]
+    rank, at_ns, first_ns = last.rank, last.end_ns, last.start_ns
     visited_ranks: set[int] = set()
     while at_ns > first_ns:
-        pieces = activity.pieces(rank)
+        pieces = pieces_of(rank)
         index = int(np.searchsorted(pieces.start_ns, at_ns, "left")) - 1
         if index < 0 or pieces.end_ns[index] < at_ns:
             start_ns = first_ns if index < 0 else max(int(pieces.end_ns[index]), first_ns)

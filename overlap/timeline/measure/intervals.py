@@ -139,3 +139,12 @@ def clip(merged: Merged, window: Interval) -> Merged:
 def length(merged: Merged) -> int:
     """Return the total length that a union covers, in nanoseconds."""
     return int((merged.end_ns - merged.start_ns).sum())
+
+
+def cut_at_earlier(start_ns: Instants, end_ns: Instants) -> tuple[NDArray[np.intp], Instants, Instants]:
+    """Return the parts of n intervals that no earlier one covers, as row, start and end; covered ones have none."""
+    row = np.lexsort((end_ns, start_ns))
+    start_ns, end_ns = start_ns[row], end_ns[row]
+    start_ns[1:] = np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1])
+    real = start_ns < end_ns
+    return row[real], start_ns[real], end_ns[real]

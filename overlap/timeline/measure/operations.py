@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from ...collectives.kinds import Collective
 from ..columnar import Rows, SpanColumns, run_starts
 from ..spans import ORIGIN, Timeline
-from .activity import WAITING, Activity
-from .metrics import Coverage, coverage, issued_in, of_steps
+from .activity import WAITING, WIRE, Activity
+from .steps import issued_in, of_steps, rank_windows
 
 _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for each in Collective}
 
@@ -54,25 +54,28 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
 
     Exposed time is that inside the windows, so that it adds up to that of the ranks: also that of operations of the
     same line that another step has issued. If none of the operations of a line was issued in the step, those count that
-    were under way and exposed. Arguments and errors are those of `metrics.coverage`.
+    were under way and exposed. Arguments and errors are those of `rank_windows`.
     """
-    return sum_operations(timeline, of_steps(coverage(timeline, step=step, ranks=ranks)))
+    return sum_operations(timeline, Activity(timeline, of_steps(rank_windows(timeline, step=step, ranks=ranks))))
 
 
-def sum_operations(timeline: Timeline, covers: Sequence[Coverage]) -> list[Operations]:
-    """Return the same of some ranks, at least one."""
-    activity = Activity(timeline, (min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)))
+def sum_operations(timeline: Timeline, activity: Activity) -> list[Operations]:
+    """Return the same of the windows of an activity of ranks that count."""
+    windows = activity.windows
     exposed_ns = np.zeros((2, len(activity.columns)), np.int64)  # by row: all, and waiting
-    for cover in covers:
-        pieces = activity.oldest_operations(cover.rank, cover.exposed)
-        lengths_ns, waits = pieces.end_ns - pieces.start_ns, pieces.doing == WAITING
-        np.add.at(exposed_ns[0], pieces.row, lengths_ns)
-        np.add.at(exposed_ns[1], pieces.row[waits], lengths_ns[waits])
+    pieces = activity.pieces()
+    pieces = pieces.take(np.isin(pieces.doing, (WIRE, WAITING)))
+    for window in windows:
+        mine = pieces.take(slice(*np.searchsorted(pieces.rank, [window.rank, window.rank + 1])))
+        inside_ns = np.minimum(mine.end_ns, window.end_ns) - np.maximum(mine.start_ns, window.start_ns)
+        lengths_ns, waits = np.maximum(inside_ns, 0), mine.doing == WAITING
+        np.add.at(exposed_ns[0], mine.row, lengths_ns)
+        np.add.at(exposed_ns[1], mine.row[waits], lengths_ns[waits])
     (under_way,) = np.nonzero(exposed_ns[0])
     sized = ORIGIN in timeline.meta
     exposed = _rows_by_line(activity.columns, under_way[activity.columns.is_operation[under_way]], sized=sized)
-    windows = {cover.rank: cover.window for cover in covers}
-    issued = _rows_by_line(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)), sized=sized)
+    issued_rows = np.flatnonzero(issued_in(timeline, windows, windows[0].step))
+    issued = _rows_by_line(timeline.columns, issued_rows, sized=sized)
     sums = []
     for line, rows in (exposed | issued).items():
         spans = (timeline if line in issued else activity).columns.take(rows)
