@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from .errors import UsageError
 
@@ -75,8 +76,8 @@ def figure(duration_ns: float, unit_ns: int) -> str:
 
 # -- text of a width --------------------------------------------------------------------------------------------------
 
-_LEAST_CUT = 14
-"""Characters that remain at least of a text that is cut; its beginning goes."""
+_LEAST_WIDTH = 14
+"""Characters that a column of text has at least."""
 
 
 def wrapped(text: str, width: int = 80, *, first: str = "", rest: str = "") -> list[str]:
@@ -90,35 +91,34 @@ def columns(
     *,
     width: float = math.inf,
     words: Sequence[int] = (),
-    uncut: Sequence[int] = (),
+    whole: Sequence[int] = (),
 ) -> list[str]:
     """Return the lines of a table: the columns `words` are text and stand to the left, figures to the right.
 
-    Where the table is wider than `width`, text is cut as far as allowed, but for the columns `uncut`; then columns of
-    figures at the end are left out until the rest fits.
+    Where the table is wider than `width`, text goes on in lines of its own, but for the columns `whole`; then columns
+    of figures at the end are left out until the rest fits.
     """
     table = [list(heads), *map(list, rows)]
     columns_left = list(range(len(heads)))
     wide = [max(len(row[index]) for row in table) for index in columns_left]
     while sum(wide[index] for index in columns_left) + 2 * (len(columns_left) - 1) > width:
-        longest = max(set(words) - set(uncut), key=lambda index: wide[index], default=None)
-        if longest is not None and wide[longest] > _LEAST_CUT:
+        longest = max(set(words) - set(whole), key=lambda index: wide[index], default=None)
+        if longest is not None and wide[longest] > _LEAST_WIDTH:
             wide[longest] -= 1
         elif figures := [index for index in columns_left[1:] if index not in words]:
             columns_left.remove(figures[-1])
         else:
             break
-    return [
-        "  ".join(_format_cell(row[index], wide[index], index in words) for index in columns_left).rstrip()
-        for row in table
-    ]
-
-
-def _format_cell(text: str, wide: int, word: bool) -> str:
-    """Return a cell of a table: text to the left, cut at its beginning, and figures to the right."""
-    if not word:
-        return text.rjust(wide)
-    return text.ljust(wide) if len(text) <= wide else ".." + text[len(text) - wide + 2 :]
+    lines = []
+    for row in table:
+        cells = [wrapped(row[index], wide[index]) or [""] if index in words else [row[index]] for index in columns_left]
+        for texts in zip_longest(*cells, fillvalue=""):
+            padded = [
+                text.ljust(wide[index]) if index in words else text.rjust(wide[index])
+                for index, text in zip(columns_left, texts, strict=True)
+            ]
+            lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 # -- numbers and switches ----------------------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def _print_list() -> None:
     if not rows:
         print("no world of yours runs on this host")
         return
-    print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], uncut=[0])))
+    print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], whole=[0])))
 
 
 def running() -> list[RunningWorld]:

@@ -81,7 +81,8 @@ def _causes(facts: Facts) -> list[Cause]:
 def sentence(facts: Facts, changes: Sequence[Advice]) -> str:
     """Return the one sentence on a job, times in the unit of the step: its parts, the losses, and a change to try.
 
-    Times are means of the ranks. A loss that takes less than `MENTIONED_SHARE` of the step is left out.
+    Times are means of the ranks. A loss that takes less than `MENTIONED_SHARE` of the step is left out; exposed
+    communication is said whole, all such parts of it together.
     """
     wall_ns, total_ns = facts.walls_ns[facts.step], facts.step_ns
     name, unit_ns = figure_unit(wall_ns)
@@ -143,18 +144,21 @@ def _exposed_part(facts: Facts, mentioned: Sequence[str], unit_ns: int) -> str:
     exposed_ns, total_ns = facts.cost_ns(COMM, WAIT, WIRE), facts.step_ns
     if not facts.communicates and not exposed_ns:
         return ""
-    parts = []
+    parts: list[tuple[float, str]] = []
     for late in facts.late:
         mean_ns = late.waited_ns / len(facts.shown)
         if WAIT in mentioned and mean_ns >= MENTIONED_SHARE * total_ns:
-            parts.append(f"{_mean(mean_ns, unit_ns)} waiting for {late}")
+            parts.append((mean_ns, f"waiting for {late}"))
     if WIRE in mentioned:
-        parts.append(f"{_mean(facts.cost_ns(WIRE), unit_ns)} on the wire{_largest_place(facts, WIRE)}")
+        parts.append((facts.cost_ns(WIRE), f"on the wire{_largest_place(facts, WIRE)}"))
+    rest_ns = exposed_ns - sum(ns for ns, _ in parts) - facts.cost_ns(COMM) * (COMM in mentioned)
+    if exposed_ns >= MENTIONED_SHARE * total_ns and float(figure(rest_ns, unit_ns)):
+        parts.append((rest_ns, f"in parts below 1/{round(1 / MENTIONED_SHARE)} of the step"))
     if COMM in mentioned:
         where = f"; wait or wire cannot be told: {facts.unknown}" if facts.unknown else ""
-        parts.append(f"{_mean(facts.cost_ns(COMM), unit_ns)} communicating{_largest_place(facts, COMM)}{where}")
-    lost = f": {', '.join(parts)}" if parts else ""
-    return f", exposed {_mean(exposed_ns, unit_ns)} ({exposed_ns / total_ns:.0%}){lost}"
+        parts.append((facts.cost_ns(COMM), f"communicating{_largest_place(facts, COMM)}{where}"))
+    lost = ", ".join(f"{_mean(ns, unit_ns)} {text}" for ns, text in parts)
+    return f", exposed {_mean(exposed_ns, unit_ns)} ({exposed_ns / total_ns:.0%}){lost and ': '}{lost}"
 
 
 def _tried_part(facts: Facts, item: Advice) -> str:

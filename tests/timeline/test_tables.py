@@ -154,11 +154,15 @@ def test_the_links_of_a_critical_path_follow_each_other(timeline):
     assert all(link.duration_ns > 0 for link in path)
 
 
-def test_narrow_tables_shorten_words_and_then_leave_figures_out():
+def test_narrow_tables_wrap_words_and_then_leave_figures_out():
     rows = [["a long name of something", "1", "22"]]
     assert columns(["what", "n", "m"], rows, width=80, words=[0])[1] == "a long name of something  1  22"
-    assert columns(["what", "n", "m"], rows, width=24, words=[0])[1] == "..me of something  1  22"
-    assert columns(["what", "n", "m"], rows, width=18, words=[0])[1] == "..of something  1"
+    assert columns(["what", "n", "m"], rows, width=24, words=[0])[1:] == ["a long name of     1  22", "something"]
+    assert columns(["what", "n", "m"], rows, width=18, words=[0])[1:] == ["a long name of  1", "something"]
+    place = [("models/transformer/attention.py:41", "1", "22")]
+    assert columns(["what", "n", "m"], place, width=24, words=[0])[1:] == [
+        "models/transforme  1  22", "r/attention.py:41",
+    ]  # fmt: skip
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
