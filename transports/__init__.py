@@ -6,7 +6,6 @@
 #                request: a send or receive under way
 #   signature    what a message is: fingerprints that are compared where messages meet receives, and texts for errors
 #   failures     the errors of transports;  buffers: memory, as flat bytes, on loan, or for bounces
-#   common       the contract of boards, shared memory in which ranks match operations
 #   factory      factories of transports: their argument, and their names, built in or of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   matching     the protocol of messages between two processes: eager, rendezvous, credits. No sockets, no tasks

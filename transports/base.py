@@ -16,7 +16,12 @@ import trio
 from transports.wire import Wire, describe_ranks
 
 if TYPE_CHECKING:
-    from transports.common import Board
+    from transports.shared_memory.board import Board
+
+#: Operations under way at once on a board: a rank may post number n once all ranks have finished n - OPERATIONS.
+OPERATIONS = 64
+#: Longest payload of a post on a board, in bytes.
+PAYLOAD_BYTES = 4096
 
 
 class Transport(ABC):

@@ -13,7 +13,7 @@ from transports.request import Done, Request
 from transports.wire import Envelope, Wire, describe_ranks
 
 if TYPE_CHECKING:
-    from transports.common import Board
+    from transports.shared_memory.board import Board
 
 
 class Router(Transport):

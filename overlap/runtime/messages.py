@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from numpy import ndarray
 
-from transports.common import PAYLOAD_BYTES
+from transports.base import PAYLOAD_BYTES
 
 from ..collectives.call import Call, call
 from ..collectives.kinds import P2P

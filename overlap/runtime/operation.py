@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from transports.common import PAYLOAD_BYTES
+from transports.base import PAYLOAD_BYTES
 
 from ..collectives.call import Call, Pairs
 from ..collectives.kinds import BARRIER, GATHER, PERMUTE, REDUCE, Collective

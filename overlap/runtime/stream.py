@@ -29,7 +29,7 @@ from .future import Future
 from .operation import Operation
 from .state import ADMITTED, BLOCKED, DONE, MATCHING, QUEUED
 
-SPAN = 32  # Operations; half of `transports.common.OPERATIONS`
+SPAN = 32  # Operations; half of `transports.base.OPERATIONS`
 
 
 class Stream:

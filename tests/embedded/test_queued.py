@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import overlap
-from transports.common import OPERATIONS
+from transports.base import OPERATIONS
 
 from .connecting import TIMEOUT_S, connected
 

@@ -14,7 +14,7 @@ from overlap.runtime.match import Match
 from overlap.runtime.operation import Operation
 from overlap.runtime.plan import CallPlan
 from overlap.simulation.simulated_engine import ModelledPlan
-from transports.common import PAYLOAD_BYTES
+from transports.base import PAYLOAD_BYTES
 from transports.shared_memory.engine import BUILT
 
 from .companies import by_shared_memory, by_sockets, run_far

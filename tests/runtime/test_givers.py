@@ -8,7 +8,7 @@ import trio
 
 import overlap
 from overlap import PeerFailedError
-from transports.common import OPERATIONS
+from transports.base import OPERATIONS
 from transports.shared_memory.engine import BUILT
 
 from .companies import by_shared_memory, run_far

@@ -9,7 +9,7 @@ import trio
 
 import overlap
 from transports import Router, Transport
-from transports.common import OPERATIONS
+from transports.base import OPERATIONS
 from transports.shared_memory import SharedMemory
 
 from .companies import Company, by_shared_memory, run_far

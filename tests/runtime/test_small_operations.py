@@ -10,7 +10,7 @@ import overlap
 from overlap import PeerFailedError
 from overlap.collectives.call import Call
 from overlap.runtime.operation import CollectiveFuture
-from transports.common import OPERATIONS, PAYLOAD_BYTES
+from transports.base import OPERATIONS, PAYLOAD_BYTES
 from transports.shared_memory.engine import BUILT
 
 from .companies import by_shared_memory, run_far

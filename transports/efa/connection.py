@@ -5,13 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import trio
 
 from transports.efa.joining import ProvedSocket
-from transports.efa.rail import Rail, RailOwner, describe_error
+from transports.efa.rail import Rail, describe_error
 from transports.frame import LOCAL_CHUNK_BYTES
 from transports.matching import ProtocolError, Send
+
+if TYPE_CHECKING:
+    from transports.efa.efa_link import EfaLink
 
 # Why reading pauses: the socket has no more bytes, other tasks should run, or the connection has ended.
 _EMPTY, _OTHERS_FIRST, _END = range(3)
@@ -28,7 +32,7 @@ class SocketRail(Rail):
     idle: bool
     written_bytes: int
 
-    def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
+    def __init__(self, owner: EfaLink, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, connection, keep=keep, staged=staged)
         self.receive: Callable[[memoryview], int] = self.socket.recv_into
         self._parts: Sequence[bytes | memoryview] = ()
@@ -197,7 +201,7 @@ class StreamRail(Rail):
     idle: bool
     written_bytes: int
 
-    def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
+    def __init__(self, owner: EfaLink, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, connection, keep=keep, staged=staged)
         assert connection.encrypted is not None, "a bare socket is faster as a SocketRail"
         self._stream = connection.encrypted

@@ -11,20 +11,23 @@ from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
-from transports.efa.departures import Departures, Entry
+from transports.efa.departures import Entry
 from transports.efa.joining import ProvedSocket
 from transports.efa.reading import Reading
 from transports.efa.sharing import RailRate, RailState
 from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
 from transports.frame import LOCAL_CHUNK_BYTES, DamageError, FrameError, pack
 from transports.handshake import is_local
-from transports.matching import Chunk, Engine, MessageKind, ProtocolError, Send
+from transports.matching import Chunk, MessageKind, ProtocolError, Send
 from transports.matching.protocol import BROKEN_PROTOCOL
+
+if TYPE_CHECKING:
+    from transports.efa.efa_link import EfaLink
 
 # Frames that may arrive before an acknowledgement lets the other side release their memory. With 64 the memory left the
 # caches: all_reduce of 64 KiB between two processes over TCP took 185 us in place of 160.
@@ -36,30 +39,6 @@ _BATCH_BYTES = 64 << 10
 _CHUNK, _PUSH = int(MessageKind.CHUNK), int(MessageKind.PUSH)  # asking an enumeration takes 0.2 us
 
 _ENDED = "the connection ended"
-
-
-class RailOwner(Protocol):
-    """Interface of a rail to its link."""
-
-    engine: Engine  # Matches the messages
-    departures: Departures  # The frames that may leave on the rail
-    silent_ticks: int  # Set to 0 whenever bytes of the other process arrive
-
-    @property
-    def expects_frames(self) -> bool:
-        """Whether a call waits for a frame of the other process."""
-
-    def handle_frame(self, rail: Rail, kind: int, fields: list[int]) -> None:
-        """Handle a frame without payload."""
-
-    def defers_to_others(self, rail: Rail, *, small: bool = False) -> bool:
-        """Whether other rails would deliver the next chunk, or with `small` the next small frames, sooner."""
-
-    def settle(self) -> None:
-        """Let idle rails write due frames."""
-
-    def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
-        """Continue without a rail; `evident`: this side has seen the fault, see `LinkLostError`."""
 
 
 class Rail(ABC):
@@ -88,8 +67,8 @@ class Rail(ABC):
         reading: Received bytes whose frames have not been handled.
     """
 
-    def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
-        self.owner: RailOwner = owner
+    def __init__(self, owner: EfaLink, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
+        self.owner: EfaLink = owner
         self.index: int = index
         self.socket: socket.socket = connection.socket
         self.ends: str = connection.ends

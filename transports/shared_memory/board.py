@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
+from transports.base import OPERATIONS, PAYLOAD_BYTES
 from transports.failures import LinkLostError
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.shared_memory import engine as native
@@ -51,11 +51,9 @@ class Boards:
         self.segment, self.engine, self.look_s = segment, engine, look_s
         self.shelf: Shelf = Shelf(segment.view, heap)
         self._early_notes: dict[tuple[int, int], int] = {}  # for boards that do not exist yet, by key and rank
-        self._open: dict[int, _SharedBoard] = {}
+        self._open: dict[int, Board] = {}
 
-    def make(
-        self, key: int, ranks: Sequence[int], homes: Sequence[int], links: Mapping[int, MemoryLink]
-    ) -> _SharedBoard:
+    def make(self, key: int, ranks: Sequence[int], homes: Sequence[int], links: Mapping[int, MemoryLink]) -> Board:
         """Return the board of a group, made at the first call.
 
         Args:
@@ -66,7 +64,7 @@ class Boards:
         """
         board = self._open.get(key)
         if board is None:
-            board = self._open[key] = _SharedBoard(self, key, ranks, homes, links)
+            board = self._open[key] = Board(self, key, ranks, homes, links)
             for rank in ranks:
                 if (key, rank) in self._early_notes:
                     board.receive_note(rank, self._early_notes.pop((key, rank)))
@@ -105,8 +103,18 @@ class Boards:
             board.lose(member, reason)
 
 
-class _SharedBoard(Board):
-    """The board of one group; arguments as of `Boards.make`."""
+class Board:
+    """The shared memory of the ranks of one group. A position is a rank of the group. Arguments as of `Boards.make`.
+
+    Attributes:
+        ready: Whether all ranks have opened the board; nothing can be submitted before.
+        usable: Whether every process has room for the board, and an engine; alike on all ranks once it is ready.
+        lost: Why one of the ranks is lost; None: no rank is.
+        ranks: Ranks of the group.
+        processes: Number of processes of this host that share memory, this one included.
+        look_s: How long a thread polls before it sleeps.
+        engine: Engine that carries out the operations; runs are waited for, and cancelled, there.
+    """
 
     ready: bool
     usable: bool
@@ -138,7 +146,10 @@ class _SharedBoard(Board):
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
-        """Take rows for a rank of this process, and send their place to the other processes."""
+        """Open the board for a rank of this process; `when_ready` is called later, unless the board is ready now.
+
+        It is also called if a process of the board is lost before.
+        """
         if not self.ready:
             self._when_ready.append(when_ready)
         if self._starts[position] < 0:
@@ -149,7 +160,7 @@ class _SharedBoard(Board):
             self.receive_note(rank, note)
 
     def close(self) -> None:
-        """Close it for the ranks of this process; its memory is free once no other process may read it."""
+        """Close it for the ranks of this process; its memory is released once all other processes have, or are lost."""
         self._is_closed, self._when_ready = True, []
         for rank, home in zip(self.ranks, self._homes, strict=True):
             for other in self._others if home not in self._links else ():
@@ -233,7 +244,23 @@ class _SharedBoard(Board):
         self, table: Table, owner: object, number: int, tag: int, source: int, target: int, priority: int,
         nbytes: int, home: int, *, signature: Signature | None = None, waited_for: bool = False,
     ) -> Run:  # fmt: skip
-        """Submit one rank's end to the engine, with memory for a result if the board has none free."""
+        """Let the engine carry out a rank's end of an operation; it may have ended when this returns.
+
+        Args:
+            table: The program of the operation.
+            owner: Its `on_end` is called on the event loop's thread, unless a waiting thread finds the end first.
+            number: Number of the operation.
+            tag: Tag of the operation, the same for all ranks with equal calls; its last byte is 0.
+            source: Address of the input; 0: there is none.
+            target: Address of the result; 0: there is none.
+            priority: Lower is more urgent.
+            nbytes: Length of an input.
+            home: Offset of the shared result that this rank loans; 0: none.
+            signature: What the operation is, written beside the row. Its run ends as a `MISMATCH` if a rank that it
+                waits for has posted this number with another tag: the first 40 bits of a tag are of the call, the next
+                16 of the number. `Run.position` is the position of that rank then. None: no rank looks for that.
+            waited_for: Whether the calling thread waits for the end at once, so that no thread has to be woken.
+        """
         engine, call = self.engine, (self._native, table, owner, number, tag, source, target, priority, home)
         said = (0, b"") if signature is None else (signature.fingerprint, signature.text)
         run = engine.submit(*call, _WAITED_FOR if waited_for else 0, *said)
@@ -250,10 +277,16 @@ class _SharedBoard(Board):
         return run
 
     def row_tag(self, position: int, number: int) -> int:
+        """Return the tag of operation `number` in the row of a rank; 0: it is not there, or not there any more."""
         tag: int = self._native.row(position, number)[0] & ~0xFF
         return tag if (tag >> 8) & 0xFFFF == number & 0xFFFF else 0
 
     def row_signature(self, position: int, number: int) -> PlainSignature:
+        """Return the signature beside the row of operation `number`; only of a number that is there.
+
+        Raises:
+            LinkLostError: The other process has written something else there.
+        """
         try:
             _, _, fingerprint, text = self._native.row(position, number)
         except ValueError as error:
@@ -263,10 +296,23 @@ class _SharedBoard(Board):
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def loan_to_all(self, nbytes: int) -> int | None:
+        """Loan memory of this process to all ranks together, and return its offset; None without free memory.
+
+        The loan ends once every rank has called its function of `make_release`.
+        """
         return self._boards.shelf.loan(nbytes, len(self.ranks))
 
     def make_release(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
+        """Return the function by which a rank of this process releases a loan to all ranks; any thread may call it.
+
+        Args:
+            position: Position of the rank that releases.
+            owner: Position of a rank of the process that owns the memory.
+            where: Offset that `loan_to_all` returned there.
+            nbytes: Length of the loan.
+        """
         return make_releaser(self._segment(owner).view, where, nbytes, position)
 
     def loan_view(self, position: int, where: int, nbytes: int) -> memoryview:
+        """Return the memory of a loan, as a rank's process maps it."""
         return self._segment(position).view[where : where + nbytes]

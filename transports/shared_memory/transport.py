@@ -12,7 +12,6 @@ from typing import Any, cast
 import trio
 
 from transports.buffers import BounceBuffers, Buffer, as_bytes
-from transports.common import Board
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, LinkLostError, TransportError
 from transports.identity import Identity
@@ -21,7 +20,7 @@ from transports.meeting import Meeting
 from transports.patience import Patience, usable_cores
 from transports.request import Done, Request
 from transports.shared_memory import engine as native
-from transports.shared_memory.board import Boards
+from transports.shared_memory.board import Board, Boards
 from transports.shared_memory.engine import EngineEvents, bells
 from transports.shared_memory.joining import MemoryJoining, ring_bytes
 from transports.shared_memory.memory_link import GOODBYE, MemoryLink, MemoryRequest, Peer

@@ -20,9 +20,10 @@ import numpy as np
 from trio import RunFinishedError
 
 from transports import LinkLostError, PlainSignature, SignatureMismatchError, Transport
-from transports.common import OPERATIONS, Board
+from transports.base import OPERATIONS
 from transports.patience import Patience
 from transports.shared_memory import engine
+from transports.shared_memory.board import Board
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective

@@ -11,9 +11,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports import LinkLostError
-from transports.common import Board
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.shared_memory import transport
+from transports.shared_memory.board import Board
 from transports.shared_memory.transport import polling_rule
 
 from ..efa.processes import opened, run

@@ -20,7 +20,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#define ROWS 64              /* as `OPERATIONS` in transports/common.py */
+#define ROWS 64              /* as `OPERATIONS` in transports/base.py */
 #define PAYLOAD_BYTES 4096   /* as there */
 #define NEAR_BYTES 32        /* payload that fits into a row */
 #define BOARD_BYTES (ROWS * (LINE + PAYLOAD_BYTES + sizeof(Label)))
