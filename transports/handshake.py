@@ -25,9 +25,9 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-import msgpack
+import msgspec
 import trio
 
 from transports.delays import limit_own_time
@@ -44,6 +44,9 @@ _OPENING = struct.Struct("!4sH32s")  # magic, version, nonce: this much stays th
 _LENGTH = struct.Struct("!H")
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_HELLO = msgspec.msgpack.Decoder(tuple[str, str, _Count, _Count, _Count, str])
 
 _UNPROVED, _WELCOME, _REFUSED = b"U", b"W", b"R"
 
@@ -122,14 +125,14 @@ async def _introduce(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello
     our_nonce = secrets.token_bytes(_NONCE_BYTES)
     await _send(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
     try:
-        opening = await _receive(stream, _OPENING.size)
+        opening = await receive_exactly(stream, _OPENING.size)
     except HandshakeError as error:
         if error.why != "left":
             raise
         raise HandshakeError(_guess_refusal(encrypted=isinstance(stream, trio.SSLStream)), why="left") from error
     transcript = [our_nonce, _check_opening(*_OPENING.unpack(opening)), hello]
     await _send(stream, _pack_frame(hello, _proof(key, b"dialler", transcript)))
-    status = await _receive(stream, 1)
+    status = await receive_exactly(stream, 1)
     if status == _UNPROVED:
         raise _secrets_error("the listener does not accept this side's proof")
     label = _answer_label(status)
@@ -145,7 +148,7 @@ async def _introduce(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello
 async def _receive_dialler(stream: trio.abc.Stream, key: bytes, admit: Callable[[Hello], Hello | str]) -> Hello:
     """Exchange hellos as the side that listens; return the dialler's hello once it is proved and admitted."""
     our_nonce = secrets.token_bytes(_NONCE_BYTES)
-    magic, version, their_nonce = _OPENING.unpack(await _receive(stream, _OPENING.size, strange=True))
+    magic, version, their_nonce = _OPENING.unpack(await receive_exactly(stream, _OPENING.size, strange=True))
     if magic == _MAGIC:  # also to another version, which learns this side's version from it
         await _send(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
     transcript = [_check_opening(magic, version, their_nonce), our_nonce]
@@ -204,14 +207,14 @@ def _pack_frame(body: bytes, proof: bytes) -> bytes:
 
 async def _receive_frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
     """Receive a body and its proof; `HandshakeError` if the body is too long."""
-    (length_bytes,) = _LENGTH.unpack(await _receive(stream, _LENGTH.size))
+    (length_bytes,) = _LENGTH.unpack(await receive_exactly(stream, _LENGTH.size))
     if length_bytes > HELLO_LIMIT_BYTES:
         raise HandshakeError(
             f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}; "
             "install the same overlap on every node",
             why="protocol",
         )
-    return await _receive(stream, length_bytes), await _receive(stream, _PROOF_BYTES)
+    return await receive_exactly(stream, length_bytes), await receive_exactly(stream, _PROOF_BYTES)
 
 
 async def _send(stream: trio.abc.Stream, data: bytes) -> None:
@@ -222,7 +225,7 @@ async def _send(stream: trio.abc.Stream, data: bytes) -> None:
         raise _broken_error(error) from error
 
 
-async def _receive(stream: trio.abc.Stream, nbytes: int, *, strange: bool = False) -> bytes:
+async def receive_exactly(stream: trio.abc.Stream, nbytes: int, *, strange: bool = False) -> bytes:
     """Receive exactly `nbytes`; `strange` makes a peer that hangs up another program, not a member that gave up."""
     got = b""
     while len(got) < nbytes:
@@ -307,7 +310,7 @@ def _check_secret(secret: bytes) -> bytes:
 
 def _pack_hello(hello: Hello) -> bytes:
     """Return a hello as bytes; `ArgumentError` if it is too long."""
-    packed: bytes = msgpack.packb(astuple(hello))
+    packed = msgspec.msgpack.encode(astuple(hello))
     if len(packed) > HELLO_LIMIT_BYTES:
         raise ArgumentError(f"a hello of {len(packed)} bytes, the limit is {HELLO_LIMIT_BYTES}; shorten job or detail")
     return packed
@@ -316,19 +319,11 @@ def _pack_hello(hello: Hello) -> bytes:
 def _unpack_hello(packed: bytes) -> Hello:
     """Return the hello of proved bytes; `HandshakeError` unless they are six fields of the right types."""
     try:
-        fields = msgpack.unpackb(packed, use_list=False)
-    except (ValueError, msgpack.UnpackException) as error:
+        role, job, epoch, member, members, detail = _HELLO.decode(packed)
+        if member >= members:
+            raise ValueError(f"member {member} of {members}")
+    except (msgspec.DecodeError, ValueError) as error:
         raise HandshakeError(
-            f"a hello is not msgpack: {error}; install the same overlap on every node", why="protocol"
+            f"a hello is wrong: {error}; install the same overlap on every node", why="protocol"
         ) from error
-    if not isinstance(fields, tuple) or [type(field) for field in fields] != [str, str, int, int, int, str]:
-        raise HandshakeError(
-            "a hello does not have the six fields of one; install the same overlap on every node", why="protocol"
-        )
-    role, job, epoch, member, members, detail = fields
-    if epoch < 0 or not 0 <= member < members:
-        raise HandshakeError(
-            f"member {member} of {members} in epoch {epoch} cannot be; install the same overlap on every node",
-            why="protocol",
-        )
     return Hello(role=role, job=job, epoch=epoch, member=member, members=members, detail=detail)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 import trio
 
+from transports.address import PeerAddress
+from transports.factory import Exchange
 from transports.failures import ArgumentError, LinkLostError, TransportError
-from transports.handshake import advise_on_silence, greet, welcome
+from transports.handshake import HandshakeError, advise_on_silence, greet, welcome
 from transports.identity import Hello, Identity
 
 # Probes of an idle connection: the first one after a second, then one each second.
@@ -33,10 +37,17 @@ class Meeting(Generic[Result]):
         identity: Identity of this process.
         role: The purpose of the connections.
         join_s: How long to wait for all processes.
+        handshake_s: Limit of a handshake with a process that dials.
+        prepare: Sets the options of a socket, which must not block, before the handshake.
+        finish: Makes the result from a socket, its stream, the member at the other end, and the detail of its hello.
+            The result owns the socket. After a `LinkLostError` the meeting fails.
+        discard: Closes an unwanted result.
 
     Attributes:
         identity: Identity of this process.
         sockets: Listen for the others.
+        address: The address of this process, as the others get it.
+        peers: Addresses of the other processes, by index.
         results: The result of the meeting at each place.
         refused: Reasons of refused connections.
 
@@ -46,45 +57,86 @@ class Meeting(Generic[Result]):
 
     identity: Identity
     join_s: float
+    address: PeerAddress
 
-    def __init__(self, identity: Identity, role: str, *, join_s: float) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        role: str,
+        *,
+        join_s: float,
+        handshake_s: float,
+        prepare: Callable[[socket.socket], None],
+        finish: Callable[[socket.socket, Stream, int, str], Awaitable[Result]],
+        discard: Callable[[Result], None],
+    ) -> None:
         if not identity.secret:
             raise ArgumentError("the secret is empty; without one anybody is a member")
         if identity.tls is not None:
             identity.tls.check()
-        self.identity, self.join_s = identity, join_s
+        self.identity, self.join_s, self._handshake_s = identity, join_s, handshake_s
         self.sockets: ListeningSockets = ListeningSockets((), unix=False, pending=0, reopens=False)
+        self.peers: dict[int, PeerAddress] = {}
         self.results: dict[Place, Result] = {}
         self.refused: list[str] = []
-        self._role = role
+        self._role, self._prepare, self._finish, self._discard = role, prepare, finish, discard
         self._places: frozenset[Place] = frozenset()
         self._reserved: set[Place] = set()
         self._complete = trio.Event()
         self._failure: TransportError | None = None
+
+    async def join(
+        self,
+        sockets: ListeningSockets,
+        exchange: Exchange,
+        make_address: Callable[[], PeerAddress],
+        choose: Callable[[], Iterable[Place]],
+        dial: Callable[[int, int], Awaitable[Result]],
+    ) -> dict[Place, Result]:
+        """Listen, exchange addresses, and connect with the others.
+
+        Args:
+            sockets: Sockets that listen for the others meanwhile.
+            exchange: All-gather among the processes.
+            make_address: Returns the address of this process, once it listens.
+            choose: Returns one place for each connection, once `peers` has the addresses.
+            dial: Connects with a member that listens, given its place, by `greet`.
+
+        Returns:
+            The results by place, which the caller owns.
+
+        Raises:
+            TransportError: A process did not join, or is lost.
+        """
+        self.sockets = sockets
+        listeners = sockets.listen()
+        try:
+            self.address = make_address()
+            packed = await exchange(self._role, self.address.pack())
+            self.peers = {i: PeerAddress.unpack(each, i) for i, each in enumerate(packed) if i != self.identity.member}
+            await self.gather(choose(), listeners, dial)
+        except BaseException:
+            sockets.close()
+            for result in self.results.values():
+                self._discard(result)
+            raise
+        finally:
+            for listener in listeners:
+                listener.close()
+        return self.results
 
     async def gather(
         self,
         places: Iterable[Place],
         listeners: Sequence[socket.socket],
         dial: Callable[[int, int], Awaitable[Result]],
-        serve: Callable[[socket.socket], Awaitable[object]],
-    ) -> frozenset[Place]:
-        """Connect with the others, and return the places that are missing after `join_s`.
-
-        Args:
-            places: One place for each connection.
-            listeners: Listening sockets, from `ListeningSockets.listen`.
-            dial: Connects to a member that listens, given its place.
-            serve: Accepts a connection of a member that dials, and calls `record_result`.
-
-        Raises:
-            TransportError: A connection failed, or a process is lost.
-        """
+    ) -> None:
+        """Connect with the others, in `join_s`."""
         self._places = frozenset(places)
         if self._places:
             with trio.move_on_after(self.join_s):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self.sockets.serve, listeners, serve)
+                    nursery.start_soon(self.sockets.serve, listeners, self._serve_place)
                     for place in self._places:
                         if place[0] > self.identity.member:
                             nursery.start_soon(self._dial_place, dial, place)
@@ -92,29 +144,54 @@ class Meeting(Generic[Result]):
                     nursery.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
-        return self._places - self.results.keys()
+        if missing := self._places - self.results.keys():
+            raise self._missing_error(Counter(member for member, _ in missing))
+
+    def _missing_error(self, missing: Counter[int]) -> LinkLostError:
+        """Return the error that names the unconnected processes, or the ones with too few connections."""
+        wanted = Counter(member for member, _ in self._places)
+        absent = [member for member, count in missing.items() if count == wanted[member]]
+        connections = "no connection" if absent else f"fewer than {max(wanted.values())} connections"
+        peers = ", ".join(map(str, sorted(absent or missing)))
+        return LinkLostError(
+            f"process {self.identity.member} has {connections} with process {peers} after {self.join_s:g} s; "
+            "see whether these still run"
+        )
 
     async def _dial_place(self, dial: Callable[[int, int], Awaitable[Result]], place: Place) -> None:
         """Connect with the member of a place, and record the result, or fail the meeting."""
         try:
-            self.record_result(place, await dial(*place))
+            self._record_result(place, await dial(*place))
         except TransportError as error:
-            self.fail(error)
+            self._fail(error)
 
-    def record_result(self, place: Place, result: Result) -> None:
+    async def _serve_place(self, connection: socket.socket) -> None:
+        """Shake hands with a process that dials, and record the result at its place; a failure frees the place."""
+        admitted: list[Place] = []
+        try:
+            result = await self.welcome(connection, partial(self._admit, admitted))
+        except LinkLostError as error:
+            self._fail(error)
+            return
+        if result is not None:
+            self._record_result(admitted[0], result)
+        else:
+            self._reserved.difference_update(admitted)
+
+    def _record_result(self, place: Place, result: Result) -> None:
         """Record the result at a place; the meeting ends with the last one."""
         self.results[place] = result
         if self._places <= self.results.keys():
             self._complete.set()
 
-    def fail(self, error: TransportError) -> None:
+    def _fail(self, error: TransportError) -> None:
         """End the meeting with an error; the first error counts."""
         self._failure = self._failure or error
         self._complete.set()
 
     def lose(self, member: int, reason: str) -> None:
         """Fail the meeting because a process is lost."""
-        self.fail(LinkLostError(f"process {member} is lost: {reason}"))
+        self._fail(LinkLostError(f"process {member} is lost: {reason}"))
 
     # -- connections --------------------------------------------------------------------------------------------------
 
@@ -123,15 +200,16 @@ class Meeting(Generic[Result]):
         return self.identity.hello(self._role, detail)
 
     async def greet(
-        self, connection: socket.socket, member: int, address: object, detail: str = "", *, deadline_s: float
-    ) -> tuple[Stream, Hello]:
-        """Connect a socket with another process that listens; return its stream and the answer.
+        self, connection: socket.socket, member: int, address: object, detail: str, *, source: str, deadline_s: float
+    ) -> Result:
+        """Connect a socket, which the result owns, with another process that listens; it is closed if this raises.
 
         Args:
-            connection: The socket. The caller keeps it, and closes it if this raises.
+            connection: The socket.
             member: The other process.
             address: Address of the other process.
             detail: Detail of this side's hello, which names the connection.
+            source: Local address to leave from; empty: any.
             deadline_s: Limit of the handshake.
 
         Raises:
@@ -139,20 +217,34 @@ class Meeting(Generic[Result]):
             LinkLostError: The other process cannot be reached.
         """
         try:
+            self._prepare(connection)
+            if source:
+                connection.bind((source, 0))
             await trio.socket.from_stdlib_socket(connection).connect(address)
             stream = self._wrap_stream(connection, serving=False)
-            return stream, await greet(stream, self.hello(detail), self.identity.secret, deadline_s=deadline_s)
-        except OSError as error:
-            advice = advise_on_silence(connection, address)
-            raise LinkLostError(f"process {member} cannot be reached: {error.strerror}; {advice}") from error
+            answer = await greet(stream, self.hello(detail), self.identity.secret, deadline_s=deadline_s)
+            return await self._finish(connection, stream, member, answer.detail)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError):
+                advice = advise_on_silence(connection, address)
+                raise LinkLostError(f"process {member} cannot be reached: {error.strerror}; {advice}") from error
+            raise
 
-    async def welcome(
-        self, connection: socket.socket, admit: Callable[[Hello], Hello | str], *, deadline_s: float
-    ) -> Stream:
-        """Shake hands with a process that has dialled this one; arguments and errors as of `handshake.welcome`."""
-        stream = self._wrap_stream(connection, serving=True)
-        await welcome(stream, self.identity.secret, admit, deadline_s=deadline_s)
-        return stream
+    async def welcome(self, connection: socket.socket, admit: Callable[[Hello], Hello | str]) -> Result | None:
+        """Shake hands with a process that has dialled this one; None, with the socket closed, if that fails."""
+        result: Result | None = None
+        try:
+            self._prepare(connection)
+            stream = self._wrap_stream(connection, serving=True)
+            hello = await welcome(stream, self.identity.secret, admit, deadline_s=self._handshake_s)
+            result = await self._finish(connection, stream, hello.member, "")
+        except (HandshakeError, OSError) as error:
+            self.refused.append(str(error))
+        finally:
+            if result is None:
+                connection.close()
+        return result
 
     def _wrap_stream(self, connection: socket.socket, *, serving: bool) -> Stream:
         """Return the stream of a socket, encrypted if this process has certificates."""
@@ -168,7 +260,7 @@ class Meeting(Generic[Result]):
         detail = f", {hello.role} {hello.detail!r}" if hello.detail else ""
         return f"process {hello.member}{detail} is not expected to call process {self.identity.member}"
 
-    def admit(self, admitted: list[Place], hello: Hello) -> Hello | str:
+    def _admit(self, admitted: list[Place], hello: Hello) -> Hello | str:
         """Reserve a place for a member that dials; return the answer, or the reason of the refusal.
 
         Args:
@@ -185,10 +277,6 @@ class Meeting(Generic[Result]):
         self._reserved.add(place)
         admitted.append(place)
         return self.hello(hello.detail)
-
-    def free_place(self, place: Place) -> None:
-        """Free a reserved place, because its handshake failed."""
-        self._reserved.discard(place)
 
 
 class ListeningSockets:

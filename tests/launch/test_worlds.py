@@ -94,7 +94,7 @@ overlap.run(main)
 @pytest.mark.parametrize(
     ("transport", "method"),
     [
-        pytest.param("efa", "SocketJoining._check_addresses", marks=pytest.mark.slow),
+        pytest.param("efa", "SocketJoining._choose_places", marks=pytest.mark.slow),
         ("shared_memory", "Meeting.gather"),
     ],
 )

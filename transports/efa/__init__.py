@@ -5,7 +5,6 @@
 #
 #   transport    Efa itself, and its factory
 #   joining      the connections to all other processes, made by a `transports.meeting`
-#   address      the addresses by which a process can be reached
 #   efa_link     the link to another process: its rails, and its messages when rails die or it leaves
 #   departures   the frames that leave for it, on any rail that has room
 #   rail         one connection: frames in both directions, and their acknowledgement

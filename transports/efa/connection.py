@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -35,7 +34,6 @@ class SocketRail(Rail):
     def __init__(self, owner: EfaLink, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, connection, keep=keep, staged=staged)
         self.receive: Callable[[memoryview], int] = self.socket.recv_into
-        self._parts: Sequence[bytes | memoryview] = ()
         self._blocked = False
         self._hint_bytes = 1  # least available bytes at which the system reports readability
         self._takes_hints = connection.socket.family != socket.AF_UNIX  # Unix sockets wake their reader for every piece
@@ -81,19 +79,13 @@ class SocketRail(Rail):
         self._write_next_parts()
         self.owner.settle()  # other rails take the frames that this one leaves
 
-    @property
-    def unwritten_bytes(self) -> int:
-        """Bytes of begun frames that the system has not taken."""
-        return sum(map(len, self._parts))
-
     def _write_next_parts(self) -> None:
         """Write unfinished parts, or the next due frames; the rail is idle if there are none."""
         parts = self._parts or self.pull_frames()
         if parts:
             self._write_parts(parts)
         else:
-            self.idle = True
-            self._finish_bye()
+            self._rest()
 
     def _write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write the parts of frames, and update whether the rail is idle."""
@@ -104,7 +96,7 @@ class SocketRail(Rail):
             self.count_written()
         self.idle = not (self._blocked or self.owes or (self.owner.departures.due and not self.bye_sent))
         if self.idle:
-            self._finish_bye()
+            self._rest()
 
     def _transmit(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write as many bytes of the parts as the system takes; keep the rest for later."""
@@ -118,12 +110,6 @@ class SocketRail(Rail):
         self.written_bytes += count
         self._blocked = count < sum(map(len, parts))
         self._parts = _drop_bytes(parts, count) if self._blocked else ()
-
-    def _finish_bye(self) -> None:
-        """Close the writing direction of the socket, once the goodbye has been written."""
-        if self.bye_sent:
-            with suppress(OSError):
-                self.socket.shutdown(socket.SHUT_WR)
 
     async def read_on(self) -> bool:
         """Wait for bytes and handle their frames; let other tasks run after each chunk."""
@@ -184,16 +170,6 @@ class SocketRail(Rail):
             self._hint_bytes = nbytes
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
-    def cut(self) -> None:
-        """Close the socket, and wake the tasks that wait for it."""
-        self._parts = ()
-        trio.lowlevel.notify_closing(self.socket)
-        self.socket.close()
-
-    async def release(self) -> None:
-        """Do nothing; `cut` has closed the socket."""
-        await trio.lowlevel.checkpoint()
-
 
 class StreamRail(Rail):
     """A rail over an encrypted stream: everything is copied, and only the writing task writes."""
@@ -224,10 +200,7 @@ class StreamRail(Rail):
             self.written_bytes += sum(len(part) for part in parts)
             self.count_written()
             return
-        self.idle = True
-        if self.bye_sent:
-            with suppress(OSError):
-                self.socket.shutdown(socket.SHUT_WR)
+        self._rest()
         await trio.lowlevel.checkpoint()
 
     async def read_on(self) -> bool:
@@ -242,15 +215,6 @@ class StreamRail(Rail):
             if unfinished:
                 await self._let_others_run()
         return bool(data)
-
-    def cut(self) -> None:
-        """Close the socket under the encryption."""
-        trio.lowlevel.notify_closing(self.socket)
-        self.socket.close()
-
-    async def release(self) -> None:
-        """Close the encryption above the socket."""
-        await trio.aclose_forcefully(self._stream)
 
 
 def _drop_bytes(parts: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:

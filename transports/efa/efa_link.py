@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
+from transports.address import RAILS_LIMIT
 from transports.buffers import BounceBuffers
-from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, Departures
 from transports.efa.rail import Rail
 from transports.efa.sharing import delays_chunk, delays_small_frame

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
-from collections import Counter
+import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from itertools import product
 
 import trio
 
-from transports.efa.address import PeerAddress, describe_ends, host_identity, rail_names, resolve_address
+from transports.address import RAILS_LIMIT, PeerAddress, host_identity
 from transports.efa.tcp import bound_queue, set_options
 from transports.factory import Exchange
-from transports.failures import LinkLostError, TransportError
-from transports.handshake import HandshakeError, advise_on_silence
-from transports.identity import Hello
+from transports.failures import ArgumentError, TransportError
+from transports.handshake import HandshakeError
+from transports.identity import Identity
 from transports.meeting import ListeningSockets, Meeting, Place, Stream, address_family
 from transports.patience import usable_cores
 
@@ -25,6 +28,7 @@ HANDSHAKE_S = 2.0
 # Attempts that may fail because a lossy network drops packets. With 5 % losses about one handshake in a hundred takes
 # longer than `HANDSHAKE_S`.
 _LOSSY_ATTEMPTS = 4
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +45,12 @@ class SocketJoining:
     """The connections of one process to all others: at first, and again for lost ones.
 
     Args:
-        meeting: The meeting with the other processes.
+        identity: Identity of this process.
         rails: Number of connections to each process, or the interfaces or addresses to use.
         host: The address to listen at if `rails` is a number.
         unix: Whether to use Unix sockets where both sides can.
         silence_s: How long TCP waits for an answer or a reader; None: the system's default.
+        join_s: How long to wait for all processes.
         watched: Whether the control plane detects lost processes.
         lasting: Whether a single TCP connection inside a host is replaced, too, when it ends.
         spared: The processes that need not be joined, asked once addresses are exchanged.
@@ -53,38 +58,47 @@ class SocketJoining:
 
     Attributes:
         identity: Identity of the host, shared with processes that can reach this one's Unix socket.
+        meeting: The meeting with the other processes.
 
     Raises:
-        ArgumentError: No rails, or too many.
+        ArgumentError: No rails, or too many; no secret.
     """
 
-    meeting: Meeting[ProvedSocket]
     lasting: bool
     member: int
 
     def __init__(
         self,
-        meeting: Meeting[ProvedSocket],
+        identity: Identity,
         *,
         rails: int | Sequence[str],
         host: str,
         unix: bool,
         silence_s: float | None,
         report: Callable[[str], None],
+        join_s: float = 60.0,
         watched: bool = False,
         lasting: bool = False,
         spared: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        self.meeting, self.lasting = meeting, lasting
-        self.member, self._members = meeting.identity.member, meeting.identity.members
+        self.meeting: Meeting[ProvedSocket] = Meeting(
+            identity,
+            "rail",
+            join_s=join_s,
+            handshake_s=HANDSHAKE_S,
+            prepare=partial(set_options, silence_s=silence_s),
+            finish=self._make_proved_socket,
+            discard=discard,
+        )
+        self.lasting, self.member, self._members = lasting, identity.member, identity.members
         self.identity: str = host_identity()
-        self._names, self._binds = rail_names(rails, host), not isinstance(rails, int)
-        self._unix, self._silence_s, self._watched, self._spared = unix, silence_s, watched, spared
+        self._names = (host,) * rails if isinstance(rails, int) else tuple(rails)
+        if not 0 < len(self._names) <= RAILS_LIMIT:
+            raise ArgumentError(f"rails is {rails!r}; name 1 to {RAILS_LIMIT} of them")
+        self._binds, self._unix, self._watched, self._spared = not isinstance(rails, int), unix, watched, spared
         self._report = report
         self._addresses: tuple[str, ...] = ()
         self._reported: set[str] = set()
-        self._address = PeerAddress(host="", unix="", tcp=())
-        self._peers: dict[int, PeerAddress] = {}
 
     @property
     def rail_count(self) -> int:
@@ -98,17 +112,18 @@ class SocketJoining:
 
     def spans_hosts(self, members: Iterable[int]) -> bool:
         """Whether some joined processes live on different hosts, or on unknown ones."""
-        hosts = {self.identity if i == self.member else self._peers[i].host for i in members}
+        hosts = {self.identity if i == self.member else self.meeting.peers[i].host for i in members}
         return len(hosts) > 1 or "" in hosts
 
     def may_part(self, member: int) -> bool:
         """Whether a single connection to a joined process may end before the process, see `PeerAddress.may_part`."""
-        return self._address.may_part(self._peers[member])
+        return self.meeting.address.may_part(self.meeting.peers[member])
 
     def has_cores_to_spare(self) -> bool:
         """Whether other joined processes live on this host, which has more cores than processes."""
-        cores = [peer.cores for peer in self._peers.values() if self.identity and peer.host == self.identity]
-        return 0 < len(cores) < len(self._address.cores.union(*cores))
+        peers = self.meeting.peers.values()
+        cores = [peer.cores for peer in peers if self.identity and peer.host == self.identity]
+        return 0 < len(cores) < len(self.meeting.address.cores.union(*cores))
 
     async def join(self, exchange: Exchange) -> dict[Place, ProvedSocket]:
         """Connect with every other process.
@@ -124,20 +139,12 @@ class SocketJoining:
         self._addresses = tuple(addresses[name] for name in self._names)
         pending = 2 * self._members * len(self._addresses)
         unix = self._unix and bool(self.identity)
-        self.meeting.sockets = sockets = ListeningSockets(
-            self._addresses, unix=unix, pending=pending, reopens=self.replaces_rails
-        )
-        listeners = sockets.listen()
+        sockets = ListeningSockets(self._addresses, unix=unix, pending=pending, reopens=self.replaces_rails)
         try:
-            return await self._exchange_and_connect(exchange, listeners)
-        except BaseException:
-            sockets.close()
-            for connection in self.meeting.results.values():
-                await discard(connection)
-            raise
+            return await self.meeting.join(
+                sockets, exchange, self._make_address, self._choose_places, self._dial_patiently
+            )
         finally:
-            for listener in listeners:
-                listener.close()
             self.report_refused()
 
     def close(self) -> None:
@@ -152,27 +159,15 @@ class SocketJoining:
             self._report(f"refused {len(refused)} connections; the last: {refused[-1]}")
         refused.clear()
 
-    async def _exchange_and_connect(
-        self, exchange: Exchange, listeners: list[socket.socket]
-    ) -> dict[Place, ProvedSocket]:
-        """Exchange addresses, and connect with every member but spared ones; return the connections by place."""
+    def _make_address(self) -> PeerAddress:
+        """Return the address of this process, which listens."""
         sockets = self.meeting.sockets
         tcp = tuple(zip(self._addresses, sockets.ports, strict=True))
-        self._address = PeerAddress(
-            host=self.identity, unix=sockets.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores()
-        )
-        addresses = await exchange("efa", self._address.pack())
-        self._peers = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
-        self._check_addresses(self._peers)
-        members = set(self._peers).difference(self._spared())
-        places = product(members, range(len(self._addresses)))
-        missing = await self.meeting.gather(places, listeners, self._dial_patiently, self._welcome_peer)
-        if missing:
-            raise self._missing_connections_error(Counter(member for member, _ in missing))
-        return self.meeting.results
+        return PeerAddress(host=self.identity, unix=sockets.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores())
 
-    def _check_addresses(self, peers: dict[int, PeerAddress]) -> None:
-        """Raise `TransportError` unless every process sent an address, with as many rails as this one."""
+    def _choose_places(self) -> Iterable[Place]:
+        """Return the rails to all processes but spared ones; `TransportError` unless all have as many rails as this."""
+        peers = self.meeting.peers
         if len(peers) != self._members - 1:
             raise TransportError(
                 f"{len(peers) + 1} processes sent their addresses, {self._members} are expected; "
@@ -184,17 +179,7 @@ class SocketJoining:
                     f"process {member} has rails={len(address.tcp)}, process {self.member} has "
                     f"rails={len(self._addresses)}; start all with the same"
                 )
-
-    def _missing_connections_error(self, missing: Counter[int]) -> LinkLostError:
-        """Return the error that names the unconnected processes, or the ones with too few connections."""
-        rails = len(self._addresses)
-        absent = [member for member, count in missing.items() if count == rails]
-        connections = "no connection" if absent else f"fewer than {rails} connections"
-        peers = ", ".join(map(str, sorted(absent or missing)))
-        after = f"after {self.meeting.join_s:g} s"
-        return LinkLostError(
-            f"process {self.member} has {connections} with process {peers} {after}; see whether these still run"
-        )
+        return product(set(peers).difference(self._spared()), range(len(self._addresses)))
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
@@ -222,56 +207,25 @@ class SocketJoining:
             HandshakeError: The process refused.
             LinkLostError: The process cannot be reached.
         """
-        address = self._peers[member]
-        uses_unix = bool(self.meeting.sockets.unix and address.unix and self.identity == address.host)
-        connection = socket.socket(
-            socket.AF_UNIX if uses_unix else address_family(address.tcp[index][0]), socket.SOCK_STREAM
-        )
+        address, own = self.meeting.peers[member], self.meeting.sockets.unix
+        uses_unix = bool(own and address.unix and self.identity == address.host)
+        family = socket.AF_UNIX if uses_unix else address_family(address.tcp[index][0])
+        connection = socket.socket(family, socket.SOCK_STREAM)
         target = "\0" + address.unix if uses_unix else address.tcp[index]
-        try:
-            set_options(connection, self._silence_s)
-            if not uses_unix and self._binds:
-                connection.bind((self._addresses[index], 0))  # leave by the rail's own interface
-            stream, answer = await self.meeting.greet(connection, member, target, detail, deadline_s=deadline_s)
-            return self._make_proved_socket(connection, stream, answer.detail)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, OSError):
-                advice = advise_on_silence(connection, target)
-                raise LinkLostError(f"process {member} cannot be reached: {error.strerror}; {advice}") from error
-            raise
+        source = "" if uses_unix or not self._binds else self._addresses[index]  # leave by the rail's own interface
+        return await self.meeting.greet(connection, member, target, detail, source=source, deadline_s=deadline_s)
 
-    # -- the side that listens ----------------------------------------------------------------------------------------
-
-    async def _welcome_peer(self, connection: socket.socket) -> None:
-        """Shake hands with a process that dials, and settle its place; a failure frees the place."""
-        places: list[Place] = []
-        welcomed = await self.welcome(connection, partial(self.meeting.admit, places))
-        if welcomed is not None:
-            self.meeting.record_result(places[0], welcomed)
-        elif places:
-            self.meeting.free_place(places[0])
-
-    async def welcome(self, connection: socket.socket, admit: Callable[[Hello], Hello | str]) -> ProvedSocket | None:
-        """Shake hands with a process that has dialled; None, with the socket closed, if the handshake fails."""
-        welcomed: ProvedSocket | None = None
-        try:
-            set_options(connection, self._silence_s)
-            stream = await self.meeting.welcome(connection, admit, deadline_s=HANDSHAKE_S)
-            welcomed = self._make_proved_socket(connection, stream)
-            return welcomed
-        except (HandshakeError, OSError) as error:
-            self.meeting.refused.append(str(error))
-            return None
-        finally:
-            if welcomed is None:
-                connection.close()
-
-    def _make_proved_socket(self, connection: socket.socket, stream: Stream, detail: str = "") -> ProvedSocket:
+    async def _make_proved_socket(
+        self, connection: socket.socket, stream: Stream, member: int, detail: str
+    ) -> ProvedSocket:
         """Bound the queue of a socket after its handshake, and return it with its encryption."""
+        await trio.lowlevel.checkpoint()
         bound_queue(connection, self._report_once)
-        encrypted = stream if isinstance(stream, trio.SSLStream) else None
-        return ProvedSocket(socket=connection, encrypted=encrypted, detail=detail, ends=describe_ends(connection))
+        encrypted, ends = stream if isinstance(stream, trio.SSLStream) else None, ""
+        if connection.family != socket.AF_UNIX:
+            (here, port), (there, their_port) = connection.getsockname()[:2], connection.getpeername()[:2]
+            ends = f"{here}:{port} to {there}:{their_port}"
+        return ProvedSocket(socket=connection, encrypted=encrypted, detail=detail, ends=ends)
 
     def _report_once(self, line: str) -> None:
         """Report a line to the user, unless the same line was reported before."""
@@ -280,9 +234,30 @@ class SocketJoining:
             self._report(line)
 
 
-async def discard(connection: ProvedSocket) -> None:
-    """Close an unwanted connection and its encryption."""
+def discard(connection: ProvedSocket) -> None:
+    """Close an unwanted connection."""
     trio.lowlevel.notify_closing(connection.socket)
     connection.socket.close()
-    if connection.encrypted is not None:
-        await trio.aclose_forcefully(connection.encrypted)
+
+
+async def resolve_address(name: str) -> str:
+    """Return the address of a network interface or a host name; an IP address is returned unchanged.
+
+    Raises:
+        ArgumentError: No interface or host has this name.
+    """
+    await trio.lowlevel.checkpoint()
+    with suppress(ValueError):
+        return str(ip_address(name))
+    interfaces = [interface for _, interface in socket.if_nameindex()]
+    try:
+        if name in interfaces:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            return socket.inet_ntoa(reply[20:24])
+        # the system's resolver may take seconds; it has a thread of its own
+        return str((await trio.socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))[0][4][0])
+    except OSError as error:
+        raise ArgumentError(
+            f"rail {name!r} has no address ({error.strerror}); interfaces here are {', '.join(interfaces)}"
+        ) from error

@@ -9,6 +9,8 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
@@ -81,6 +83,7 @@ class Rail(ABC):
         self.bye_due: bool = False
         self.bye_sent: bool = False
         self.leaving: Chunk | None = None
+        self._parts: Sequence[bytes | memoryview] = ()
         self._keep = keep
         self._kept: deque[Entry] = deque()
         self._released_frames = 0  # frames before the kept ones, which have arrived
@@ -133,7 +136,7 @@ class Rail(ABC):
     @property
     def unwritten_bytes(self) -> int:
         """Bytes of begun frames that the system has not taken."""
-        return 0
+        return sum(map(len, self._parts))
 
     @property
     def owes(self) -> bool:
@@ -220,6 +223,13 @@ class Rail(ABC):
     async def write_on(self) -> None:
         """Wait for room and write more; called until the rail is idle."""
 
+    def _rest(self) -> None:
+        """Be idle, because nothing is due; once the goodbye has been written, close the writing direction."""
+        self.idle = True
+        if self.bye_sent:
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
+
     def wake_writer(self) -> None:
         """Wake the writing task if it sleeps."""
         task, self._sleeper = self._sleeper, None
@@ -293,8 +303,6 @@ class Rail(ABC):
                     nursery.cancel_scope.cancel()
         finally:
             self.die("it was given up")
-            with trio.CancelScope(shield=True):
-                await self.release()
 
     async def read_until_dead(self) -> None:
         """Read and handle frames, until the connection ends or the peer breaks the protocol."""
@@ -331,18 +339,15 @@ class Rail(ABC):
         if self.dead:
             return
         self.dead = self.reading.stopped = True
-        self.idle = False
+        self.idle, self._parts = False, ()
         self.cut()
         self._scope.cancel()
         self.owner.rail_died(self, reason, evident=evident)
 
-    @abstractmethod
     def cut(self) -> None:
-        """Close the connection without waiting."""
-
-    @abstractmethod
-    async def release(self) -> None:
-        """Release the resources other than the socket."""
+        """Close the connection without waiting, and wake the tasks that wait for it."""
+        trio.lowlevel.notify_closing(self.socket)
+        self.socket.close()
 
 
 def describe_error(error: BaseException) -> str:

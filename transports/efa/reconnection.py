@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import trio
 
-from transports.efa.address import RAILS_LIMIT
+from transports.address import RAILS_LIMIT
 from transports.efa.efa_link import EfaLink
 from transports.efa.joining import HANDSHAKE_S, ProvedSocket, SocketJoining, discard
 from transports.efa.rail import Rail
@@ -187,7 +187,7 @@ class Reconnection:
                 if link.engine.gone is None and self._repeat_missing(link, Detail.parse(connection.detail)):
                     self._add_replacement(link, detail.number, connection)
                 else:
-                    await discard(connection)
+                    discard(connection)
                 return
             self._pauses_s[key] = self._double_pause(self._pauses_s[key])
 
@@ -243,12 +243,12 @@ class Reconnection:
     async def _welcome_replacement(self, connection: socket.socket) -> None:
         """Shake hands with a process that dials again, and add the connection; strangers are refused."""
         admitted: list[tuple[EfaLink, int]] = []
-        welcomed = await self._joining.welcome(connection, partial(self._admit_replacement, admitted))
+        welcomed = await self._joining.meeting.welcome(connection, partial(self._admit_replacement, admitted))
         if welcomed is None:
             return
         link, number = admitted[0]
         if link.engine.gone is not None or not link.is_rail_dead(number % RAILS_LIMIT):
-            await discard(welcomed)
+            discard(welcomed)
             return
         self._add_replacement(link, number, welcomed)
         self._expected.discard((link.member, number % RAILS_LIMIT))

@@ -20,7 +20,6 @@ from transports.failures import ArgumentError
 from transports.frame import EAGER_BYTES
 from transports.identity import Identity
 from transports.matched import MatchedTransport
-from transports.meeting import Meeting
 from transports.patience import Crowding, Patience
 from transports.tls import Tls
 
@@ -118,11 +117,12 @@ class Efa(MatchedTransport):
         report = report or (lambda _: None)
         identity = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret, tls=tls)
         self._joining = SocketJoining(
-            Meeting(identity, "rail", join_s=join_s),
+            identity,
             rails=rails,
             host=host,
             unix=unix,
             silence_s=None if watched else silence_s,
+            join_s=join_s,
             watched=watched,
             lasting=lasting,
             spared=spared,

@@ -15,12 +15,12 @@ from functools import partial
 
 import trio
 
-from transports.delays import limit_own_time
-from transports.efa.address import PeerAddress, host_identity
+from transports.address import PeerAddress, host_identity
 from transports.factory import Exchange
-from transports.failures import LinkLostError, TransportError
-from transports.handshake import HandshakeError, advise_on_silence
-from transports.meeting import ListeningSockets, Meeting, Place
+from transports.failures import LinkLostError
+from transports.handshake import HandshakeError, receive_exactly
+from transports.identity import Identity
+from transports.meeting import ListeningSockets, Meeting, Place, Stream
 from transports.shared_memory.engine import BUILT, RING_BYTES
 from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.memory_link import Peer
@@ -39,28 +39,37 @@ class MemoryJoining:
     """Connections of one process to the others of its host.
 
     Args:
-        meeting: The meeting with the others; a result is a peer, or the reason why no memory is shared.
+        identity: Identity of this process.
+        join_s: How long to wait for all processes.
         limit_bytes: Bytes of shared memory of this process; None: its part of half of the machine's memory.
         reads: Whether to read other processes' memory directly, if the system allows it.
 
     Attributes:
+        meeting: The meeting with the others; a result is a peer, or the reason why no memory is shared.
         segment: Shared memory of this process; None without other processes on the host.
         bell: Descriptor that wakes this process.
         unshared: Why this process can share no memory at all; empty if it can.
     """
 
-    meeting: Meeting[Peer | str]
     member: int
     members: int
 
-    def __init__(self, meeting: Meeting[Peer | str], *, limit_bytes: int | None, reads: bool) -> None:
-        self.meeting, self.member, self.members = meeting, meeting.identity.member, meeting.identity.members
+    def __init__(self, identity: Identity, *, join_s: float, limit_bytes: int | None, reads: bool) -> None:
+        self.meeting: Meeting[Peer | str] = Meeting(
+            identity,
+            "memory",
+            join_s=join_s,
+            handshake_s=_HANDSHAKE_S,
+            prepare=lambda connection: connection.setblocking(False),
+            finish=self._share_memory,
+            discard=_discard,
+        )
+        self.member, self.members = identity.member, identity.members
         self.segment: Segment | None = None
         self.bell: int = -1
         self.unshared: str = ""
         self._limit_bytes, self._reads = limit_bytes, reads
         self._nonce = bytearray(secrets.token_bytes(32))
-        self._names: dict[int, str] = {}
 
     async def join(self, exchange: Exchange) -> dict[int, Peer]:
         """Connect with every process of this host that can share memory.
@@ -68,36 +77,23 @@ class MemoryJoining:
         Raises:
             TransportError: A process of this host did not join.
         """
-        self.meeting.sockets = sockets = ListeningSockets((), unix=True, pending=2 * self.members, reopens=False)
-        identity = self._make_memory()
-        listeners = sockets.listen() if identity else []
+        host = self._make_memory()
+        sockets = ListeningSockets((), unix=bool(host), pending=2 * self.members, reopens=False)
+        make_address = partial(PeerAddress, host=host, unix=sockets.unix)
         try:
-            cards = await exchange("memory", PeerAddress(host=identity, unix=sockets.unix).pack())
-            peers = [PeerAddress.unpack(card, member) for member, card in enumerate(cards)]
-            near = [i for i, peer in enumerate(peers) if identity and peer.host == identity and i != self.member]
-            self._names = {i: peers[i].unix for i in near}
-            missing = await self.meeting.gather(
-                [(i, 0) for i in self._names], listeners, self._dial_peer, self._serve_peer
-            )
-            if missing:
-                members = ", ".join(str(member) for member, _ in sorted(missing))
-                after = f"of this host after {self.meeting.join_s:g} s"
-                raise LinkLostError(
-                    f"process {self.member} shares no memory with process {members} {after}; "
-                    "see whether these still run"
-                )
+            await self.meeting.join(sockets, exchange, make_address, self._choose_places, self._dial)
         except BaseException:
-            for peer in self.peers.values():
-                peer.socket.close()
-                os.close(peer.bell)
             self.close()
             raise
         finally:
-            for listener in listeners:
-                listener.close()
             if self.segment is not None:
                 self.segment.close_descriptor()
         return self.peers
+
+    def _choose_places(self) -> list[Place]:
+        """Return a place for each process of this host."""
+        host = self.meeting.address.host
+        return [(i, 0) for i, peer in self.meeting.peers.items() if host and peer.host == host]
 
     @property
     def peers(self) -> dict[int, Peer]:
@@ -138,55 +134,38 @@ class MemoryJoining:
 
     # -- both sides ---------------------------------------------------------------------------------------------------
 
-    async def _dial_peer(self, member: int, _: int) -> Peer | str:
-        """Connect with a higher member, and exchange memory; return the peer, or why no memory is shared."""
-        own_end, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    async def _dial(self, member: int, _: int) -> Peer | str:
+        """Connect with a higher member; return the peer, or why no memory is shared."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        name, join_s = "\0" + self.meeting.peers[member].unix, self.meeting.join_s
+        return await self.meeting.greet(connection, member, name, "0", source="", deadline_s=join_s)
+
+    async def _share_memory(self, connection: socket.socket, stream: Stream, member: int, _: str) -> Peer | str:
+        """Exchange memory with a process that has proved the secret; return the peer, or why no memory is shared.
+
+        Each side passes the descriptors of its memory, and the address of a nonce, which the other one tries to read.
+        """
+        bell = -1
         try:
-            connection.setblocking(False)
-            name = "\0" + self._names[member]
-            await self.meeting.greet(connection, member, name, detail="0", deadline_s=self.meeting.join_s)
-            await self._send_memory(connection, [peer_end.fileno()])
-            card, (segment, bell) = await _receive_card(connection, 2)
-            return await self._map_peer(connection, own_end, member, card, segment, bell)
+            await self._send_memory(connection)
+            card, (segment, bell) = await _receive_card(connection)
+            return await self._map_peer(connection, stream, member, card, segment, bell)
         except BaseException as error:
-            own_end.close()
-            if isinstance(error, OSError | TransportError):
+            if bell >= 0:
+                os.close(bell)
+            if isinstance(error, OSError | HandshakeError):
                 raise LinkLostError(f"process {member} cannot be reached: {error}") from error
             raise
-        finally:
-            peer_end.close()
-            connection.close()
 
-    async def _serve_peer(self, connection: socket.socket) -> None:
-        """Receive a lower member, exchange memory, and record the peer, or why no memory is shared."""
-        places: list[Place] = []
-        packets: socket.socket | None = None
-        try:
-            connection.setblocking(False)
-            await self.meeting.welcome(connection, partial(self.meeting.admit, places), deadline_s=_HANDSHAKE_S)
-            card, (end, segment, bell) = await _receive_card(connection, 3)
-            packets, place = socket.socket(fileno=end), places[0]
-            await self._send_memory(connection, [])
-            self.meeting.record_result(place, await self._map_peer(connection, packets, place[0], card, segment, bell))
-        except (OSError, HandshakeError) as error:
-            if packets is not None:
-                packets.close()
-                self.meeting.lose(places[0][0], str(error))
-            elif places:
-                self.meeting.free_place(places[0])
-        finally:
-            connection.close()
-
-    async def _send_memory(self, connection: socket.socket, more: list[int]) -> None:
+    async def _send_memory(self, connection: socket.socket) -> None:
         """Send the descriptors of this process's memory, and the address of a nonce in this process."""
         assert self.segment is not None, "there are neighbours"
         card = _CARD.pack(self.segment.nbytes, buffer_address(self._nonce), bytes(self._nonce))
         await trio.lowlevel.wait_writable(connection)
-        socket.send_fds(connection, [card], [*more, self.segment.fileno(), self.bell])
+        socket.send_fds(connection, [card], [self.segment.fileno(), self.bell])
 
     async def _map_peer(
-        self, connection: socket.socket, packets: socket.socket, member: int, card: bytes, segment: int, bell: int
+        self, connection: socket.socket, stream: Stream, member: int, card: bytes, segment: int, bell: int
     ) -> Peer | str:
         """Map the peer's memory and try to read from the process; both sides agree on the result."""
         pid, uid, _ = _CREDENTIALS.unpack(
@@ -201,14 +180,22 @@ class MemoryJoining:
                 verdict = b"the memory that was passed has another size"
         except (OSError, ValueError) as error:
             verdict = f"its memory cannot be mapped: {error}".encode()[:_VERDICT_BYTES]
-        packets.setblocking(False)
-        packets.send(verdict)
-        answer = await _receive_packet(packets)
+        await stream.send_all(verdict.ljust(_VERDICT_BYTES, b"\0"))
+        answer = (await receive_exactly(stream, _VERDICT_BYTES)).rstrip(b"\0")
         if peer_segment is None or not {verdict, answer} <= {_READS, _MAPS}:
-            packets.close()
+            connection.close()
             os.close(bell)
             return min(verdict, answer, key=lambda word: word in (_READS, _MAPS)).decode(errors="replace")
-        return self._make_peer(member, packets, pid, verdict == answer == _READS, peer_segment, bell)
+        assert self.segment is not None, "there are neighbours"
+        return Peer(
+            socket=connection,
+            pid=pid,
+            readable=verdict == answer == _READS,
+            segment=peer_segment,
+            bell=bell,
+            messages_out=_ring(self.segment, member),
+            messages_in=_ring(peer_segment, self.member),
+        )
 
     def _can_read(self, pid: int, uid: int, address: int, nonce: bytes) -> bool:
         """Whether the nonce of another process can be read from its memory."""
@@ -219,20 +206,11 @@ class MemoryJoining:
             read_memory(pid, address, seen)
         return seen == nonce
 
-    def _make_peer(
-        self, member: int, packets: socket.socket, pid: int, readable: bool, peer_segment: Segment, bell: int
-    ) -> Peer:
-        """Return a peer, with the rings in both directions."""
-        assert self.segment is not None, "there are neighbours"
-        return Peer(
-            socket=packets,
-            pid=pid,
-            readable=readable,
-            segment=peer_segment,
-            bell=bell,
-            messages_out=_ring(self.segment, member),
-            messages_in=_ring(peer_segment, self.member),
-        )
+
+def _discard(result: Peer | str) -> None:
+    if isinstance(result, Peer):
+        result.socket.close()
+        os.close(result.bell)
 
 
 def _ring(segment: Segment, reader: int) -> memoryview:
@@ -246,27 +224,12 @@ def ring_bytes(members: int) -> int:
     return RING_BYTES * members
 
 
-async def _receive_card(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
-    """Receive a card and `count` descriptors."""
-    with limit_own_time(_HANDSHAKE_S) as limit:
-        await trio.lowlevel.wait_readable(connection)
-    if limit.cancelled_caught:
-        advice = advise_on_silence(connection)
-        raise HandshakeError(f"the other side passed no memory within {_HANDSHAKE_S:g} s; {advice}", why="silent")
-    card, descriptors, _, _ = socket.recv_fds(connection, _CARD.size, count, socket.MSG_CMSG_CLOEXEC)
-    if len(card) != _CARD.size or len(descriptors) != count:
+async def _receive_card(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a card, and the descriptors of a segment and of a bell."""
+    await trio.lowlevel.wait_readable(connection)
+    card, descriptors, _, _ = socket.recv_fds(connection, _CARD.size, 2, socket.MSG_CMSG_CLOEXEC)
+    if len(card) != _CARD.size or len(descriptors) != 2:
         for descriptor in descriptors:
             os.close(descriptor)
         raise HandshakeError("the other side hung up during the handshake; see what it has printed", why="left")
     return card, descriptors
-
-
-async def _receive_packet(packets: socket.socket) -> bytes:
-    """Wait for a packet; `HandshakeError` if the other side has hung up."""
-    while True:
-        await trio.lowlevel.wait_readable(packets)
-        with suppress(BlockingIOError):
-            got = packets.recv(_VERDICT_BYTES)
-            if not got:
-                raise HandshakeError("the other side hung up during the handshake; see what it has printed", why="left")
-            return got

@@ -16,7 +16,6 @@ from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, LinkLostError, TransportError
 from transports.identity import Identity
 from transports.linked import LinkedTransport, LinkedWire
-from transports.meeting import Meeting
 from transports.patience import Patience, usable_cores
 from transports.request import Done, Request
 from transports.shared_memory import engine as native
@@ -107,8 +106,7 @@ class SharedMemory(LinkedTransport[MemoryLink]):
         self._everybody = everybody
         self._member_of = {rank: member for member, placed in enumerate(placement) for rank in placed}
         identity = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret)
-        meeting: Meeting[Peer | str] = Meeting(identity, "memory", join_s=join_s)
-        self._joining = MemoryJoining(meeting, limit_bytes=limit_bytes, reads=reads)
+        self._joining = MemoryJoining(identity, join_s=join_s, limit_bytes=limit_bytes, reads=reads)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from transports import Efa
-from transports.efa.address import PeerAddress
+from transports.address import PeerAddress
 from transports.frame import Frame, pack, parse
 from transports.handshake import greet
 from transports.identity import Hello
@@ -89,7 +89,7 @@ class Victim:
     async def card(self) -> PeerAddress:
         """Wait for its address, and give it one that it never needs."""
         mine = PeerAddress(host="", unix="", tcp=(("127.0.0.1", 1),) * self._rails)
-        return PeerAddress.unpack((await self.table.of(0)("efa", mine.pack()))[1], 1)
+        return PeerAddress.unpack((await self.table.of(0)("rail", mine.pack()))[1], 1)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from functools import partial
 
 import trio
 
-from transports.efa.address import PeerAddress
+from transports.address import PeerAddress
 from transports.factory import Exchange
 
 from .processes import World, opened

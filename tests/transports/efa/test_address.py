@@ -7,11 +7,10 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from transports.efa.address import PeerAddress
-from transports.efa.joining import ProvedSocket, SocketJoining
+from transports.address import RAILS_LIMIT, PeerAddress
+from transports.efa.joining import SocketJoining
 from transports.failures import TransportError
 from transports.identity import Identity
-from transports.meeting import Meeting
 from transports.patience import usable_cores
 
 ONE = PeerAddress(host="a", unix="name", tcp=(("127.0.0.1", 1),), cores=frozenset({0, 9, 64}))
@@ -22,10 +21,25 @@ def test_an_address_is_read_as_it_was_told(address: PeerAddress) -> None:
     assert PeerAddress.unpack(address.pack(), 1) == address
 
 
-@pytest.mark.parametrize(("place", "nonsense"), [(0, 1), (1, None), (2, 5), (3, "yes"), (4, [1]), (4, -1)])
-def test_nonsense_is_refused(place: int, nonsense: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "nonsense"),
+    [
+        ("host", 1),
+        ("unix", None),
+        ("tcp", 5),
+        ("tcp", [["127.0.0.1", 1]] * (RAILS_LIMIT + 1)),
+        ("tcp", [["localhost", 1]]),
+        ("tcp", [["127.0.0.1", 2**16]]),
+        ("lasting", "yes"),
+        ("cores", ["1"]),
+        ("cores", [-1]),
+        ("cores", -1),
+    ],
+)
+def test_nonsense_is_refused(name: str, nonsense: object) -> None:
     told = msgpack.unpackb(ONE.pack())
-    told[place] = nonsense
+    assert name in told
+    told[name] = nonsense
     with pytest.raises(TransportError, match="process 1 sent no valid address"):
         PeerAddress.unpack(msgpack.packb(told), 1)
 
@@ -33,9 +47,9 @@ def test_nonsense_is_refused(place: int, nonsense: object) -> None:
 def joined(mine: PeerAddress, *others: PeerAddress) -> SocketJoining:
     """Return the first process's way in, once it has met the others."""
     me = Identity(job="job", member=0, members=1 + len(others), secret=b"s")
-    meeting = Meeting[ProvedSocket](me, "rail", join_s=1.0)
-    joining = SocketJoining(meeting, rails=1, host="", unix=True, silence_s=None, report=print)
-    joining.identity, joining._address, joining._peers = mine.host, mine, dict(enumerate(others, start=1))
+    joining = SocketJoining(me, rails=1, host="", unix=True, silence_s=None, report=print)
+    joining.identity, meeting = mine.host, joining.meeting
+    meeting.address, meeting.peers = mine, dict(enumerate(others, start=1))
     return joining
 
 

@@ -27,7 +27,7 @@ from transports import (
     TransportClosedError,
     TransportError,
 )
-from transports.efa.address import PeerAddress
+from transports.address import PeerAddress
 from transports.efa.connection import SocketRail
 from transports.efa.departures import LIMITS
 from transports.efa.rail import Rail
@@ -699,7 +699,7 @@ def test_a_process_that_does_not_come_is_named() -> None:
         world = World(join_s=0.05)
         card = PeerAddress(host="", unix="", tcp=(("127.0.0.1", 1),)).pack()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.tables.of(0), "efa", card)
+            nursery.start_soon(world.tables.of(0), "rail", card)
             with pytest.raises(TransportError, match=r"process 1 has no connection with process 0 after 0\.05 s"):
                 async with world.efas[1].open():
                     raise AssertionError("nobody has come")
@@ -712,7 +712,7 @@ def test_a_process_that_is_lost_is_not_waited_for_any_longer() -> None:
         world = World(join_s=60)
         card = PeerAddress(host="", unix="", tcp=(("127.0.0.1", 1),)).pack()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.tables.of(0), "efa", card)
+            nursery.start_soon(world.tables.of(0), "rail", card)
             nursery.start_soon(lose_soon, world.efas[1])
             with pytest.raises(LinkLostError, match=r"^process 0 is lost: its connection ended$"):
                 async with world.efas[1].open():

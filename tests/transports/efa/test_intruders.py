@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports import LinkLostError
-from transports.efa.address import PeerAddress
+from transports.address import PeerAddress
 from transports.failures import TransportError
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, HEADER_LIMIT_BYTES, LOCAL_CHUNK_BYTES, pack
 from transports.handshake import HandshakeError, greet

@@ -10,8 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from transports.address import RAILS_LIMIT
 from transports.buffers import BounceBuffers
-from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.efa_link import EfaLink
 from transports.efa.joining import ProvedSocket
@@ -80,8 +80,6 @@ class Pipe(Rail):
         self.read(data)
         self.count_read(len(data))
         return bool(data)
-
-    async def release(self) -> None: ...
 
 
 def a_link(member: int, ranks: tuple[int, ...], local: tuple[int, ...]) -> EfaLink:

@@ -13,8 +13,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports import LinkLostError, Wire
+from transports.address import RAILS_LIMIT, PeerAddress
 from transports.efa import reconnection as returning
-from transports.efa.address import RAILS_LIMIT, PeerAddress
 from transports.efa.connection import SocketRail
 from transports.efa.efa_link import EfaLink
 from transports.frame import CHUNK_BYTES, EAGER_BYTES
