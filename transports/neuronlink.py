@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from time import perf_counter_ns
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import trio
@@ -21,13 +22,9 @@ from trio.lowlevel import cancel_shielded_checkpoint, current_trio_token, start_
 from transports.base import Transport
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.factory import Bootstrap
-from transports.failures import (
-    ArgumentError,
-    LengthMismatchError,
-    SignatureMismatchError,
-    TransportClosedError,
-    TransportError,
-)
+from transports.failures import ArgumentError, TransportClosedError, TransportError
+from transports.matching.arrivals import pop_first
+from transports.matching.ends import Lane, MessageEnd, Receive, Send
 from transports.request import Done, Request
 from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
 from transports.wire import OPEN, Envelope, Wire, check_tag, describe_ranks
@@ -36,97 +33,21 @@ from transports.wire import OPEN, Envelope, Wire, check_tag, describe_ranks
 #: event loop would stand still; below, the copy costs no more than waking a thread (about 100 us).
 THREAD_COPY_BYTES = 1 << 20
 
-_Key: TypeAlias = "tuple[int, int]"  # (src, tag)
 
+class _Send(Send):
+    """A send, with the time since which it waits for its receive."""
 
-class _NeuronLinkRequest(Request):
-    """One end of a message, with its bytes.
-
-    Attributes:
-        since_ns: Time since which it waits for the other end.
-        view: The caller's bytes; None once the call has ended, and of a receive that reads the sender's memory.
-        matched: The other end has arrived: from here on the message finishes, whatever is cancelled.
-        sender: Owner of the memory that the delivery of a receive reads; it ends when the loan is released.
-    """
-
-    nbytes: int
-    done: Done | None
-    error: Exception | None = None
-    matched: bool = False
-    sender: _NeuronLinkRequest
     since_ns: int
 
-    def __init__(
-        self,
-        link: NeuronLink,
-        queues: dict[_Key, deque[_NeuronLinkRequest]],
-        key: _Key,
-        view: memoryview | None,
-        nbytes: int,
-        done: Done,
-        signature: Signature | None,
-    ) -> None:
-        self._link, self._queues, self._key, self.view, self.nbytes, self.done = link, queues, key, view, nbytes, done
-        self.signature = signature
-        self.allocate: Callable[[Any], Buffer] | None = None
 
-    def queue(self) -> None:
-        """Queue this end of a message until the other end arrives."""
-        self.since_ns = perf_counter_ns()
-        queue = self._queues.get(self._key)
-        if queue is None:
-            queue = self._queues[self._key] = deque()
-        queue.append(self)
+class _Receive(Receive):
+    """A receive, whose delivery is the memory of its sender."""
 
-    def envelope(self, dst: int) -> Envelope:
-        """Return the unmatched message, to or from the mailbox of a rank, without its bytes."""
-        src, tag = self._key
-        return Envelope(
-            src=src, dst=dst, tag=tag, nbytes=self.nbytes, since_ns=self.since_ns, signature=_plain(self.signature)
-        )
-
-    def withdraw(self) -> None:
-        """Cancel the call, unless its other end has arrived."""
-        if self.matched:
-            return
-        queue = self._queues[self._key]
-        queue.remove(self)
-        if not queue:
-            del self._queues[self._key]
-        self.matched = True
-        self.end(withdrawn=True)
-
-    def take_memory(self, sender: _NeuronLinkRequest) -> bool:
-        """Get memory for a sender's message of any length; False with errors of both if there is none."""
-        self.nbytes = sender.nbytes
-        if self.allocate is None:
-            return True
-        try:
-            self.view = self.make_memory(self.allocate)
-        except Exception as error:  # the caller's own
-            self.error, sender.error = error, TransportError("the receiver has refused the message")
-        return self.error is None
+    link: NeuronLink
+    sender: Send
 
     def delivery(self) -> Delivery:
-        return _Loan(self._link, self.sender)
-
-    def fail_dropped(self, finish: Callable[[], None]) -> None:
-        """Fail a send whose receiver has dropped the loan, and cannot release it any more."""
-        self.error = TransportError(
-            "the receiver dropped the Delivery of this message without release(); release each Delivery"
-        )
-        finish()
-
-    @property
-    def bytes(self) -> memoryview:
-        """Bytes of a sender, or of a receive into a buffer."""
-        assert self.view is not None, "only receives wait without bytes"
-        return self.view
-
-    def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
-        """Release the view, so that the caller may resize its buffer, and call the callback."""
-        self.view = None
-        super().end(error or self.error, withdrawn=withdrawn)
+        return _Loan(self.link, self.sender)
 
 
 class _Loan(Delivery):
@@ -134,19 +55,23 @@ class _Loan(Delivery):
 
     __slots__ = ("_sender",)
 
-    def __init__(self, link: NeuronLink, sender: _NeuronLinkRequest) -> None:
-        super().__init__(sender.bytes.toreadonly(), partial(link.end, sender))
+    def __init__(self, link: NeuronLink, sender: Send) -> None:
+        assert sender.view is not None, "a send keeps its bytes until it ends"
+        super().__init__(sender.view.toreadonly(), partial(link.end, (sender, None)))
         self._sender = sender
 
     def __del__(self) -> None:
         if self._finish is not None:
+            error = TransportError(
+                "the receiver dropped the Delivery of this message without release(); release each Delivery"
+            )
             # the garbage collector runs anywhere: within other work of the loop, in other threads, after its end
             with suppress(RuntimeError):
-                current_trio_token().run_sync_soon(self._sender.fail_dropped, self._finish)
+                current_trio_token().run_sync_soon(self._sender.end, error)
 
 
 class _Mailbox:
-    """The unmatched messages of one receiving rank. For each key, only one of the two dicts has an entry.
+    """The unmatched messages of one receiving rank. For each lane, only one of the two dicts has an entry.
 
     Attributes:
         sends: Sends without a receive.
@@ -157,8 +82,8 @@ class _Mailbox:
     __slots__ = ("receives", "sends", "watchers")
 
     def __init__(self) -> None:
-        self.sends: dict[_Key, deque[_NeuronLinkRequest]] = {}
-        self.receives: dict[_Key, deque[_NeuronLinkRequest]] = {}
+        self.sends: dict[Lane, deque[_Send]] = {}
+        self.receives: dict[Lane, deque[_Receive]] = {}
         self.watchers: list[Callable[[], None]] = []
 
     def notify_watchers(self) -> None:
@@ -166,15 +91,14 @@ class _Mailbox:
         for notify in tuple(self.watchers):
             notify()
 
-
-def _pop_first(queues: dict[_Key, deque[_NeuronLinkRequest]], key: _Key) -> _NeuronLinkRequest:
-    """Return the oldest waiting end of a key, now matched."""
-    queue = queues[key]
-    end = queue.popleft()
-    if not queue:
-        del queues[key]
-    end.matched = True
-    return end
+    def withdraw(self, end: MessageEnd) -> None:
+        """Cancel a send or a receive, unless its other end has arrived."""
+        queues: Any = self.sends if isinstance(end, Send) else self.receives
+        if end in queues.get(end.lane, ()):
+            queues[end.lane].remove(end)
+            if not queues[end.lane]:
+                del queues[end.lane]
+            end.end(withdrawn=True)
 
 
 class NeuronLink(Transport):
@@ -199,10 +123,11 @@ class NeuronLink(Transport):
             raise ArgumentError(f"ranks is {ranks!r}; name at least one rank, each once, from 0 up")
         self.peers: tuple[int, ...] = self.ranks
         self._thread_copy_bytes: float = float("inf") if thread_copy_bytes is None else thread_copy_bytes
-        self._copies: deque[tuple[_NeuronLinkRequest, _NeuronLinkRequest]] = deque()  # copies that wait for a thread
+        self._copies: deque[tuple[Send, _Receive]] = deque()  # copies that wait for a thread
         # copies are bound by memory, so more of them at once than processors only take turns
         self._idle_threads = os.cpu_count() or 1
-        self._ending: deque[_NeuronLinkRequest] = deque()  # calls that have ended and whose callbacks are due
+        # calls that have ended with their errors, and whose callbacks are due
+        self._ending: deque[tuple[MessageEnd, Exception | None]] = deque()
         self._notifying = False
         self.mailboxes: dict[int, _Mailbox] = {rank: _Mailbox() for rank in self.ranks}
         self._wires = {rank: _NeuronLinkWire(self, rank) for rank in self.ranks}
@@ -224,13 +149,12 @@ class NeuronLink(Transport):
     async def aclose(self) -> None:
         """Raise `TransportClosedError` in all unmatched operations and in later calls; matched ones finish."""
         self._closed = True
-        for dst, box in self.mailboxes.items():
-            for queues in (box.sends, box.receives):
-                for key in list(queues):
-                    while key in queues:
-                        end = _pop_first(queues, key)
-                        end.error = _closed_error(src=key[0], dst=dst, tag=key[1])
-                        self.end(end)
+        for box in self.mailboxes.values():
+            waiting: list[MessageEnd] = [*chain(*box.sends.values(), *box.receives.values())]
+            box.sends.clear()
+            box.receives.clear()
+            for end in waiting:
+                end.close()
             box.notify_watchers()
         await cancel_shielded_checkpoint()
 
@@ -245,49 +169,38 @@ class NeuronLink(Transport):
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def receiver_mailbox(self, src: int, dst: int, peer: int, tag: int) -> _Mailbox:
+    def receiver_mailbox(self, lane: Lane, peer: int) -> _Mailbox:
         """Return the mailbox of the receiver; raises the errors of a wrong peer, a wrong tag or a closed transport."""
+        src, dst, tag = lane
         check_tag(tag)
         self._mailbox_at(peer)
         if self._closed:
-            raise _closed_error(src=src, dst=dst, tag=tag)
+            raise TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag)
         return self.mailboxes[dst]
 
-    def match(self, sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest, *, lane: tuple[int, int, int]) -> None:
+    def match(self, sender: Send, receiver: _Receive) -> None:
         """Move the bytes of a message whose ends have both arrived."""
-        if not self._agree(sender, receiver, *lane):
-            self.end(receiver, sender)
-        elif receiver.view is None:
+        wanted, said, sent_bytes = receiver.signature, sender.signature, sender.nbytes
+        agree = wanted is said or wanted is None or said is None or wanted.agrees(said.fingerprint)
+        if not (agree and sent_bytes == receiver.nbytes):
+            error, expected_bytes = receiver.refusal(sent_bytes, _plain(said)), receiver.nbytes
+            if error is not None:
+                if expected_bytes == OPEN:
+                    expected_bytes = sent_bytes
+                theirs = sender.difference(_plain(wanted), sent_bytes=sent_bytes, expected_bytes=expected_bytes)
+                self.end((receiver, error), (sender, theirs or sender.refused_error()))
+                return
+        if receiver.wants_loan:
             receiver.sender = sender
-            self.end(receiver)
-        elif sender.nbytes < self._thread_copy_bytes:
-            receiver.view[:] = sender.bytes
-            self.end(receiver, sender)
+            self.end((receiver, None))
+        elif sent_bytes < self._thread_copy_bytes:
+            receiver.view[:] = sender.view  # type: ignore[index,assignment]  # they keep their bytes until they end
+            self.end((receiver, None), (sender, None))
         else:
             self._copies.append((sender, receiver))
             self._copy_in_threads()
 
-    @staticmethod
-    def _agree(sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest, src: int, dst: int, tag: int) -> bool:
-        """Whether two ends agree in signature and length; otherwise both get their errors."""
-        wanted, said = receiver.signature, sender.signature
-        differ = wanted is not said and wanted is not None and said is not None and not wanted.agrees(said.fingerprint)
-        if sender.nbytes == receiver.nbytes and not differ:
-            return True
-        receiver.theirs = _plain(said)
-        if not differ and receiver.nbytes == OPEN:
-            return receiver.take_memory(sender)
-        sender.theirs = _plain(wanted)
-        for end in (receiver, sender):  # one error each, so that the tracebacks do not mix
-            if differ:
-                end.error = SignatureMismatchError(end.theirs or OPEN_SIGNATURE, src=src, dst=dst, tag=tag)
-            else:
-                end.error = LengthMismatchError(
-                    sent_bytes=sender.nbytes, expected_bytes=receiver.nbytes, src=src, dst=dst, tag=tag
-                )
-        return False
-
-    def end(self, *ends: _NeuronLinkRequest) -> None:
+    def end(self, *ends: tuple[MessageEnd, Exception | None]) -> None:
         """End calls. Callbacks may begin messages; their ends wait in the queue, so that the stack does not grow."""
         ending = self._ending
         ending.extend(ends)
@@ -296,7 +209,8 @@ class NeuronLink(Transport):
         self._notifying = True
         try:
             while ending:
-                ending.popleft().end()
+                end, error = ending.popleft()
+                end.end(error)
         finally:
             self._notifying = False
 
@@ -307,14 +221,14 @@ class NeuronLink(Transport):
             self._idle_threads -= 1
             token = current_trio_token()
             # numpy lets go of the interpreter lock while it copies; assigning to a memoryview does not
-            copy = partial(np.copyto, np.asarray(receiver.bytes), np.asarray(sender.bytes))
+            copy = partial(np.copyto, np.asarray(receiver.view), np.asarray(sender.view))
             start_thread_soon(copy, partial(_call_in_loop, token, partial(self._finish_copy, sender, receiver)))
 
-    def _finish_copy(self, sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest) -> None:
+    def _finish_copy(self, sender: Send, receiver: _Receive) -> None:
         """End both ends of a copied message, and start the next copy."""
         self._idle_threads += 1
         self._copy_in_threads()
-        self.end(receiver, sender)
+        self.end((receiver, None), (sender, None))
 
 
 def factory(bootstrap: Bootstrap) -> NeuronLink:
@@ -341,14 +255,14 @@ class _NeuronLinkWire(Wire):
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
         """Match a waiting receive, or wait for one."""
-        view, key = as_bytes(data), (self.rank, tag)
-        box = self._link.receiver_mailbox(self.rank, dst, dst, tag)
-        send = _NeuronLinkRequest(self._link, box.sends, key, view, view.nbytes, done, signature)
-        if key in box.receives:
-            send.matched = True
-            self._link.match(send, _pop_first(box.receives, key), lane=(self.rank, dst, tag))
+        lane = self.rank, dst, tag
+        send, box = _Send(lane, as_bytes(data), priority, signature), self._link.receiver_mailbox(lane, dst)
+        send.done, send._withdraw = done, box.withdraw
+        if lane in box.receives:
+            self._link.match(send, pop_first(box.receives, lane))
         else:
-            send.queue()
+            send.since_ns = perf_counter_ns()
+            box.sends.setdefault(lane, deque()).append(send)
             if box.watchers:
                 box.notify_watchers()
         return send
@@ -366,25 +280,28 @@ class _NeuronLinkWire(Wire):
         allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
         """Match a waiting send, or wait for one."""
-        view, key = None if out is None else as_bytes(out, name="out", writable=True), (src, tag)
-        box = self._link.receiver_mailbox(src, self.rank, src, tag)
-        receive = _NeuronLinkRequest(self._link, box.receives, key, view, nbytes, done, signature)
-        receive.allocate = allocate
-        if key in box.sends:
-            receive.matched = True
-            self._link.match(_pop_first(box.sends, key), receive, lane=(src, self.rank, tag))
+        view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
+        receive, box = _Receive(lane, view, nbytes, signature), self._link.receiver_mailbox(lane, src)
+        receive.done, receive._withdraw, receive.allocate, receive.link = done, box.withdraw, allocate, self._link
+        if lane in box.sends:
+            self._link.match(pop_first(box.sends, lane), receive)
         else:
-            receive.queue()
+            box.receives.setdefault(lane, deque()).append(receive)
         return receive
 
     def check(self, peer: int, tag: int = 0) -> None:
         """Raise the error of a message with a peer that cannot be."""
-        self._link.receiver_mailbox(peer, self.rank, peer, tag)
+        self._link.receiver_mailbox((peer, self.rank, tag), peer)
 
     def unexpected(self, tag: int | None = None) -> list[Envelope]:
         """Return the sends to this rank that no receive has met."""
-        sends = self._link.mailboxes[self.rank].sends.items()
-        return [send.envelope(self.rank) for (_, of), queue in sends if tag in (None, of) for send in queue]
+        sends = self._link.mailboxes[self.rank].sends.values()
+        return [
+            Envelope(src=src, dst=dst, tag=of, nbytes=send.nbytes, since_ns=send.since_ns, signature=_plain(said))
+            for send in chain(*sends)
+            for (src, dst, of), said in ((send.lane, send.signature),)
+            if tag in (None, of)
+        ]
 
     @contextmanager
     def watch(self, notify: Callable[[], None]) -> Iterator[None]:
@@ -406,7 +323,3 @@ def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], 
 def _plain(signature: Signature | None) -> PlainSignature:
     """Return a signature as the other end of a message gets it."""
     return OPEN_SIGNATURE if signature is None else PlainSignature(signature.fingerprint, signature.text)
-
-
-def _closed_error(*, src: int, dst: int, tag: int) -> TransportClosedError:
-    return TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag)

@@ -137,7 +137,7 @@ def test_unexpected_messages_are_named_and_nothing_stays_behind() -> None:
             first, second = Envelope(src=0, dst=1, tag=4, nbytes=3), Envelope(src=0, dst=1, tag=4, nbytes=1)
             assert link.wire(1).unexpected() == [first, second]
             assert link.wire(2).unexpected() == []
-            assert [*link.mailboxes[2].receives] == [(1, 5)]
+            assert [*link.mailboxes[2].receives] == [(1, 2, 5)]
             (await link.wire(1).recv(0, 4, 3)).release()
             nursery.cancel_scope.cancel()
         assert link.wire(1).unexpected() == []

@@ -22,7 +22,7 @@ from transports.wire import OPEN
 Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
 
-class _MessageEnd(Request):
+class MessageEnd(Request):
     """The common part of sends and receives; `done` is called once at the end.
 
     The shell around the engine sets `done`, and how an end is withdrawn.
@@ -31,16 +31,17 @@ class _MessageEnd(Request):
         lane: (src, dst, tag): messages of one lane are received in the order in which they were sent.
         view: The caller's bytes; None after the end, when the caller may resize its buffer.
         signature: Signature of the caller's call; None: open.
+        memory: Gets the memory of a loan back.
     """
 
-    view: memoryview | None
+    lane: Lane
+    signature: Signature | None
+    view: memoryview | None = None
     theirs: PlainSignature | None = None
+    loan: memoryview | None = None
+    memory: BounceBuffers
     done: Callable[[Any], None] | None = None
     _withdraw: Callable[[Any], None] | None = None
-
-    def __init__(self, lane: Lane, signature: Signature | None) -> None:
-        self.lane: Lane = lane
-        self.signature: Signature | None = signature
 
     def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
         """Release the bytes, and wake the waiting caller."""
@@ -57,6 +58,11 @@ class _MessageEnd(Request):
         src, dst, tag = self.lane
         self.end(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
 
+    def refused_error(self) -> TransportError:
+        """Return the error of a message whose receiver has no memory for it."""
+        src, dst, tag = self.lane
+        return TransportError("the receiver has refused the message", src=src, dst=dst, tag=tag)
+
     def difference(self, theirs: PlainSignature, *, sent_bytes: int, expected_bytes: int) -> TransportError | None:
         """Return the error of two ends with different signatures or lengths; None if they agree."""
         src, dst, tag = self.lane
@@ -67,6 +73,14 @@ class _MessageEnd(Request):
             return None
         self.theirs = theirs
         return LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag)
+
+    def delivery(self) -> Delivery:
+        """Return the received message on loan; the release gives the memory back."""
+        loan = self.loan
+        assert loan is not None, "a receive without a buffer gets memory on loan"
+        if loan.readonly:  # the message arrived with its announcement, in memory of its own
+            return Delivery(loan)
+        return Delivery(loan[: self.nbytes].toreadonly(), partial(self.memory.release, loan))
 
 
 class Progress(Enum):
@@ -81,7 +95,7 @@ class Progress(Enum):
 WAITING, OFFERED, FLOWING, ENDED = Progress  # asking the enumeration takes 0.2 us, for each message
 
 
-class Send(_MessageEnd):
+class Send(MessageEnd):
     """A message that leaves. When an offer is cancelled, the receiver decides whether that was in time.
 
     Attributes:
@@ -100,10 +114,7 @@ class Send(_MessageEnd):
     cancelled = False
 
     def __init__(self, lane: Lane, view: memoryview, priority: int, signature: Signature | None = None) -> None:
-        super().__init__(lane, signature)
-        self.view: memoryview = view
-        self.nbytes: int = view.nbytes
-        self.priority = priority
+        self.lane, self.view, self.nbytes, self.priority, self.signature = lane, view, view.nbytes, priority, signature
 
     def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
         """Release the bytes, and wake the waiting caller."""
@@ -118,7 +129,7 @@ class Send(_MessageEnd):
             super().lose(reason)
 
 
-class Receive(_MessageEnd):
+class Receive(MessageEnd):
     """A message that a caller waits for.
 
     Attributes:
@@ -131,25 +142,18 @@ class Receive(_MessageEnd):
         rolling: All chunks arrive in the same memory, one after the other.
         detour: Memory of bytes that arrived before the receive; copied at the end.
         allocate: Returns memory for a message of any length, see `Wire.begin_recv`.
-        memory: Gets the memory of a loan back.
         seen: Offsets of the chunks that have arrived.
     """
 
-    nbytes: int
-    theirs: PlainSignature | None = None
-    loan: memoryview | None = None
     missing_bytes: int
-
     matched: bool = False
     detour: memoryview | None = None
     consume: Callable[[int, memoryview], None] | None = None
     allocate: Callable[[Any], Buffer] | None = None
-    memory: BounceBuffers
     rolling = False
 
     def __init__(self, lane: Lane, view: memoryview | None, nbytes: int, signature: Signature | None = None) -> None:
-        super().__init__(lane, signature)
-        self.view = view
+        self.lane, self.view, self.signature = lane, view, signature
         self.nbytes = self.missing_bytes = nbytes
         self.wants_loan: bool = view is None
         self.seen: set[int] = set()
@@ -201,11 +205,3 @@ class Receive(_MessageEnd):
         self.matched = True
         self.loan = loan
         self.end()
-
-    def delivery(self) -> Delivery:
-        """Return the received message on loan; the release gives the memory back."""
-        loan = self.loan
-        assert loan is not None, "a receive without a buffer gets memory on loan"
-        if loan.readonly:  # the message arrived with its announcement, in memory of its own
-            return Delivery(loan)
-        return Delivery(loan[: self.nbytes].toreadonly(), partial(self.memory.release, loan))

@@ -12,7 +12,6 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from transports.failures import TransportError
 from transports.matching.ends import FLOWING, OFFERED, WAITING, Lane, Send
 from transports.matching.protocol import PLACES, Limits, Message, MessageKind, ProtocolError
 from transports.signature import PlainSignature, Signature
@@ -229,9 +228,9 @@ class Outgoing:
         send = self._answered_send(number)
         if send is not None:
             del self.sends[number]
-            theirs, (src, dst, tag) = PlainSignature(fingerprint, text), send.lane
+            theirs = PlainSignature(fingerprint, text)
             error = send.difference(theirs, sent_bytes=send.nbytes, expected_bytes=expected_bytes)
-            send.end(error or TransportError("the receiver has refused the message", src=src, dst=dst, tag=tag))
+            send.end(error or send.refused_error())
 
     def handle_withdrawn(self, number: int) -> None:
         """End a cancelled send, because the receiver has dropped the offer."""

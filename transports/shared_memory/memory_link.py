@@ -10,24 +10,21 @@ import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from transports.buffers import BounceBuffers, Buffer, Delivery
+from transports.buffers import BounceBuffers, Buffer
 from transports.failures import (
-    LengthMismatchError,
     LinkLostError,
-    SignatureMismatchError,
     TransportClosedError,
     TransportError,
 )
 from transports.linked import PeerLink
-from transports.matching import Lane
+from transports.matching.ends import Lane, MessageEnd
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.patience import Patience
-from transports.request import Done, Request
+from transports.request import Done
 from transports.shared_memory.engine import (
     CORRUPT,
     DONE,
@@ -63,7 +60,7 @@ class Peer:
     messages_in: memoryview  # Ring of the messages that arrive
 
 
-class MemoryRequest(Request):
+class MemoryRequest(MessageEnd):
     """A send or a receive under way.
 
     Args:
@@ -85,12 +82,7 @@ class MemoryRequest(Request):
 
     op: Op
     link: MemoryLink
-    lane: Lane
     receives: bool
-    nbytes: int
-    done: Done | None
-    error: Exception | None = None
-    theirs: PlainSignature | None = None
 
     def __init__(
         self,
@@ -103,8 +95,8 @@ class MemoryRequest(Request):
         loan: memoryview | None = None,
         signature: Signature | None = None,
     ) -> None:
-        self.link, self.lane = link, lane
-        self.nbytes, self.done, self.receives, self.loan, self._mine = nbytes, done, receives, loan, signature
+        self.link, self.lane, self.memory = link, lane, link.memory
+        self.nbytes, self.done, self.receives, self.loan, self.signature = nbytes, done, receives, loan, signature
         self.allocate: Callable[[Any], Buffer] | None = None
 
     def withdraw(self) -> None:
@@ -192,27 +184,18 @@ class MemoryRequest(Request):
 
     def _make_error(self, state: int) -> TransportError:
         """Return the error of a state; a corrupt peer is given up."""
-        src, dst, tag = self.lane
         if state == MISMATCH:
             fingerprint, text, peer_bytes = self.op.theirs
-            self.theirs = PlainSignature(fingerprint, text)
-            if self._mine is not None and not self._mine.agrees(fingerprint):
-                return SignatureMismatchError(self.theirs, src=src, dst=dst, tag=tag)
-            if peer_bytes == _NO_LENGTH:
-                return TransportError("the receiver has refused the message", src=src, dst=dst, tag=tag)
+            peer_bytes = self.nbytes if peer_bytes == _NO_LENGTH else peer_bytes
             sent, expected = (peer_bytes, self.nbytes) if self.receives else (self.nbytes, peer_bytes)
-            return LengthMismatchError(src=src, dst=dst, tag=tag, sent_bytes=sent, expected_bytes=expected)
+            theirs = PlainSignature(fingerprint, text)
+            return self.difference(theirs, sent_bytes=sent, expected_bytes=expected) or self.refused_error()
         if state == NO_MEMORY:
+            src, dst, tag = self.lane
             return LinkLostError("out of memory for early messages; receive messages sooner", src=src, dst=dst, tag=tag)
         if state == CORRUPT:
             self.link.lose(f"it wrote invalid data into shared memory; {BROKEN_PROTOCOL}", evident=True)
         return self.link.loss_error(self.lane)
-
-    def delivery(self) -> Delivery:
-        """Return the message on loan."""
-        loan = self.loan
-        assert loan is not None, "a receive without a buffer gets memory on loan"
-        return Delivery(loan[: self.nbytes].toreadonly(), partial(self.link.memory.release, loan))
 
 
 class MemoryLink(PeerLink):
