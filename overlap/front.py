@@ -31,7 +31,7 @@ from .uncaught import report_uncaught
 if TYPE_CHECKING:
     import topology
 
-    from .processes.place import Place
+    from .processes.place import ProcessPlace
     from .runtime.epoch import Epoch
     from .simulation.simulated_backend import Virtual
 
@@ -251,7 +251,7 @@ def _run_in_virtual_time(
         return clock.kernel.run(run_epoch, clock, size, (), {})
 
 
-def _find_own_place(ranks: int | None) -> Place | None:
+def _find_own_place(ranks: int | None) -> ProcessPlace | None:
     """Return the place of this process in the world of a launcher; None without a launcher.
 
     Args:

@@ -21,7 +21,7 @@ def next_path(path: str) -> Path:
     return paths[-1]
 
 
-def note_written(file: str | os.PathLike[str]) -> None:
+def record_written(file: str | os.PathLike[str]) -> None:
     """Note that a run has written its trace."""
     _written_files.add(Path(file))
 

@@ -24,7 +24,7 @@ from .figures import Curve, Figure, WireOverheads
 from .groups import Axis
 from .libraries import Library
 from .machine import Fabric, Level, LinkKind, Machine, Rule
-from .routes import Link, Place, Port
+from .routes import Link, Place, WireEnd
 from .rules import Finding
 from .wiring import Grid
 
@@ -42,10 +42,10 @@ __all__ = [
     "LinkKind",
     "Machine",
     "Place",
-    "Port",
     "Rule",
     "TopologyError",
     "TopologyWarning",
+    "WireEnd",
     "WireOverheads",
     "cluster",
     "format_ranks",

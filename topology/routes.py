@@ -158,7 +158,7 @@ class RankMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class WireEnd:
     """An end of a wire."""
 
     # "core", "device", "switch" (of a node), "nic" (the adapters that a device uses, as one) or "fabric" (between
@@ -168,7 +168,7 @@ class Port:
     index: int  # local index of a core, number of a device or of a bundle of adapters; 0 for switch and fabric
 
 
-FABRIC = Port("fabric", 0, 0)
+FABRIC = WireEnd("fabric", 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,8 @@ class Link:
     """One direction of a wire; transfers that share it share its bandwidth."""
 
     kind: LinkKind  # kind of wire
-    src: Port  # where bytes enter
-    dst: Port  # where they leave
+    src: WireEnd  # where bytes enter
+    dst: WireEnd  # where they leave
     # time to cross it, without the bytes. A route through a switch or the fabric has it on its first half only.
     latency_s: float
     bandwidth_bytes_per_s: float
@@ -189,7 +189,7 @@ def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
     if kind == "self":
         return ()
     if kind == "chip":
-        ends = [Port("core", source.node, rank % cluster.ranks_per_node) for rank in (a, b)]
+        ends = [WireEnd("core", source.node, rank % cluster.ranks_per_node) for rank in (a, b)]
         return _links_between(cluster, kind, ends)
     if source.node == target.node:
         return _links_between_devices(cluster, source.node, source.device, target.device)
@@ -201,16 +201,16 @@ def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
             f"no wire joins node {source.node} and node {target.node}: "
             f"{cluster.machine.name} has no network for collectives; use one node, or another machine"
         )
-    src, dst = (Port("nic", place.node, cluster.nic_of(rank)) for rank, place in ((a, source), (b, target)))
+    src, dst = (WireEnd("nic", place.node, cluster.nic_of(rank)) for rank, place in ((a, source), (b, target)))
     return _links_through(cluster, kind, src, FABRIC, dst)
 
 
 def _links_between_devices(cluster: RankMap, node: int, src: int, dst: int) -> tuple[Link, ...]:
     """Return the links between two devices of a node, through the switch if there is one."""
-    ports = [Port("device", node, device) for device in cluster.wiring.path(src, dst)]
+    ports = [WireEnd("device", node, device) for device in cluster.wiring.path(src, dst)]
     kind = cluster.machine.wires.link
     if cluster.wiring.switched and src != dst:
-        return _links_through(cluster, kind, ports[0], Port("switch", node, 0), ports[1])
+        return _links_through(cluster, kind, ports[0], WireEnd("switch", node, 0), ports[1])
     return _links_between(cluster, kind, ports)
 
 
@@ -220,11 +220,11 @@ def _links_between_servers(cluster: RankMap, src: int, dst: int, device: int) ->
     way = torus(cluster.servers).path(src - first, dst - first)
     assert cluster.machine.ultraserver is not None
     return _links_between(
-        cluster, cluster.machine.ultraserver.link, [Port("device", first + server, device) for server in way]
+        cluster, cluster.machine.ultraserver.link, [WireEnd("device", first + server, device) for server in way]
     )
 
 
-def _links_between(cluster: RankMap, kind: LinkKind, ports: list[Port]) -> tuple[Link, ...]:
+def _links_between(cluster: RankMap, kind: LinkKind, ports: list[WireEnd]) -> tuple[Link, ...]:
     """Return the links of one kind from port to port."""
     if len(ports) < 2:
         return ()
@@ -232,7 +232,7 @@ def _links_between(cluster: RankMap, kind: LinkKind, ports: list[Port]) -> tuple
     return tuple(Link(kind, near, far, latency_s, rate) for near, far in pairwise(ports))
 
 
-def _links_through(cluster: RankMap, kind: LinkKind, src: Port, middle: Port, dst: Port) -> tuple[Link, ...]:
+def _links_through(cluster: RankMap, kind: LinkKind, src: WireEnd, middle: WireEnd, dst: WireEnd) -> tuple[Link, ...]:
     """Return the two links through a switch or the network; the first one has all the latency."""
     rate = cluster.bandwidth_bytes_per_s(kind) * (cluster.nics_per_bundle if middle == FABRIC else 1)
     return (Link(kind, src, middle, cluster.latency_s(kind), rate), Link(kind, middle, dst, 0.0, rate))

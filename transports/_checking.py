@@ -19,9 +19,9 @@ from transports.request import Request
 from transports.signature import PlainSignature
 from transports.wire import Wire
 
-_SETTLING_S = 0.02
+_ALL_BLOCKED_S = 0.02
 Call: TypeAlias = "Callable[[], Awaitable[object]]"
-Rule: TypeAlias = "Callable[[Pair], Awaitable[None]]"
+Rule: TypeAlias = "Callable[[WirePair], Awaitable[None]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ def make_message(nbytes: int, seed: object = 0) -> bytearray:
     return bytearray(random.Random(f"{nbytes}/{seed}").randbytes(nbytes))
 
 
-async def settle() -> None:
+async def wait_all_blocked() -> None:
     """Wait until all tasks are blocked, at most 20 ms: tasks that poll are never blocked."""
-    with trio.move_on_after(_SETTLING_S):
+    with trio.move_on_after(_ALL_BLOCKED_S):
         await wait_all_tasks_blocked()
 
 
@@ -116,7 +116,7 @@ class Begun:
         return self.request.error
 
 
-class Pair:
+class WirePair:
     """Two connected wires, of which `a` sends and `b` receives: the k-th receive of a tag must bring its k-th message.
 
     A sender overwrites its buffer as soon as it may.
@@ -186,7 +186,7 @@ class Pair:
     async def send(self, tag: int, nbytes: int, priority: int = 0) -> None:
         """Begin to send the next message of a tag, in a task of its own."""
         self.nursery.start_soon(self.sending(tag, nbytes, priority))
-        await settle()
+        await wait_all_blocked()
 
     async def receive(self, tag: int, nbytes: int | None = None, *, loan: bool = False) -> None:
         """Receive the next message of a tag; one that was not sent yet, in a task of its own."""
@@ -195,13 +195,13 @@ class Pair:
             await call()
         else:
             self.nursery.start_soon(call)
-            await settle()
+            await wait_all_blocked()
 
     async def start(self, call: Call) -> Started:
         """Begin a call in a task of its own, which may be cancelled or fail."""
         started = Started()
         self.nursery.start_soon(started.run, call)
-        await settle()
+        await wait_all_blocked()
         return started
 
     def begin_send(self, tag: int, data: Buffer, signature: PlainSignature | None = None) -> Begun:
@@ -217,11 +217,11 @@ class Pair:
         return begun
 
 
-def each_size(rule: Callable[[Pair, int], Awaitable[None]]) -> Rule:
+def each_size(rule: Callable[[WirePair, int], Awaitable[None]]) -> Rule:
     """Return a rule that tries each length."""
 
     @wraps(rule)
-    async def try_all(p: Pair) -> None:
+    async def try_all(p: WirePair) -> None:
         for nbytes in (0, *p.scale.sizes):
             await rule(p, nbytes)
 

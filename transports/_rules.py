@@ -12,7 +12,18 @@ import numpy as np
 import trio
 from trio.testing import assert_checkpoints
 
-from transports._checking import Begun, BrokenPromise, Call, Pair, Rule, clear, each_size, make_message, require, settle
+from transports._checking import (
+    Begun,
+    BrokenPromise,
+    Call,
+    Rule,
+    WirePair,
+    clear,
+    each_size,
+    make_message,
+    require,
+    wait_all_blocked,
+)
 from transports.buffers import Buffer
 from transports.failures import ArgumentError, LengthMismatchError, SignatureMismatchError
 from transports.request import Request
@@ -20,7 +31,7 @@ from transports.signature import TEXT_BYTES, PlainSignature
 from transports.wire import OPEN, TAG_LIMIT, Envelope
 
 
-async def names(p: Pair) -> None:
+async def names(p: WirePair) -> None:
     """Two endpoints are two ranks, and their repr says which."""
     require(p.a.rank != p.b.rank, f"both ends say that they are rank {p.a.rank}")
     for end in (p.a, p.b):
@@ -32,7 +43,7 @@ async def names(p: Pair) -> None:
 
 
 @each_size
-async def sizes(p: Pair, nbytes: int) -> None:
+async def sizes(p: WirePair, nbytes: int) -> None:
     """Every length arrives intact, by either kind of receive, whichever end comes first."""
     for loan in (True, False):
         await p.send(4, nbytes)
@@ -41,7 +52,7 @@ async def sizes(p: Pair, nbytes: int) -> None:
         await p.send(4, nbytes)
 
 
-async def zero_bytes(p: Pair) -> None:
+async def zero_bytes(p: WirePair) -> None:
     """An empty message is a message: it is matched, in its turn, by either kind of receive."""
     for nbytes in (0, 1, 0):
         await p.send(5, nbytes)
@@ -53,7 +64,7 @@ async def zero_bytes(p: Pair) -> None:
         await p.send(5, nbytes)
 
 
-async def order_of_sends(p: Pair) -> None:
+async def order_of_sends(p: WirePair) -> None:
     """Sends of one tag that wait together arrive in the order of the calls, whatever their sizes and priorities."""
     for i in range(p.scale.messages):
         await p.send(7, 70_000 - 10_000 * i if i < 8 else (8, 100, 2000)[i % 3], priority=-(i % 8))
@@ -66,7 +77,7 @@ async def order_of_sends(p: Pair) -> None:
         await p.receive(8)
 
 
-async def order_of_receives(p: Pair) -> None:
+async def order_of_receives(p: WirePair) -> None:
     """Receives of one tag that wait together are served in the order of the calls."""
     for _ in range(p.scale.messages):
         await p.receive(7, 1000)
@@ -75,7 +86,7 @@ async def order_of_receives(p: Pair) -> None:
 
 
 @each_size
-async def ends(p: Pair, nbytes: int) -> None:
+async def ends(p: WirePair, nbytes: int) -> None:
     """`done` is called once for each request, in the thread of the event loop, and then the request has ended."""
     received = p.begin_recv(11, bytearray(nbytes), nbytes)
     sent, lone = p.begin_send(11, make_message(nbytes)), p.begin_recv(12, bytearray(1), 1)
@@ -89,7 +100,7 @@ async def ends(p: Pair, nbytes: int) -> None:
     with trio.move_on_after(p.scale.patience_s):
         while not all(each.calls for each in every):  # noqa: ASYNC110
             await trio.sleep(0.001)
-    await settle()
+    await wait_all_blocked()
     for each in every:
         has = "" if each.request is not None and each.request.ended else "not "
         require(bool(each.calls), f"done was not called; the request has {has}ended")
@@ -97,7 +108,7 @@ async def ends(p: Pair, nbytes: int) -> None:
         require(each.calls == [each.thread], "done was called in another thread than the event loop's")
 
 
-async def sends_without_tasks(p: Pair) -> None:
+async def sends_without_tasks(p: WirePair) -> None:
     """A message begun by a plain function arrives as it was, though its callback writes there and begins more."""
     lengths: tuple[int, ...] = (8, 0, 70_000, 9, 100)
     for receiver_first in (True, False):
@@ -107,7 +118,7 @@ async def sends_without_tasks(p: Pair) -> None:
             buffer = bytearray(p.next_message("send", 9, nbytes))
             if p.a.begin_send(p.b.rank, 9, buffer, priority=2, done=partial(clear, buffer)) is None:
                 clear(buffer)
-            await settle()
+            await wait_all_blocked()
         for _ in () if receiver_first else lengths:
             await p.receive(9)
     lengths = (8, max(p.scale.sizes), 70_000, 1000, 60_000) * 5
@@ -129,13 +140,13 @@ async def sends_without_tasks(p: Pair) -> None:
 
     for i in range(len(lengths) // 2):
         start(i)
-    await settle()  # unreceived messages have used up all credit
+    await wait_all_blocked()  # unreceived messages have used up all credit
     for i, nbytes in enumerate(lengths):
         await p.receiving(i, nbytes)()
     await all_ended.wait()
 
 
-async def tags_are_independent(p: Pair) -> None:
+async def tags_are_independent(p: WirePair) -> None:
     """A message that nobody receives yet, large or small, does not hold up other tags."""
     for tag, nbytes in ((1, max(p.scale.sizes)), (2, 8), (3, 8)):
         await p.send(tag, nbytes)
@@ -143,17 +154,17 @@ async def tags_are_independent(p: Pair) -> None:
         await p.receive(tag)
 
 
-async def many_tags(p: Pair) -> None:
+async def many_tags(p: WirePair) -> None:
     """Thousands of tags may be outstanding, and are received in any order."""
     tags = range(p.scale.tags)
     for tag in tags:
         p.nursery.start_soon(p.sending(tag, 8))
-    await settle()
+    await wait_all_blocked()
     for tag in random.Random(0).sample(tags, len(tags)):
         await p.receive(tag)
 
 
-async def extreme_tags(p: Pair) -> None:
+async def extreme_tags(p: WirePair) -> None:
     """Tags reach from 0 to 2**64 - 1, and none is taken for another."""
     tags = [0, 1, 2**31, 2**32, 2**32 + 1, 2**63, TAG_LIMIT - 1]
     for tag in tags:
@@ -162,16 +173,16 @@ async def extreme_tags(p: Pair) -> None:
         await p.receive(tag)
 
 
-async def both_directions(p: Pair) -> None:
+async def both_directions(p: WirePair) -> None:
     """Large messages of one tag cross in both directions at once."""
-    back = Pair(p.b, p.a, p.scale, p.nursery)
+    back = WirePair(p.b, p.a, p.scale, p.nursery)
     for way in (p, back):
         await way.send(9, max(p.scale.sizes))
     for way in (p, back):
         await way.receive(9)
 
 
-async def kinds_of_buffers(p: Pair) -> None:
+async def kinds_of_buffers(p: WirePair) -> None:
     """Every C-contiguous buffer is sent as its bytes and received into: any dtype, any shape, read-only sources."""
     pairs: list[tuple[Buffer, Buffer]] = [
         (b"read-only", bytearray(9)),
@@ -189,20 +200,20 @@ async def kinds_of_buffers(p: Pair) -> None:
 
 
 @each_size
-async def ownership(p: Pair, nbytes: int) -> None:
+async def ownership(p: WirePair, nbytes: int) -> None:
     """A buffer may be overwritten as soon as its send has returned; the sent bytes arrive."""
     await p.send(2, nbytes)
     await p.receive(2)
 
 
 @each_size
-async def deliveries(p: Pair, nbytes: int) -> None:
+async def deliveries(p: WirePair, nbytes: int) -> None:
     """A delivery's view is flat, read-only bytes, and stays intact until its release, which may come twice."""
     p.nursery.start_soon(p.sending(2, nbytes))
     await p.receive(2, loan=True)
 
 
-async def announcements(p: Pair) -> None:
+async def announcements(p: WirePair) -> None:
     """`wait_any` waits for a message of its choices and names the oldest; it takes none, so they can be received.
 
     `announced` names the same message, or, where it cannot know without waiting, none.
@@ -210,18 +221,18 @@ async def announcements(p: Pair) -> None:
     src, b = p.a.rank, p.b
     announced: list[Envelope] = []
 
-    async def note_any(*choices: tuple[int, int]) -> None:
+    async def receive_any(*choices: tuple[int, int]) -> None:
         announced.append(await b.wait_any(choices))
 
     for nbytes in (8, max(p.scale.sizes)):
         choices, names = [(src, 1), (src, 2)], partial(Envelope, src=src, dst=b.rank, nbytes=nbytes)
         announced.clear()
-        await p.start(partial(note_any, *choices))
+        await p.start(partial(receive_any, *choices))
         for tag, expected in ((3, []), (2, [names(tag=2)]), (1, [names(tag=2)])):
             p.nursery.start_soon(p.sending(tag, nbytes))
             only = await b.wait_any([(src, tag)])
             require(only == names(tag=tag), f"the only message has tag {tag}, and wait_any returned {only}")
-            await settle()
+            await wait_all_blocked()
             require(announced == expected, f"wait_any returned {announced}, not {expected}, as tag {tag} came")
         with assert_checkpoints():
             first = await b.wait_any(choices)
@@ -231,7 +242,7 @@ async def announcements(p: Pair) -> None:
         for tag in (1, 2, 3):
             await p.receive(tag)
     announced.clear()
-    watch = await p.start(partial(note_any, (src, 1)))
+    watch = await p.start(partial(receive_any, (src, 1)))
     await p.receive(1, 8)
     await p.send(1, 8)
     require(not announced, "wait_any returned for a message that a receive had waited for")
@@ -241,7 +252,7 @@ async def announcements(p: Pair) -> None:
 # -- wrong calls, cancelled calls, and calls that need not wait -------------------------------------------------------
 
 
-async def bad_arguments(p: Pair) -> None:
+async def bad_arguments(p: WirePair) -> None:
     """Buffers, tags, ranks and lengths that cannot work are rejected at the call, and leave nothing behind."""
     a, b, scattered, frozen, data = p.a, p.b, np.zeros((4, 4))[:, ::2], np.zeros(4), b"12345678"
     frozen.flags.writeable = False
@@ -269,7 +280,7 @@ async def bad_arguments(p: Pair) -> None:
     await p.receive(6)
 
 
-async def lengths_disagree(p: Pair) -> None:
+async def lengths_disagree(p: WirePair) -> None:
     """Both ends raise an error that names both lengths, whichever comes first; the tag works on.
 
     The send of a message that leaves before its receiver is known has no error. The check finds these by trying.
@@ -285,24 +296,24 @@ async def lengths_disagree(p: Pair) -> None:
             return
 
 
-async def _sender_raises(p: Pair, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool) -> bool:
+async def _sender_raises(p: WirePair, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool) -> bool:
     """Let two ends name different lengths, and require their errors; False if the message had left its sender."""
     send = partial(p.a.send, p.b.rank, 3, bytes(sent_bytes))
     calls: list[Call] = [send, partial(p.take, 3, expected_bytes, loan=loan)]
     ends = [await p.start(call) for call in (calls if send_first else calls[::-1])]
     sender, receiver = ends if send_first else ends[::-1]
     for who, end in (("receiver", receiver), ("sender", sender)):
-        error, told = await end.wait(), f"the {who}, with {sent_bytes} bytes sent, {expected_bytes} expected, got"
+        error, end_text = await end.wait(), f"the {who}, with {sent_bytes} bytes sent, {expected_bytes} expected, got"
         if who == "sender" and error is None and await _leaves_unreceived(p, sent_bytes):
             return False
         if not isinstance(error, LengthMismatchError):
-            raise BrokenPromise(f"{told} {error!r}; a LengthMismatchError is promised")
+            raise BrokenPromise(f"{end_text} {error!r}; a LengthMismatchError is promised")
         named = (error.sent_bytes, error.expected_bytes)
-        require(named == (sent_bytes, expected_bytes), f"{told} an error with the lengths {named}")
+        require(named == (sent_bytes, expected_bytes), f"{end_text} an error with the lengths {named}")
     return True
 
 
-async def _leaves_unreceived(p: Pair, nbytes: int) -> bool:
+async def _leaves_unreceived(p: WirePair, nbytes: int) -> bool:
     """Return whether a send of this length ends although nobody receives."""
     with trio.move_on_after(p.scale.patience_s) as waiting:
         await p.sending(5, nbytes)()
@@ -313,7 +324,7 @@ async def _leaves_unreceived(p: Pair, nbytes: int) -> bool:
     return not waiting.cancelled_caught
 
 
-async def checkpoints(p: Pair) -> None:
+async def checkpoints(p: WirePair) -> None:
     """Every call is a checkpoint, also when the other end is already there."""
     for loan in (True, False):
         await p.receive(2, 8, loan=loan)
@@ -324,7 +335,7 @@ async def checkpoints(p: Pair) -> None:
             await p.receive(2, loan=loan)
 
 
-async def cancelled_at_the_call(p: Pair) -> None:
+async def cancelled_at_the_call(p: WirePair) -> None:
     """A call in a cancelled scope raises Cancelled and does nothing, also when the other end is already there."""
 
     async def cancel(call: Call, who: str) -> None:
@@ -342,11 +353,11 @@ async def cancelled_at_the_call(p: Pair) -> None:
         await p.receive(2)
 
 
-async def cancelled_before_match(p: Pair) -> None:
+async def cancelled_before_match(p: WirePair) -> None:
     """A call that is cancelled while it waits for its other end is withdrawn; the next one takes its place."""
     for loan in (True, False):
         (await p.start(partial(p.take, 2, 8, loan=loan))).scope.cancel()
-        await settle()
+        await wait_all_blocked()
     for nbytes in p.scale.lengths:
         first = await p.start(p.sending(2, nbytes))
         first.scope.cancel()
@@ -360,13 +371,13 @@ async def cancelled_before_match(p: Pair) -> None:
             return
 
 
-async def cancelled_after_match(p: Pair) -> None:
+async def cancelled_after_match(p: WirePair) -> None:
     """A sender that is cancelled while its message is on loan waits for the release, and its send succeeds."""
     for nbytes in (8, max(p.scale.sizes)):
         sender, message = await p.start(p.sending(2, nbytes)), p.next_message("receive", 2, None)
         with await p.b.recv(p.a.rank, 2, nbytes) as delivery:
             sender.scope.cancel()
-            await settle()
+            await wait_all_blocked()
             require(delivery.view == message, "the send returned while its memory was on loan")
         error = await sender.wait()
         require(error is None, f"the message was received, but its send ended with {error!r}")
@@ -383,7 +394,7 @@ _ANY = PlainSignature(7 << 40 | 1 << 20, b"")
 async def _both(send: Callable[[], Begun], receive: Callable[[], Begun], *, send_first: bool) -> tuple[Begun, Begun]:
     """Begin both ends of a message, one of them first; wait for them, and return them."""
     first = (send if send_first else receive)()
-    await settle()
+    await wait_all_blocked()
     second = (receive if send_first else send)()
     sent, received = (first, second) if send_first else (second, first)
     await received.wait()
@@ -392,7 +403,7 @@ async def _both(send: Callable[[], Begun], receive: Callable[[], Begun], *, send
 
 
 @each_size
-async def signatures_agree(p: Pair, nbytes: int) -> None:
+async def signatures_agree(p: WirePair, nbytes: int) -> None:
     """Messages whose signatures are equal, or open on one side, arrive, the sender or the receiver first."""
     message, case = make_message(nbytes), f"{nbytes} bytes of one call"
     for mine, theirs in ((_FIVE, _FIVE), (_FIVE, _ANY), (_ANY, _SIX), (None, _SIX), (_FIVE, None)):
@@ -404,7 +415,7 @@ async def signatures_agree(p: Pair, nbytes: int) -> None:
 
 
 @each_size
-async def signatures_differ(p: Pair, nbytes: int) -> None:
+async def signatures_differ(p: WirePair, nbytes: int) -> None:
     """Both ends that wait fail with the other's signature, whatever the lengths; the next message arrives."""
     for expected_bytes, send_first in ((nbytes, True), (nbytes, False), (nbytes + 1, True), (OPEN, False)):
         out = None if expected_bytes == OPEN else bytearray(expected_bytes)
@@ -412,31 +423,31 @@ async def signatures_differ(p: Pair, nbytes: int) -> None:
         receive = partial(p.begin_recv, 21, out, expected_bytes, signature=_FIVE)
         sent, received = await _both(send, receive, send_first=send_first)
         for who, end, theirs in (("receiver", received, _SIX), ("sender", sent, _FIVE)):
-            error, told = await end.wait(), f"the {who} of {nbytes} bytes"
+            error, end_text = await end.wait(), f"the {who} of {nbytes} bytes"
             if who == "sender" and error is None:  # it may have left before
                 continue
             if not isinstance(error, SignatureMismatchError) or end.request is None:
-                raise BrokenPromise(f"{told}, of another call, ended with {error!r}")
-            said = end.request.theirs
-            require(error.theirs == said == theirs, f"{told} got the signature {said!r}, not {theirs!r}")
+                raise BrokenPromise(f"{end_text}, of another call, ended with {error!r}")
+            seen = end.request.theirs
+            require(error.theirs == seen == theirs, f"{end_text} got the signature {seen!r}, not {theirs!r}")
         p.nursery.start_soon(p.sending(21, 4))
         await p.receive(21)
 
 
-async def signatures_of_many_calls(p: Pair) -> None:
+async def signatures_of_many_calls(p: WirePair) -> None:
     """Each message is delivered with its own signature, though there are more of them than a wire may remember."""
     for number in range(1, 5000):
-        said = PlainSignature(number << 40, b"call %d" % number)
-        receive = partial(p.begin_recv, 21, bytearray(1), OPEN if number % 100 == 0 else 1, signature=said)
+        signature = PlainSignature(number << 40, b"call %d" % number)
+        receive = partial(p.begin_recv, 21, bytearray(1), OPEN if number % 100 == 0 else 1, signature=signature)
         received = receive() if number % 3 else None
-        sent = p.begin_send(21, b"x", said)
+        sent = p.begin_send(21, b"x", signature)
         error = await (received or receive()).wait()
         require(error is None, f"call {number}: {error!r}")
         await sent.wait()
 
 
 @each_size
-async def any_length(p: Pair, nbytes: int) -> None:
+async def any_length(p: WirePair, nbytes: int) -> None:
     """A receive of any length learns length and signature where it meets its message, which it gets whole."""
     message, case, seen = make_message(nbytes), f"{nbytes} bytes of any length", list[tuple[int, object]]()
 
@@ -444,19 +455,19 @@ async def any_length(p: Pair, nbytes: int) -> None:
         seen.append((request.nbytes, request.theirs))
         return memory
 
-    for lends in (True, False):
+    for loans in (True, False):
         memory = bytearray(nbytes)
         sent = p.begin_send(21, message, _SIX)
         if nbytes % 2:
-            await settle()
-        begun = p.begin_recv(21, None, OPEN, signature=_ANY, allocate=None if lends else allocate)
+            await wait_all_blocked()
+        begun = p.begin_recv(21, None, OPEN, signature=_ANY, allocate=None if loans else allocate)
         error, received = await begun.wait(), begun.request
         if error is not None or received is None:
             raise BrokenPromise(f"{case}: {error!r}")
         require(received.theirs == _SIX, f"the signature of the sender is {received.theirs!r}, not {_SIX!r}")
         require(received.nbytes == nbytes, f"the length is {received.nbytes}, not {nbytes}")
-        require(lends or seen == [(nbytes, _SIX)], f"allocate was called with {seen}")
-        if lends:
+        require(loans or seen == [(nbytes, _SIX)], f"allocate was called with {seen}")
+        if loans:
             with received.delivery() as delivery:
                 memory[:] = delivery.view
         await sent.wait()
@@ -464,7 +475,7 @@ async def any_length(p: Pair, nbytes: int) -> None:
 
 
 @each_size
-async def any_length_refused(p: Pair, nbytes: int) -> None:
+async def any_length_refused(p: WirePair, nbytes: int) -> None:
     """A receive of any length whose memory cannot be made ends with that error; its sender ends, the next arrives."""
 
     def allocate(_: Request) -> Buffer:

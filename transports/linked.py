@@ -51,7 +51,7 @@ class PeerLink(ABC):
         """Return the bytes moved on each connection, or another count that grows with progress."""
         return {}
 
-    def note_change(self) -> None:
+    def record_change(self) -> None:
         """Let `until` check its condition again, because something has changed."""
         if self._changed is not None:
             self._changed.set()

@@ -44,13 +44,13 @@ class MatchedLink(PeerLink):
         self.engine: Engine = Engine(self.name, ranks, local, limits, memory)
 
     @abstractmethod
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Transmit messages of the engine without waiting, and let a task transmit the rest."""
 
     def queue_send(self, send: Send) -> None:
         """Queue a message, and let the link transmit due messages."""
         self.engine.outgoing.announce(send)
-        self.settle()
+        self.flush()
 
     def send_now(self, lane: Lane, view: memoryview, signature: Signature | None = None) -> bool:
         """Send a small message whole, before all others; return False if that is impossible now."""
@@ -67,12 +67,12 @@ class MatchedLink(PeerLink):
         """Cancel a call that has not ended; its callback is called all the same, at once or later."""
         if not end.ended:
             self.engine.withdraw(end)
-            self.settle()
+            self.flush()
 
     def give_up_waiting(self) -> None:
         """Fail every unmatched send and receive, because this process leaves."""
         self.engine.close()
-        self.settle()
+        self.flush()
 
 
 class MatchedTransport(LinkedTransport[MatchedLink]):
@@ -139,7 +139,7 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
         receive.done, receive._withdraw, receive.memory = done, link.withdraw, link.memory
         receive.consume, receive.allocate = consume, allocate
         if link.engine.receive(receive):
-            link.settle()
+            link.flush()
         return receive
 
     def catch_up(self, peer: int) -> bool:

@@ -180,10 +180,10 @@ class NeuronLink(Transport):
 
     def match(self, sender: Send, receiver: _Receive) -> None:
         """Move the bytes of a message whose ends have both arrived."""
-        wanted, said, sent_bytes = receiver.signature, sender.signature, sender.nbytes
-        agree = wanted is said or wanted is None or said is None or wanted.agrees(said.fingerprint)
+        wanted, sent, sent_bytes = receiver.signature, sender.signature, sender.nbytes
+        agree = wanted is sent or wanted is None or sent is None or wanted.agrees(sent.fingerprint)
         if not (agree and sent_bytes == receiver.nbytes):
-            error, expected_bytes = receiver.refusal(sent_bytes, _plain(said)), receiver.nbytes
+            error, expected_bytes = receiver.refusal(sent_bytes, _plain(sent)), receiver.nbytes
             if error is not None:
                 if expected_bytes == OPEN:
                     expected_bytes = sent_bytes
@@ -297,9 +297,9 @@ class _NeuronLinkWire(Wire):
         """Return the sends to this rank that no receive has met."""
         sends = self._link.mailboxes[self.rank].sends.values()
         return [
-            Envelope(src=src, dst=dst, tag=of, nbytes=send.nbytes, since_ns=send.since_ns, signature=_plain(said))
+            Envelope(src=src, dst=dst, tag=of, nbytes=send.nbytes, since_ns=send.since_ns, signature=_plain(sent))
             for send in chain(*sends)
-            for (src, dst, of), said in ((send.lane, send.signature),)
+            for (src, dst, of), sent in ((send.lane, send.signature),)
             if tag in (None, of)
         ]
 

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import trio
 
-from transports._checking import BrokenPromise, Pair, Rule, Scale
+from transports._checking import BrokenPromise, Rule, Scale, WirePair
 from transports._rules import RULES
 from transports.failures import ArgumentError
 from transports.wire import Wire
@@ -81,7 +81,7 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
                 a, b = _check_endpoints(ends)
                 with trio.fail_after(scale.timeout_s):
                     async with trio.open_nursery() as nursery:
-                        await check(Pair(a, b, scale, nursery))
+                        await check(WirePair(a, b, scale, nursery))
             except Exception as error:  # raised once the pair is closed: its nurseries would wrap it in groups
                 failure = error
     except Exception as error:

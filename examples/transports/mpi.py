@@ -55,7 +55,7 @@ class MpiLink(MatchedLink):
         while len(self.busy) < CHUNKS and (chunk := outgoing.next_chunk()) is not None:
             self.send_head(MessageKind.CHUNK, (chunk.send.number, chunk.offset, chunk.nbytes))
             self.busy.append((self.comm.Isend([chunk.view, MPI.BYTE], self.member, 1), _do_nothing))
-        self.note_change()
+        self.record_change()
 
     def send_head(self, kind: int, fields: Sequence[int], payload: memoryview | None = None) -> None:
         """Send a head, with the bytes of a small message or a text."""

@@ -116,7 +116,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class WindowFigures:
     """Figures of the ranks in a window: those of `overlap timeline`."""
 
     rows: Sequence[Breakdown]  # by rank
@@ -138,7 +138,7 @@ class Looks:
     def __init__(self, world: RunningWorld, *, every_s: float) -> None:
         self._world, self._every_s, self._spent_s = world, every_s, 0.0
 
-    def take(self) -> Look:
+    def take(self) -> WindowFigures:
         """Return the figures of the ranks until now."""
         start_s, now_ns = process_time(), time_ns()
         tables = {table.rank: table for record in self._world.processes for table in record.ranks()}
@@ -156,7 +156,7 @@ class Looks:
         return self._world.lives
 
 
-def measure(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int, int]) -> Look:
+def measure(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int, int]) -> WindowFigures:
     """Return the figures of ranks in a window, which ends now."""
     columns, low_ns, in_flight, doing = timeline.columns, dict[int, int](), dict[int, int](), dict[int, str]()
     for rank, rows in columns.rows_by_rank(columns.rank >= 0).items():
@@ -170,7 +170,7 @@ def measure(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int,
         doing[rank] = columns.texts[columns.name[first[0]]] if first and not tables[rank].left else ""
     windows = [RankWindow(rank, None, start_ns, window[1]) for rank, start_ns in low_ns.items()]
     activity = Activity(timeline, windows) if windows else None
-    return Look(
+    return WindowFigures(
         rows=measure_windows(activity) if activity else [],
         late=late_ranks(pieces_of_spans(activity), None) if activity else [],
         step=min((table.last_step for table in tables.values() if table.last_step >= 0), default=None),
@@ -182,7 +182,7 @@ def measure(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int,
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def brief(look: Look) -> str:
+def brief(look: WindowFigures) -> str:
     """Return a look in one line: the step, shares of the ranks' time, and the rank that others waited for most."""
 
     def total_ns(name: str) -> int:
@@ -202,7 +202,7 @@ def brief(look: Look) -> str:
     return f"{text}; waited for: {known[0]}, {known[0].waited_ns / waited_ns:.0%} of all waiting"
 
 
-def picture(look: Look, world: RunningWorld, console: Console) -> Group:
+def picture(look: WindowFigures, world: RunningWorld, console: Console) -> Group:
     """Return a look as text: what runs, the line of `brief`, and a row for each rank, or for ranks that are alike."""
     about, program = world.about, os.path.basename(world.about.script) or "a program"
     title = f"{program}: {about.world_size} ranks in {world.where}, {format_s(world.age_s)}; job {about.job}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..processes.place import Place, find_place
+from ..processes.place import ProcessPlace, find_place
 
 
 def with_ranks(config: RunConfig) -> RunConfig:
@@ -64,7 +64,7 @@ def _ranks_of_cluster(config: RunConfig) -> int | None:
     return None if named.machine.devices is None else named.world_size  # such as "local x2": any number of ranks
 
 
-def _check_launcher(config: RunConfig, place: Place) -> None:
+def _check_launcher(config: RunConfig, place: ProcessPlace) -> None:
     """Refuse options that do not fit the launcher of this process; `--nnodes` divides its processes into hosts."""
     if config.max_restarts:
         raise UsageError(

@@ -88,7 +88,7 @@ def find_waits(
     return [tuple(w) for w in waits]
 
 
-class _Timeline(NamedTuple):
+class _AccessHistory(NamedTuple):
     """All accesses cell by cell, accesses of a cell in table order."""
 
     cell: Ints  # Number of the piece of memory
@@ -98,7 +98,7 @@ class _Timeline(NamedTuple):
     input: NDArray[np.bool_]  # Whether the step reads the input
 
 
-def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _Timeline:
+def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _AccessHistory:
     """Return all accesses of cells, ordered by cell and then by row."""
     columns: list[tuple[NDArray[np.generic], ...]] = []
     for access in accesses:
@@ -106,9 +106,9 @@ def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _Tim
         write = np.full(len(cell), access.write)
         changes = write if access.copied is None else ~access.copied[owner]
         columns.append((cell, access.task[owner], write, changes, ~write & (access.buffer[owner] == Buffer.IN)))
-    timeline = _Timeline(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    timeline = _AccessHistory(*(np.concatenate(column) for column in zip(*columns, strict=True)))
     order = np.lexsort((row[timeline.task], timeline.cell))
-    return _Timeline(*(column[order] for column in timeline))  # type: ignore[arg-type]
+    return _AccessHistory(*(column[order] for column in timeline))  # type: ignore[arg-type]
 
 
 def _largest_before(segment: Ints, value: Ints) -> Ints:

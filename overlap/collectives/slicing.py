@@ -22,27 +22,27 @@ from .tablewriter import TableWriter, adjacent_runs
 Columns: TypeAlias = dict[str, NDArray[np.integer]]
 
 
-def pipeline(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedule:
-    """Return the schedule on data cut in slices: while a slice is in one stage, the next one is in the stage before.
+def pipeline(schedule: Schedule, phases: Sequence[int], slices: int) -> Schedule:
+    """Return the schedule on data cut in slices: while a slice is in one phase, the next one is in the phase before.
 
-    Every stage gets channels of its own, so that stages over different links run side by side.
+    Every phase gets channels of its own, so that phases over different links run side by side.
 
     Args:
-        stages: The first step of each stage, ascending from 0.
+        phases: The first step of each phase, ascending from 0.
         slices: Number of slices, at least 1.
     """
     if slices == 1:
         return schedule
-    starts = np.asarray(stages, np.int32)
+    starts = np.asarray(phases, np.int32)
     longest = int(np.diff(np.append(starts, schedule.steps)).max())
     k = schedule.slots_per_block
     cells = single_slots(schedule)
-    stage = np.searchsorted(starts, cells["step"], side="right") - 1
+    phase = np.searchsorted(starts, cells["step"], side="right") - 1
     blocks = []
     for number in range(slices):
         rows = dict(cells)
-        rows["step"] = (stage + number) * longest + cells["step"] - starts[stage]
-        rows["channel"] = stage * schedule.channels + cells["channel"]
+        rows["step"] = (phase + number) * longest + cells["step"] - starts[phase]
+        rows["channel"] = phase * schedule.channels + cells["channel"]
         for name in ("sslot", "dslot"):
             rows[name] = (cells[name] // k * slices + number) * k + cells[name] % k
         grouped = cells["group"] >= 0

@@ -90,14 +90,16 @@ def cost(
     launch = int(resolution.ticks(np.array(parameters.launch_s)))
     clocks = _Clocks(arrivals, launch, placed.ports, explain=explain)
     for placed_round, times, hidden in placed.runs():
-        clocks.repeat_step(_Step(placed_round, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden), times)
+        clocks.repeat_step(
+            _TimedStep(placed_round, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden), times
+        )
     finish = np.maximum(clocks.ready, clocks.left)
     per_s = resolution.ticks_per_s
     finish_s = finish.reshape(placed.lanes, -1).max(axis=0) / per_s
     return Cost(finish_s=finish_s, breakdown=clocks.breakdown(int(finish.argmax()), per_s) if explain else None)
 
 
-class _Step:
+class _TimedStep:
     """A placed round for one number of bytes, in ticks."""
 
     def __init__(
@@ -132,7 +134,7 @@ def _for_all_lanes(duration: Ints, lanes: int) -> Ints | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Times:
+class _RankClocks:
     """Times of all clocks in ticks; or, in the same fields, the terms that each of these times consists of."""
 
     ready: Ints  # (ranks,) time at which all messages to the rank have arrived
@@ -140,10 +142,10 @@ class _Times:
     left: Ints  # (ranks,) time at which its last message has left and its copies next to messages have ended
     port: Ints  # (wires,) time at which the last message on a wire has left
 
-    def extrapolate(self, other: _Times, times: int) -> _Times:
+    def extrapolate(self, other: _RankClocks, times: int) -> _RankClocks:
         """Return the times after `times` more steps, each of which moves the clocks as much as since `other`."""
         present, past = ((clocks.ready, clocks.free, clocks.left, clocks.port) for clocks in (self, other))
-        return _Times(*(now + times * (now - then) for now, then in zip(present, past, strict=True)))
+        return _RankClocks(*(now + times * (now - then) for now, then in zip(present, past, strict=True)))
 
 
 class _Clocks:
@@ -151,12 +153,12 @@ class _Clocks:
 
     def __init__(self, arrivals: Ints, launch: int, ports: int, *, explain: bool) -> None:
         begin = arrivals + launch
-        self._now = _Times(begin, begin, begin, np.zeros(ports, np.int64))
-        self._terms: _Times | None = None
+        self._now = _RankClocks(begin, begin, begin, np.zeros(ports, np.int64))
+        self._terms: _RankClocks | None = None
         if explain:
             terms = np.zeros((_TERMS, len(arrivals)), np.int64)
             terms[_WAITING], terms[_LAUNCH] = arrivals, launch
-            self._terms = _Times(terms, terms, terms, np.zeros((_TERMS, ports), np.int64))
+            self._terms = _RankClocks(terms, terms, terms, np.zeros((_TERMS, ports), np.int64))
 
     @property
     def ready(self) -> Ints:
@@ -168,7 +170,7 @@ class _Clocks:
         """Time at which the last message of each rank has left."""
         return self._now.left
 
-    def repeat_step(self, step: _Step, repeat: int) -> None:
+    def repeat_step(self, step: _TimedStep, repeat: int) -> None:
         """Run a step `repeat` times; once all clocks move equally from step to step, compute the rest at once."""
         for done in range(1, repeat + 1):
             before, terms = self._now, self._terms
@@ -180,14 +182,14 @@ class _Clocks:
                     self._terms = self._terms.extrapolate(terms, repeat - done)
                 return
 
-    def _has_moved_equally(self, before: _Times, step: _Step) -> bool:
+    def _has_moved_equally(self, before: _RankClocks, step: _TimedStep) -> bool:
         """Return whether all clocks have moved by the same time since `before`, which all further steps then repeat."""
         now, by = self._now, self._now.ready[0] - before.ready[0]
         ranks = ((now.ready, before.ready), (now.free, before.free), (now.left, before.left))
         alike = all((after - then == by).all() for after, then in ranks)
         return bool(alike and (now.port[step.port] - before.port[step.port] == by).all())
 
-    def _run_step(self, step: _Step) -> None:
+    def _run_step(self, step: _TimedStep) -> None:
         """Advance all clocks by one step: a message starts when its sender is ready and free, and its wire is free."""
         if step.local is not None:
             self._run_local_work(step.local)
@@ -209,7 +211,7 @@ class _Clocks:
         free[step.by_src.clock] = step.by_src.latest(start + step.start)
         left[step.by_src.clock] = np.maximum(left[step.by_src.clock], step.by_src.latest(leaves))
         port[step.by_port.clock] = step.by_port.latest(leaves)
-        self._now = _Times(ready, free, left, port)
+        self._now = _RankClocks(ready, free, left, port)
 
     def _run_local_work(self, local: Ints) -> None:
         """Advance the clocks of ranks with local work, which begins when their messages have arrived and left."""
@@ -230,7 +232,7 @@ class _Clocks:
             self._terms = replace(self._terms, left=np.where(last, terms, self._terms.left))
         self._now = replace(now, left=np.where(last, done, now.left))
 
-    def _update_terms(self, step: _Step, start: Ints, leaves: Ints, arrives: Ints) -> None:
+    def _update_terms(self, step: _TimedStep, start: Ints, leaves: Ints, arrives: Ints) -> None:
         """Add the terms of a step to all clocks: each clock inherits the terms of the clock that it waited for."""
         now, terms = self._now, self._terms
         assert terms is not None
@@ -257,7 +259,7 @@ class _Clocks:
         left[:, step.src[late]] = busy[:, late]
         first = step.by_port.winner(leaves)
         port[:, step.port[first]] = busy[:, first]
-        self._terms = _Times(ready, free, left, port)
+        self._terms = _RankClocks(ready, free, left, port)
 
     def breakdown(self, rank: int, ticks_per_s: int) -> CostBreakdown:
         """Return the terms of the time at which a rank finishes: those of its later clock, ready or left."""

@@ -21,7 +21,7 @@ from ..runtime.world import World
 from ..settings import Wires
 from ..uncaught import report_uncaught
 from .connection import Connection
-from .rendezvous import Meeting, Store, rendezvous_at_endpoint, rendezvous_through_store
+from .rendezvous import Meeting, RendezvousStore, rendezvous_at_endpoint, rendezvous_through_store
 
 if TYPE_CHECKING:
     import topology
@@ -33,7 +33,7 @@ def connect(
     size: int,
     *,
     endpoint: str | None = None,
-    store: Store | None = None,
+    store: RendezvousStore | None = None,
     secret: bytes | str | None = None,
     transport: str | Wires | None = None,
     timeout_s: float | None = None,

@@ -35,7 +35,7 @@ LATE_S = 10.0
 Meeting: TypeAlias = "tuple[RendezvousConfig, int]"
 
 
-class Store(Protocol):
+class RendezvousStore(Protocol):
     """A store of small values shared by several processes, such as a store of `torch.distributed`."""
 
     def set(self, key: str, value: bytes, /) -> object:
@@ -76,7 +76,7 @@ def rendezvous_at_endpoint(
 
 @contextmanager
 def rendezvous_through_store(
-    store: Store, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None, host: str | None
+    store: RendezvousStore, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None, host: str | None
 ) -> Iterator[Meeting]:
     """Yield the rendezvous at a free port of rank 0, which the store passes on with a secret for this connection.
 
@@ -125,7 +125,7 @@ def rendezvous_through_store(
 
 
 @interruptible
-def _get(store: Store, key: str) -> bytes:
+def _get(store: RendezvousStore, key: str) -> bytes:
     """Return a value of the store, waiting until there is one; an interrupt ends the wait."""
     return bytes(store.get(key))
 
@@ -157,7 +157,9 @@ def _answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
 
 
 @contextmanager
-def _answer_requests(store: Store, job: str, turn: int, asks: dict[int, str], answer: bytes) -> Iterator[None]:
+def _answer_requests(
+    store: RendezvousStore, job: str, turn: int, asks: dict[int, str], answer: bytes
+) -> Iterator[None]:
     """Answer the request of each rank, and every later one for the length of the block."""
     ended = threading.Event()
 

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from ..errors import UsageError
 from ..ranklist import listed
-from ..waits.ends import Call, End, EndState, RankView
+from ..waits.ends import CallRecord, End, EndState, RankView
 from .pickles import unpickle_plain
 
 MOST_BYTES = 256 << 20  # of one dump
@@ -152,7 +152,7 @@ def _parse_end(entry: Any, rank: int, groups: Mapping[str, tuple[int, ...]]) -> 
         state = EndState.DONE
     elif recorded == ("scheduled" if is_gloo else "started"):
         state = EndState.WAITING
-    call = Call(
+    call = CallRecord(
         op=op or library, site=_find_user_line(entry.get("frames") or ()), key=group, members=members,
         group=group if description in ("", "undefined") else description, form=_parse_form(entry, op),
     )  # fmt: skip
@@ -257,7 +257,7 @@ def _joined_ends(recorded: Sequence[End], everyone: tuple[int, ...]) -> list[End
     unfinished receive.
     """
     counts: Counter[object] = Counter()
-    calls: dict[Call, Call] = {}  # equal ones become one
+    calls: dict[CallRecord, CallRecord] = {}  # equal ones become one
     ends = []
     for end in sorted(recorded, key=lambda end: end.issued_ns):
         call, members, seq = end.call, end.call.members, end.seq

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ..ranklist import named_ranks
 from ..waits.ends import End, EndState, RankView, Seen
-from ..waits.judge import Verdict, judge
+from ..waits.judge import WaitVerdict, judge
 from ..waits.signs import Evidence, Sign, culprit
 from ..waits.wording import last_signs
 from .reading import Flight, RankTable
@@ -18,7 +18,7 @@ from .records import RecordedWorld, world_of_process
 _SILENT = "ended without a word: killed, or by os._exit"
 
 
-def judge_records(world: RecordedWorld) -> tuple[list[RankView], Verdict, list[str]]:
+def judge_records(world: RecordedWorld) -> tuple[list[RankView], WaitVerdict, list[str]]:
     """Return the views of the ranks of a world, the verdict, and notes.
 
     An error that began in a process counts before a process that vanished without a word, that before waits, and those

@@ -163,8 +163,8 @@ _worlds = count()
 
 def restart_count(environ: Mapping[str, str] = os.environ) -> int:
     """Return how often this job has been restarted; 0 in the first attempt, or if the launcher does not count."""
-    told = environ.get("OVERLAP_RESTART") or environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
-    return int(told) if told.isdecimal() else 0
+    restarts = environ.get("OVERLAP_RESTART") or environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    return int(restarts) if restarts.isdecimal() else 0
 
 
 def describe_start(

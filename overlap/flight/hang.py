@@ -138,7 +138,7 @@ def _judge_records(files: Sequence[str]) -> Hang:
     )  # fmt: skip
 
 
-def _ends_of(verdict: waits.Verdict) -> list[End]:
+def _ends_of(verdict: waits.WaitVerdict) -> list[End]:
     """Return the operations of a verdict."""
     return [end for end in (*verdict.ends, verdict.end) if end is not None]
 

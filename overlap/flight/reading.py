@@ -14,7 +14,7 @@ from msgspec import MsgspecError
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..waits.ends import Call, End, EndState, call_of
+from ..waits.ends import CallRecord, End, EndState, call_of
 from .layout import (
     ENDING_AT,
     RANK,
@@ -32,7 +32,7 @@ from .layout import (
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
-FORGOTTEN = Call(op="operation", name="an operation whose call is no longer kept")
+FORGOTTEN = CallRecord(op="operation", name="an operation whose call is no longer kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RankTable:
     # (6, n), in no order: issued, number, call (negative: its input is not there yet), step (-1: none), ended (0: not
     # yet; negative: badly), started (0: not known).
     operations: NDArray[np.int64]
-    calls: Mapping[int, Call]  # By number, those of its process
+    calls: Mapping[int, CallRecord]  # By number, those of its process
     cut: bool = False  # Whether operations before these are no longer known
     kept: int = -1  # Newest step whose state or checkpoint is on the disk, or -1
 
@@ -124,10 +124,10 @@ class OpenRecord:
     """
 
     path: str
-    calls: dict[int, Call]
+    calls: dict[int, CallRecord]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path, self.calls = os.fspath(path), dict[int, Call]()
+        self.path, self.calls = os.fspath(path), dict[int, CallRecord]()
         try:
             with open(path, "rb") as file:
                 self._memory = mmap(file.fileno(), 0, access=ACCESS_READ)

@@ -63,7 +63,7 @@ class Recordable(Protocol):
     place: tuple[CodeType, int]  # Where it was issued, as code and instruction
 
     def flight_fields(self) -> Mapping[str, object]:
-        """Return the fields of `waits.ends.Call`, which all operations of one call at one place share."""
+        """Return the fields of `waits.ends.CallRecord`, which all operations of one call at one place share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ def _cut_plain(text: str, limit_bytes: int) -> str:
     return plain.encode(errors="replace")[:limit_bytes].decode(errors="ignore")
 
 
-class _Queue:
+class _RecordQueue:
     """Operations of a rank that wait for a free record; the oldest one gets the next record.
 
     A program may issue its operations far ahead. The record then still shows those in flight, which are the oldest.
@@ -306,7 +306,7 @@ def _recording_functions(
         """Write a queued operation into its record."""
         RECORD.pack_into(memory, record * _WORD, *values, 0, 0)
 
-    queue = _Queue(free, write)
+    queue = _RecordQueue(free, write)
     waiting = queue.waiting
 
     def record_issue(operation: Recordable, numbers: Known, call: object, number: int, now_ns: int) -> int:

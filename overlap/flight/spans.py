@@ -16,7 +16,7 @@ from ..timeline.columnar import KINDS, NO_GROUP, NONE, Int64s, Mask, Rows, SpanC
 from ..timeline.files.merge import merged
 from ..timeline.measure.meetings import PAIRED
 from ..timeline.spans import Timeline
-from ..waits.ends import Call
+from ..waits.ends import CallRecord
 from .reading import FORGOTTEN, RankTable
 
 _FIELDS = ("call", "key", "number", "rank", "step", "issued_ns", "start_ns", "end_ns", "is_open")
@@ -30,7 +30,7 @@ def timeline_of_records(ranks: Sequence[RankTable], now_ns: int, world_size: int
         now_ns: The present, in nanoseconds since 1970.
         world_size: Ranks of the world, with a record here or not.
     """
-    made, keys = Table[Call](), Table[str]()
+    made, keys = Table[CallRecord](), Table[str]()
     rows = [_rank_operations(table, now_ns, made, keys) for table in ranks]
     joined = {name: np.concatenate([each[name] for each in rows]) for name in _FIELDS}
     computes = np.array([each.op == "compute" for each in made], bool)[joined["call"]]
@@ -39,7 +39,7 @@ def timeline_of_records(ranks: Sequence[RankTable], now_ns: int, world_size: int
     return merged([Timeline.of_columns(_columns(joined, [*made]), world_size=world_size)])
 
 
-def _rank_operations(table: RankTable, now_ns: int, made: Table[Call], keys: Table[str]) -> dict[str, Int64s]:
+def _rank_operations(table: RankTable, now_ns: int, made: Table[CallRecord], keys: Table[str]) -> dict[str, Int64s]:
     """Return the operations of a rank that have begun, as columns; new calls and places get numbers."""
     issued, number, call, step, ended, started = table.operations[:, np.lexsort(table.operations[1::-1])]
     known, at = np.unique(np.abs(call), return_inverse=True)
@@ -59,7 +59,7 @@ def _rank_operations(table: RankTable, now_ns: int, made: Table[Call], keys: Tab
 
 
 def _absent_members(
-    joined: Mapping[str, Int64s], computes: Mask, made: Sequence[Call], recorded: Iterable[int], now_ns: int
+    joined: Mapping[str, Int64s], computes: Mask, made: Sequence[CallRecord], recorded: Iterable[int], now_ns: int
 ) -> dict[str, Int64s]:  # fmt: skip
     """Return spans without length, now, of the members that open operations lack."""
     newest: dict[tuple[int, int], int] = {}
@@ -77,7 +77,7 @@ def _absent_members(
     return dict(zip(_FIELDS, table.T, strict=True))
 
 
-def _columns(joined: Mapping[str, Int64s], made: Sequence[Call]) -> SpanColumns:
+def _columns(joined: Mapping[str, Int64s], made: Sequence[CallRecord]) -> SpanColumns:
     """Return operations as spans."""
     texts, groups = Table[str](), Table[SpanGroup]()
     texts[""], groups[NO_GROUP]

@@ -68,7 +68,7 @@ class LaunchSpec:
         return f"<LaunchSpec of nodes {list(self.here)} of {self.nodes}, job {self.job!r}>"
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     """Phase of a launch."""
 
     RUNS = "no process has failed"
@@ -78,7 +78,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class KernelState:
     """State of a process, as the kernel reports it."""
 
     letter: str = ""  # Its state if it does not run for a reason that concerns the user: T stopped, t traced, D waits
@@ -167,13 +167,13 @@ class Jobs:
         now_s: The time, on the clock of all stimuli.
     """
 
-    def __init__(self, spec: LaunchSpec, look: Callable[[int], Look], now_s: float) -> None:
+    def __init__(self, spec: LaunchSpec, look: Callable[[int], KernelState], now_s: float) -> None:
         self.jobs: dict[int, Job] = {}
         self.ended: list[Job] = []
         self.survived: list[Job] = []
         self.asked: signal.Signals | None = None
         self._spec, self._look = spec, look
-        self._phase = Phase.RUNS
+        self._phase = JobPhase.RUNS
         self._phase_ends_s = self._patience_ends_s = inf
         self._look_s = now_s + LOOK_S
         self._has_fault = False  # whether a process at fault has ended
@@ -234,7 +234,7 @@ class Jobs:
         job.drained = drained
         actions: list[Action] = []
         if job.returncode != 0 or job.vanished:
-            if survived and self._phase is Phase.RUNS and self.running:
+            if survived and self._phase is JobPhase.RUNS and self.running:
                 self.survived.append(job)
                 actions.append(Line(f"{job.name} is lost; the others go on"))
             else:
@@ -260,14 +260,14 @@ class Jobs:
             if names := ", ".join(f"process {job.node}" for job in self.running):
                 limit = f"up to {self._spec.grace_s:g} s"
                 actions.append(Line(f"waiting {limit} for {names} to end; once more, and they are killed at once"))
-        if self._phase is Phase.SEARCH and now_s >= self._phase_ends_s:
-            self._phase, self._phase_ends_s = Phase.PEACE, now_s + PEACE_S
+        if self._phase is JobPhase.SEARCH and now_s >= self._phase_ends_s:
+            self._phase, self._phase_ends_s = JobPhase.PEACE, now_s + PEACE_S
             self._end_peace_early(now_s)
-        if self._phase is Phase.PEACE and now_s >= self._phase_ends_s:
+        if self._phase is JobPhase.PEACE and now_s >= self._phase_ends_s:
             # members that wait for all to join would not notice that one never will; stopped ones notice nothing
             actions += self._ask(now_s, signal.SIGTERM)
             actions += self._end_stopped(self.jobs)
-        elif self._phase is Phase.GRACE and now_s >= self._phase_ends_s:
+        elif self._phase is JobPhase.GRACE and now_s >= self._phase_ends_s:
             actions += self._kill_late(now_s)
         return actions
 
@@ -295,7 +295,7 @@ class Jobs:
         """End the others if one of them waits for a process that has ended with code 0 without joining."""
         awaited = self._awaited_world
         missing = [job for job in self.ended if job.returncode == 0 and job.drained and job.last_world < awaited]
-        if not missing or self._phase is not Phase.RUNS:
+        if not missing or self._phase is not JobPhase.RUNS:
             return []
         missing[0].missed = True
         return self._ask(now_s, signal.SIGTERM)
@@ -308,23 +308,23 @@ class Jobs:
         """
         self._has_fault = self._has_fault or job.status is None or job.status.cause
         actions: list[Action] = []
-        if self._phase is Phase.RUNS:
-            self._phase, self._phase_ends_s = Phase.SEARCH, now_s + SEARCH_S
+        if self._phase is JobPhase.RUNS:
+            self._phase, self._phase_ends_s = JobPhase.SEARCH, now_s + SEARCH_S
             was_killed = (job.returncode or 0) < 0 and job.status is None and not job.stopped
             actions = self._stop(signal.SIGTERM, [each for each in self.running if was_killed and not each.last_world])
-        if self._phase is Phase.SEARCH and self._has_fault:
+        if self._phase is JobPhase.SEARCH and self._has_fault:
             self._phase_ends_s = now_s
         return actions
 
     def _end_peace_early(self, now_s: float) -> None:
         """Let the tick end the peace if all running processes wait for others to join, and would notice nothing."""
-        if self._phase is Phase.PEACE and all(job.awaited_world for job in self.running):
+        if self._phase is JobPhase.PEACE and all(job.awaited_world for job in self.running):
             self._phase_ends_s = now_s
 
     def _ask(self, now_s: float, number: signal.Signals) -> list[Action]:
         """Send all processes a signal to end, after which they have the grace period."""
-        if self._phase is not Phase.GRACE:
-            self._phase, self._grace_ends_s = Phase.GRACE, now_s + self._spec.grace_s
+        if self._phase is not JobPhase.GRACE:
+            self._phase, self._grace_ends_s = JobPhase.GRACE, now_s + self._spec.grace_s
             self._phase_ends_s = self._grace_ends_s
             for job in self.running:
                 job.queued_s = self._look(job.node).queued_s
@@ -342,7 +342,7 @@ class Jobs:
             number = number + 1 if look.letter and look.letter == letter else 1
             job.standstill = look.letter, number
             is_awaited = self._awaited_world > job.last_world
-            if not look.letter or self._phase is not Phase.RUNS or not (is_awaited or elsewhere):
+            if not look.letter or self._phase is not JobPhase.RUNS or not (is_awaited or elsewhere):
                 continue
             if is_awaited and number * LOOK_S == SUSPECT_S:
                 text = f"{job.name} {look.reason}, for {SUSPECT_S:g} s now; others wait for it to join"

@@ -21,7 +21,7 @@ from ..processes.status import LONGEST_BYTES, Record, Status, read_record
 from ..signals import ASKING
 from ..survival.witness import has_survivor, newest_world
 from .binding import bound_to_cores, share_own_cores
-from .jobs import Action, Job, Jobs, Kill, LaunchSpec, Line, Look
+from .jobs import Action, Job, Jobs, KernelState, Kill, LaunchSpec, Line
 from .lifeline import tie_to_pipe
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, line_prefix
 
@@ -70,7 +70,7 @@ async def launch(spec: LaunchSpec) -> LaunchOutcome:
                 log = resources.enter_context(Log(spec.log_path(node))) if spec.log_dir else None
                 try:
                     with bound_to_cores(cores):
-                        launcher.children[node] = Child(spec, node, secret=secret, screen=launcher.screen, log=log)
+                        launcher.children[node] = NodeChild(spec, node, secret=secret, screen=launcher.screen, log=log)
                 except OSError as error:  # too many files or processes, too little memory
                     raise UsageError(
                         f"process {node} cannot be started: {error.strerror or error}; "
@@ -96,7 +96,7 @@ class _Launcher:
     """Passes what happens to `Jobs`, and performs the actions."""
 
     def __init__(self, spec: LaunchSpec) -> None:
-        self.children: dict[int, Child] = {}
+        self.children: dict[int, NodeChild] = {}
         self.jobs = Jobs(spec, lambda node: look(self.children[node].pid), trio.current_time())
         self.screen = Screen()
         self._spec = spec
@@ -137,7 +137,7 @@ class _Launcher:
             else:
                 self._act(self.jobs.interrupt(trio.current_time(), signal.Signals(number)))
 
-    async def _watch(self, child: Child) -> None:
+    async def _watch(self, child: NodeChild) -> None:
         """Show the output of one process, handle its records, and act on its end."""
         async with trio.open_nursery() as nursery:
             for relay in child.relays:
@@ -154,7 +154,7 @@ class _Launcher:
             drained = child.drained.is_set()
             self._act(self.jobs.close(trio.current_time(), child.node, drained=drained, survived=survived))
 
-    async def _read_records(self, child: Child) -> None:
+    async def _read_records(self, child: NodeChild) -> None:
         """Handle the records of a process; with a log, write the text of the last one into it."""
         with child.listening:
             async for line in _read_lines(child.reports, LONGEST_BYTES):
@@ -174,7 +174,7 @@ class _Launcher:
         return world is not None and job.node not in world.members
 
 
-class Child:
+class NodeChild:
     """The process of one node, and its pipes.
 
     Args:
@@ -274,14 +274,14 @@ class Child:
         job.tail = [line.decode(errors="replace").rstrip("\n") for line in self.relays[0].tail]
 
 
-def look(pid: int) -> Look:
+def look(pid: int) -> KernelState:
     """Return what the kernel reports of a process that has not been reaped."""
     letter, queued_s = state_letter(pid), queued_ns(pid) / 1e9
     if letter not in _STANDSTILL:
-        return Look(queued_s=queued_s)
+        return KernelState(queued_s=queued_s)
     function = waits_in_kernel(pid) if letter == "D" else ""
     reason = "waits for memory" if any(part in function for part in _FOR_MEMORY) else _STANDSTILL[letter]
-    return Look(letter=letter, reason=f"{reason} (in {function})" if function else reason, queued_s=queued_s)
+    return KernelState(letter=letter, reason=f"{reason} (in {function})" if function else reason, queued_s=queued_s)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from ..errors import UsageError
 from ..threads import start_thread
 
 
-def die_with_launcher(descriptor: int) -> None:
+def end_with_launcher(descriptor: int) -> None:
     """Kill this process group when the launcher, at the other end of the pipe, has ended or ends.
 
     Call it once, in a process that leads its group and before it starts threads. The descriptor stays open as long as
@@ -96,7 +96,7 @@ def join_launcher(environ: MutableMapping[str, str] = os.environ) -> bool:
         for name in ("SECRET", "LISTENER", "STATUS"):
             if text := environ.get(f"OVERLAP_{name}_FD"):
                 os.set_inheritable(int(text), False)
-        die_with_launcher(int(environ["OVERLAP_LIFELINE_FD"]))
+        end_with_launcher(int(environ["OVERLAP_LIFELINE_FD"]))
     except (ValueError, OSError) as error:
         raise UsageError(
             f"the descriptors of OVERLAP_*_FD are not open here: {error}; a program between `overlap run` and this one "

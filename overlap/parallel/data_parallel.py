@@ -203,7 +203,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         self._factors = factors
         for bucket in self._buckets:
             bucket.sent = False
-        self._work.compute(partial(self._note_arrivals, reduced), name="look")
+        self._work.compute(partial(self._record_arrivals, reduced), name="look")
         compares = self._compare_every is not None and self.steps % self._compare_every == 0
         if self._all_hidden or compares:
             self._issue_due_updates()
@@ -213,7 +213,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
 
     async def _await_weights(self) -> Params:
         """Wait for all updates; return the weights."""
-        await self.settle()
+        await self.wait_updates()
         return self.rebuild_tree(self._parameters.views)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -230,12 +230,12 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         """Return the pieces that this rank reads of a checkpoint: all of them."""
         return self._parameters.pieces()
 
-    async def settle(self) -> None:
+    async def wait_updates(self) -> None:
         """Wait until all updates that are issued or due have ended."""
         self._issue_due_updates()
         for update in [*self._issued, *set(self._newest.values())]:
             await update
-        await self._work.compute(nothing, name="settle")
+        await self._work.compute(nothing, name="wait updates")
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         issued.append(newest)
         self._newest.update(dict.fromkeys(bucket.plan.names, newest))
 
-    def _note_arrivals(self, reduced: list[Future[Array]]) -> None:
+    def _record_arrivals(self, reduced: list[Future[Array]]) -> None:
         """Note, when backward ends, whether only the last bucket is still on the wire.
 
         If not, weights are updated all at once after the next step, while that bucket travels; else each of them right

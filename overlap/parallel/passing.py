@@ -14,7 +14,7 @@ from ..runtime.group import Group
 from ..timeline.span import RoleName
 from .memory_work import users_frame
 from .returned import check_passed
-from .schedules import Action, Kind, PipelineSchedule
+from .schedules import Action, ActionKind, PipelineSchedule
 
 if TYPE_CHECKING:
     from ..runtime.calls.shapes import Like
@@ -39,13 +39,13 @@ class StagePassing:
         self, group: Group, schedule: PipelineSchedule, boundaries: Sequence[Boundary], stream: str | Stream
     ) -> None:
         self._group, self._schedule, self._boundaries, self._stream = group, schedule, boundaries, stream
-        self._local_values: dict[tuple[Kind, int, int], object] = {}  # values between two stages of this rank
+        self._local_values: dict[tuple[ActionKind, int, int], object] = {}  # values between two stages of this rank
 
     def stays(self, stage: int) -> bool:
         """Whether a stage is on this rank."""
         return 0 <= stage < self._schedule.stages and self._schedule.owners[stage] == self._group.rank
 
-    def receive(self, kind: Kind, stage: int, microbatch: int) -> object:
+    def receive(self, kind: ActionKind, stage: int, microbatch: int) -> object:
         """Return the input of an action: a future of another rank's message, or the value that stayed on this rank."""
         if (kind, stage, microbatch) in self._local_values:
             return self._local_values.pop((kind, stage, microbatch))
@@ -59,7 +59,7 @@ class StagePassing:
             call_site=users_frame(),
         )
 
-    def deliver(self, kind: Kind, stage: int, microbatch: int, value: object) -> None:
+    def deliver(self, kind: ActionKind, stage: int, microbatch: int, value: object) -> None:
         """Hand over the input of an action at a stage: send it to its rank, or keep it; outside the pipeline, drop it.
 
         Args:
@@ -80,7 +80,7 @@ class StagePassing:
                 call_site=users_frame(),
             )
 
-    def _check_boundary(self, kind: Kind, stage: int, value: object) -> object:
+    def _check_boundary(self, kind: ActionKind, stage: int, value: object) -> object:
         """Return a future that fails unless its array has the boundary's shape and dtype; trees pass unchecked."""
         source = _source_stage(kind, stage)
         like = self._boundaries[min(source, stage)]
@@ -88,13 +88,13 @@ class StagePassing:
             return value
         shape, dtype = cast("tuple[int | Sequence[int], Any]", like)
         sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        return Checked(value, partial(check_passed, kind is Kind.FORWARD, source, sizes, np.dtype(dtype)))
+        return Checked(value, partial(check_passed, kind is ActionKind.FORWARD, source, sizes, np.dtype(dtype)))
 
-    def _tag(self, kind: Kind, stage: int, microbatch: int) -> int:
+    def _tag(self, kind: ActionKind, stage: int, microbatch: int) -> int:
         """Return a tag that is unique in a batch: messages between two ranks may arrive in another order."""
-        return (microbatch * self._schedule.stages + stage) * 2 + (kind is Kind.BACKWARD)
+        return (microbatch * self._schedule.stages + stage) * 2 + (kind is ActionKind.BACKWARD)
 
 
-def _source_stage(kind: Kind, stage: int) -> int:
+def _source_stage(kind: ActionKind, stage: int) -> int:
     """Return the stage whose output is the input of an action: the one before in forward, the next in backward."""
-    return stage - 1 if kind is Kind.FORWARD else stage + 1
+    return stage - 1 if kind is ActionKind.FORWARD else stage + 1

@@ -19,7 +19,7 @@ from .memory_work import MemoryWork, users_frame
 from .models import TrainableModel
 from .passing import StagePassing
 from .returned import check_loss
-from .schedules import Action, Kind
+from .schedules import Action, ActionKind
 from .settings import check_count, resolve_group
 from .tree import Path, RunningSum, has_no_data, last_future, leaves, pick, rebuild
 
@@ -252,20 +252,20 @@ class BatchPass:
     async def issue(self, action: Action) -> object:
         """Issue one action; return a tree with the future of the last compute. Waits only where a layer does."""
         stage, kind, i = action
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             return await self._issue_forward(stage, i)
-        if kind is Kind.WEIGHT_GRADIENT:
+        if kind is ActionKind.WEIGHT_GRADIENT:
             return self._add_gradients(
                 stage, second_half(self._layer(stage), self._weights[stage], self._halves.pop((stage, i)))
             )
-        dy, kept = self._passing.receive(Kind.BACKWARD, stage, i), self._kept.pop((stage, i))
-        if kind is Kind.BACKWARD:
+        dy, kept = self._passing.receive(ActionKind.BACKWARD, stage, i), self._kept.pop((stage, i))
+        if kind is ActionKind.BACKWARD:
             dx, dw = self._layer(stage).backward(self._weights[stage], kept, dy)
-            self._passing.deliver(Kind.BACKWARD, stage - 1, i, dx)
+            self._passing.deliver(ActionKind.BACKWARD, stage - 1, i, dx)
             return self._add_gradients(stage, dw)
         dx, self._halves[stage, i] = first_half(self._layer(stage), self._weights[stage], kept, dy)
         self._passing.deliver(
-            Kind.BACKWARD, stage - 1, i, self._detach_gradient(dx) if self._passing.stays(stage - 1) else dx
+            ActionKind.BACKWARD, stage - 1, i, self._detach_gradient(dx) if self._passing.stays(stage - 1) else dx
         )
         return dx
 
@@ -273,17 +273,17 @@ class BatchPass:
         """Issue the forward of a microbatch at a stage, and deliver its output; the last stage starts backward."""
         if stage not in self._weights:
             self._weights[stage] = self._newest_weights(stage)
-        x = self._passing.receive(Kind.FORWARD, stage, i) if stage else self._xs[i]
+        x = self._passing.receive(ActionKind.FORWARD, stage, i) if stage else self._xs[i]
         y, self._kept[stage, i] = await issue_forward(self._layer(stage), self._weights[stage], x)
         if stage == self._schedule.stages - 1:
             return self._start_backward(stage, i, y)
-        self._passing.deliver(Kind.FORWARD, stage + 1, i, y)
+        self._passing.deliver(ActionKind.FORWARD, stage + 1, i, y)
         return y
 
     def _start_backward(self, stage: int, i: int, y: object) -> object:
         """Issue the loss of a microbatch, and deliver its gradient to the last stage."""
         both = self._issue_loss(y, self._targets[i])
-        self._passing.deliver(Kind.BACKWARD, stage, i, both[0])
+        self._passing.deliver(ActionKind.BACKWARD, stage, i, both[0])
         self.losses.append(both[1])
         return both
 

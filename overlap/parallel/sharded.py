@@ -270,7 +270,7 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         """Return the pieces that this rank reads of a checkpoint: its part; in stages 1 and 2 all parameters."""
         return [piece for bucket in self._buckets for piece in bucket.weights.pieces(whole=bucket.whole)]
 
-    async def settle(self) -> None:
+    async def wait_updates(self) -> None:
         """Wait until all updates of this rank's part are done that have been issued."""
         for bucket in self._buckets:
             await bucket.updated

@@ -130,7 +130,7 @@ class Strategy(ABC, Generic[Params]):
             "that is used twice, add the gradients up and hand over the sum; or has model.step() been forgotten?"
         )
 
-    def _note_first_step(self) -> None:
+    def _record_first_step(self) -> None:
         """Count steps under `--survive`; refuse to restart a model whose earlier steps were lost.
 
         Raises:

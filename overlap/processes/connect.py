@@ -29,7 +29,7 @@ from .identity import JOIN_TIMEOUT_S, WORLDS, RendezvousConfig, SilenceLimits
 from .introduce import introduce_by_mpi
 from .join import Membership, join
 from .members import MemberLostError
-from .place import Place
+from .place import ProcessPlace
 from .real_time import TransportNotices, WorldSetup, cluster_of_place, single_process_setup, wrap_transport
 from .secret import user_secret
 from .shared_folder import check_shared_folder
@@ -46,7 +46,7 @@ _attempts: list[int] = []
 
 @asynccontextmanager
 async def join_world(
-    own_place: Place,
+    own_place: ProcessPlace,
     run: RunConfig,
     *,
     meeting: RendezvousConfig | None = None,
@@ -131,7 +131,7 @@ def place_and_setup(
     ranks_each: int = 1,
     job: str | None = None,
     restart: int = 0,
-) -> tuple[Place | None, AbstractAsyncContextManager[WorldSetup]]:
+) -> tuple[ProcessPlace | None, AbstractAsyncContextManager[WorldSetup]]:
     """Return the place of a process that no launcher of ours has started, and the setup of its world.
 
     Args:
@@ -154,7 +154,7 @@ def place_and_setup(
         timeout_s=timeout_s or run_config.join_timeout_s or JOIN_TIMEOUT_S,
         ranks_each=ranks_each,
     )
-    place = Place(
+    place = ProcessPlace(
         source=source,
         process=config.member,
         processes=config.members,
@@ -168,7 +168,7 @@ def place_and_setup(
     return place, join_world(place, run_config, meeting=config)
 
 
-async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
+async def rendezvous(own_place: ProcessPlace, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
     """Return the configuration to join a world, by the number of the world in this attempt, from 0."""
     tls = run.tls_files()
     endpoint, secret, listener = own_place.endpoint, own_place.secret, None
@@ -197,7 +197,7 @@ async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig)
 
 
 async def _make_transport(
-    own_place: Place,
+    own_place: ProcessPlace,
     placement: Sequence[Sequence[int]],
     config: RendezvousConfig,
     membership: Membership,

@@ -20,7 +20,7 @@ from transports.identity import Hello
 from .clock import CoordinatorClock
 from .identity import FRESH, RendezvousConfig, name_epoch
 from .link import ControlLink, MemberLinks, watch_silences
-from .members import Members, Phase
+from .members import Members, MembershipPhase
 from .sockets import format_endpoint, listen, tune
 from .wire import Join, MemberLost, MemberNotice, Message, Refused
 
@@ -142,7 +142,7 @@ class Host(MemberLinks):
 
     def _accepts_any_attempt(self, theirs: Hello) -> bool:
         """Whether both sides are fresh, and the world is not complete: they agree on the attempt when all have met."""
-        return FRESH == theirs.detail == self._hello.detail and self.members.phase is Phase.GATHERING
+        return FRESH == theirs.detail == self._hello.detail and self.members.phase is MembershipPhase.GATHERING
 
     async def serve_member(self, stream: trio.abc.Stream, address: str, member: int) -> None:
         """Serve one member, and send it the reason if this side ends the connection."""

@@ -13,7 +13,7 @@ import trio
 
 from ..errors import UsageError
 from .identity import JOIN_TIMEOUT_S
-from .place import Place
+from .place import ProcessPlace
 from .sockets import listen_at_free_port
 
 _LOOK_S = 1e-3  # between two looks at an operation of MPI, which offers nothing to wait for
@@ -28,7 +28,7 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
 
 
 async def introduce_by_mpi(
-    own_place: Place, timeout_s: float = JOIN_TIMEOUT_S
+    own_place: ProcessPlace, timeout_s: float = JOIN_TIMEOUT_S
 ) -> tuple[tuple[str, int], bytes, socket.socket | None]:
     """Send the endpoint and the secret of process 0 to the others through MPI; later bytes take other ways.
 
@@ -55,7 +55,7 @@ async def introduce_by_mpi(
         watcher.communicate()
 
 
-async def _introduce(own_place: Place) -> tuple[tuple[str, int], bytes, socket.socket | None]:
+async def _introduce(own_place: ProcessPlace) -> tuple[tuple[str, int], bytes, socket.socket | None]:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):  # mpi4py without a library

@@ -23,7 +23,7 @@ _OUT_OF_ORDER = ("cyclic", "plane", "arbitrary")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class LauncherValues:
     """Values of one launcher; None where it sets none."""
 
     source: str  # Name of the launcher
@@ -37,26 +37,26 @@ class Row:
     job: str | None = None  # Name of this attempt of the job
 
 
-def _read_torchrun(environ: Mapping[str, str]) -> Row | None:
+def _read_torchrun(environ: Mapping[str, str]) -> LauncherValues | None:
     """Read the variables of torchrun. A restart is another job: processes of an earlier attempt cannot join it."""
     job = ".".join(filter(None, (environ.get("TORCHELASTIC_RUN_ID"), environ.get("TORCHELASTIC_RESTART_COUNT"))))
     local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     return _read_row("torchrun", environ, ("RANK", "WORLD_SIZE"), local, job=job)
 
 
-def _read_open_mpi(environ: Mapping[str, str]) -> Row | None:
+def _read_open_mpi(environ: Mapping[str, str]) -> LauncherValues | None:
     """Read the variables of Open MPI; None if they are not set."""
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None)
     return _read_row("Open MPI", environ, names, local, job=environ.get("PMIX_NAMESPACE"))
 
 
-def _read_mpich(environ: Mapping[str, str]) -> Row | None:
+def _read_mpich(environ: Mapping[str, str]) -> LauncherValues | None:
     """Read the variables of MPICH; None if they are not set."""
     return _read_row("MPICH", environ, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", None))
 
 
-def _read_slurm(environ: Mapping[str, str]) -> Row | None:
+def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
     """Read the variables of a step of `srun`; a batch script has only variables of its job, and is one process."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     if not step:
@@ -75,7 +75,7 @@ def _read_slurm(environ: Mapping[str, str]) -> Row | None:
         _check_blocks("Slurm", process, processes, node=node, nodes=count)
     job = number(environ, "SLURM_JOB_ID") or 0
     attempt = environ.get("SLURM_RESTART_COUNT") or "0"
-    return Row(
+    return LauncherValues(
         source="Slurm",
         process=process,
         processes=processes,
@@ -95,11 +95,16 @@ def _follow_each_other(environ: Mapping[str, str], tasks: int, nodes: int) -> bo
     return not dealt and "," not in per_node and tasks % nodes == 0
 
 
-ROWS: tuple[Callable[[Mapping[str, str]], Row | None], ...] = (_read_torchrun, _read_open_mpi, _read_mpich, _read_slurm)
+ROWS: tuple[Callable[[Mapping[str, str]], LauncherValues | None], ...] = (
+    _read_torchrun,
+    _read_open_mpi,
+    _read_mpich,
+    _read_slurm,
+)
 """From the innermost launcher to the outermost."""
 
 
-def find_endpoint(environ: Mapping[str, str], row: Row) -> tuple[str, int] | None:
+def find_endpoint(environ: Mapping[str, str], row: LauncherValues) -> tuple[str, int] | None:
     """Return the endpoint at which process 0 listens.
 
     Raises:
@@ -163,14 +168,14 @@ def _read_row(
     local: tuple[str, str, str | None],
     *,
     job: str | None = None,
-) -> Row | None:
+) -> LauncherValues | None:
     """Read the index and number of processes, of the world and of this node."""
     if (pair := _read_index_and_size(source, environ, *names)) is None:
         return None
     process, processes = pair
     index, size, node = (number(environ, name) if name else None for name in local)
     if size is None:
-        return Row(source=source, process=process, processes=processes, job=job)
+        return LauncherValues(source=source, process=process, processes=processes, job=job)
     if size < 1 or processes % size or (index is not None and process % size != index):
         raise UsageError(
             f"{source}: nodes must have equally many processes, in order; this is process {process} of {processes}, "
@@ -179,7 +184,9 @@ def _read_row(
     nodes = processes // size
     if node is not None:
         _check_blocks(source, process, processes, node=node, nodes=nodes)
-    return Row(source=source, process=process, processes=processes, node=process // size, nodes=nodes, job=job)
+    return LauncherValues(
+        source=source, process=process, processes=processes, node=process // size, nodes=nodes, job=job
+    )
 
 
 def _read_index_and_size(source: str, environ: Mapping[str, str], index: str, size: str) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ import trio
 
 from ..kernel_facts import ProcessState, process_state
 from .identity import JoinError, SilenceLimits
-from .members import Action, Complete, Cut, GiveUp, Report, Send, Silence
+from .members import Action, Complete, CutConnection, GiveUp, PrintLine, SendControl, Silence
 from .wire import FrameReader, Join, Message, MessageError, Ready, broken_protocol, encode
 
 #: Most bytes of one `receive_some`, and about the size of one `send_all`; a frame fits.
@@ -195,13 +195,13 @@ class MemberLinks:
         """Perform actions; `link` is a connection that they may be about before it is that of its member."""
         for action in actions:
             match action:
-                case Send(self._member, message):
+                case SendControl(self._member, message):
                     self._deliver(message)
-                case Send(member, message):
+                case SendControl(member, message):
                     self.links[member].send(message)
-                case Cut(member, reason):
+                case CutConnection(member, reason):
                     (link or self.links[member]).cut(reason)
-                case Report(line):
+                case PrintLine(line):
                     self._report(line)
                 case GiveUp():
                     self._failure = action

@@ -55,7 +55,7 @@ _REPEATED_LIMIT = 3
 _CLOCK_SAMPLES = 16
 
 
-class Phase(Enum):
+class MembershipPhase(Enum):
     """Phase of a world, as one member sees it."""
 
     GATHERING = "some members have not joined"
@@ -63,7 +63,7 @@ class Phase(Enum):
     OVER = "it did not start, or this member has left"
 
 
-class State(Enum):
+class MemberState(Enum):
     """State of a member."""
 
     ABSENT = "has not joined"
@@ -77,7 +77,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendControl:
     """Send a message to a member; the program of this process gets that to its own member."""
 
     member: int
@@ -85,7 +85,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutConnection:
     """End the connection of a member, which gets the reason."""
 
     member: int
@@ -93,7 +93,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PrintLine:
     """Print a line for the user."""
 
     line: str
@@ -112,7 +112,7 @@ class GiveUp:
     missing: tuple[int, ...]
 
 
-Action: TypeAlias = Send | Cut | Report | Complete | GiveUp
+Action: TypeAlias = SendControl | CutConnection | PrintLine | Complete | GiveUp
 
 
 # -- silence ---------------------------------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ class Silence:
                 reason = f"{why}; it is waited for, and counts as lost after {limit_s:g} s"
             elif self.state is ProcessState.RUNS:
                 reason = "it runs, but a call in it keeps the GIL; it is waited for"
-            yield Report(f"{config.name(member)} has been silent for {limits.suspect_s:g} s: {reason}")
+            yield PrintLine(f"{config.name(member)} has been silent for {limits.suspect_s:g} s: {reason}")
         if self.silent_s >= limit_s and self.state is not ProcessState.RUNS:
             detail = f"; its host {self.host} answers" if self.host else _DETAILS.get(self.state, "")
-            yield Cut(member, f"no sign of life for {limit_s:g} s{detail}")
+            yield CutConnection(member, f"no sign of life for {limit_s:g} s{detail}")
 
 
 _SUSPICIONS = {
@@ -165,14 +165,14 @@ _DETAILS = {ProcessState.STOPPED: "; it is stopped", ProcessState.GONE: "; it ha
 class Member:
     """A member, as member 0 sees it."""
 
-    state: State = State.ABSENT
+    state: MemberState = MemberState.ABSENT
     address: str | None = None  # Of its connection; None: it has none
     suspected: bool = False  # Whether its present silence has been reported
 
     @property
     def receives(self) -> bool:
         """Whether messages reach it."""
-        return self.address is not None and self.state not in (State.LEFT, State.LOST)
+        return self.address is not None and self.state not in (MemberState.LEFT, MemberState.LOST)
 
 
 class Members:
@@ -184,27 +184,27 @@ class Members:
     """
 
     def __init__(self, config: RendezvousConfig) -> None:
-        self.phase: Phase = Phase.GATHERING
+        self.phase: MembershipPhase = MembershipPhase.GATHERING
         self.members: list[Member] = [Member() for _ in range(config.members)]
         self._config = config
         self._exchanges: dict[tuple[str, int], dict[int, bytes]] = {}
         self._refusals: dict[str, str] = {}  # by reason: the line
 
-    def _in_state(self, *states: State) -> list[int]:
+    def _in_state(self, *states: MemberState) -> list[int]:
         return [number for number, member in enumerate(self.members) if member.state in states]
 
     @property
     def _waiting(self) -> Waiting:
         """The members that are missing."""
-        departed = self._in_state(State.DEPARTED)
-        return Waiting(missing=self._in_state(State.ABSENT, State.DEPARTED), departed=departed)
+        departed = self._in_state(MemberState.DEPARTED)
+        return Waiting(missing=self._in_state(MemberState.ABSENT, MemberState.DEPARTED), departed=departed)
 
     def connect(self, number: int, address: str) -> list[Action]:
         """Add the connection of a member that has none; else cut this new connection."""
         member = self.members[number]
-        if member.address is not None or member.state in (State.LEFT, State.LOST):
+        if member.address is not None or member.state in (MemberState.LEFT, MemberState.LOST):
             reason = f"process {number} has already joined; give each process a number of its own"
-            return [*self._refuse(address, reason), Cut(number, reason)]
+            return [*self._refuse(address, reason), CutConnection(number, reason)]
         member.address, member.suspected = address, False
         return []
 
@@ -232,38 +232,38 @@ class Members:
         if key in self._refusals or len(self._refusals) >= _REPORTED_LIMIT:
             return []
         self._refusals[key] = line
-        return [Report(line)]
+        return [PrintLine(line)]
 
     def receive(self, number: int, message: Message, now_ns: int) -> list[Action]:
         """Act on a message of a member; `now_ns` is the time on this process's clock."""
-        member, is_complete = self.members[number], self.phase is not Phase.GATHERING
-        if not member.receives or self.phase is Phase.OVER:
+        member, is_complete = self.members[number], self.phase is not MembershipPhase.GATHERING
+        if not member.receives or self.phase is MembershipPhase.OVER:
             return []
         match message:
             case Ping(sent_ns=sent_ns):
-                return [Send(number, Pong(sent_ns=sent_ns, server_ns=now_ns))]
-            case Join(detail=detail) if member.state is not State.JOINED:
+                return [SendControl(number, Pong(sent_ns=sent_ns, server_ns=now_ns))]
+            case Join(detail=detail) if member.state is not MemberState.JOINED:
                 return self._join(number, detail)
             case Notice(body=body) if is_complete:
                 return self._send_others(number, MemberNotice(member=number, body=body))
             case Contribution() if is_complete:
                 return self._contribute(number, message)
             case Bye() if is_complete:
-                member.state = State.LEFT
-                farewell: list[Action] = [Send(number, Goodbye())] if number else []
+                member.state = MemberState.LEFT
+                farewell: list[Action] = [SendControl(number, Goodbye())] if number else []
                 return [*self._send_others(number, MemberLeft(member=number)), *farewell, *self._release_last()]
-        return [Cut(number, broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
+        return [CutConnection(number, broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
 
     def _join(self, number: int, detail: str) -> list[Action]:
         """Add a member, and start the world if it is the last one."""
         member, ours = self.members[number], self._config.detail
         if detail != ours:
             reason = f"process {number} has '{detail}', process 0 has '{ours}'; they must be the same"
-            return [*self._refuse(member.address or "", reason), Cut(number, reason)]
-        member.state = State.JOINED
-        if self._in_state(State.ABSENT, State.DEPARTED):
-            return [Send(number, self._waiting), *self._send_few_missing()]
-        self.phase = Phase.COMPLETE
+            return [*self._refuse(member.address or "", reason), CutConnection(number, reason)]
+        member.state = MemberState.JOINED
+        if self._in_state(MemberState.ABSENT, MemberState.DEPARTED):
+            return [SendControl(number, self._waiting), *self._send_few_missing()]
+        self.phase = MembershipPhase.COMPLETE
         return [*self._send_others(None, Ready(process=self._config.process)), Complete()]
 
     def _contribute(self, number: int, part: Contribution) -> list[Action]:
@@ -271,11 +271,11 @@ class Members:
         key = part.name, part.turn
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
             text = f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished"
-            return [Cut(number, broken_protocol(text))]
+            return [CutConnection(number, broken_protocol(text))]
         parts = self._exchanges.setdefault(key, {})
         if number in parts or len(part.blob) > BLOB_LIMIT_BYTES:
             text = f"a part of exchange '{part.name}' which is too long, or its second one"
-            return [Cut(number, broken_protocol(text))]
+            return [CutConnection(number, broken_protocol(text))]
         parts[number] = part.blob
         if len(parts) < len(self.members):
             return []
@@ -287,15 +287,17 @@ class Members:
         """Remove the connection of a member. Before the world is complete, another may take its place."""
         member = self.members[number]
         member.address = None
-        if self.phase is Phase.OVER or (self.phase is Phase.GATHERING and member.state is not State.JOINED):
+        if self.phase is MembershipPhase.OVER or (
+            self.phase is MembershipPhase.GATHERING and member.state is not MemberState.JOINED
+        ):
             return []
-        if self.phase is Phase.GATHERING:
-            member.state = State.DEPARTED
+        if self.phase is MembershipPhase.GATHERING:
+            member.state = MemberState.DEPARTED
             gone = f"process {number} went away before all had joined: {reason}"
-            return [Report(gone), *self._send_few_missing()]
-        if member.state is not State.JOINED:
+            return [PrintLine(gone), *self._send_few_missing()]
+        if member.state is not MemberState.JOINED:
             return self._release_last()
-        member.state = State.LOST
+        member.state = MemberState.LOST
         return [*self._send_others(number, MemberLost(member=number, reason=reason)), *self._release_last()]
 
     def judge_silences(self, silences: Mapping[int, Silence]) -> list[Action]:
@@ -310,27 +312,27 @@ class Members:
 
     def report_progress(self) -> list[Action]:
         """Report the members that are missing, to the user and to the members that wait."""
-        waiting, joined = self._waiting, len(self._in_state(State.JOINED))
+        waiting, joined = self._waiting, len(self._in_state(MemberState.JOINED))
         missing = ", ".join(map(str, waiting.missing))
         return [
-            Report(f"{joined} of {len(self.members)} joined; missing {missing}"), *self._send_others(0, waiting)
+            PrintLine(f"{joined} of {len(self.members)} joined; missing {missing}"), *self._send_others(0, waiting)
         ]  # fmt: skip
 
     def give_up(self) -> list[Action]:
         """Send all other members the reason why the world does not start: the time is over."""
         missing = self._waiting.missing
         refusals = [f"process 0 {line}" for line in [*self._refusals.values()][-_REPEATED_LIMIT:]]
-        reason = "; ".join([self._config.name_absent(missing, self._in_state(State.DEPARTED)), *refusals])
-        self.phase = Phase.OVER
+        reason = "; ".join([self._config.name_absent(missing, self._in_state(MemberState.DEPARTED)), *refusals])
+        self.phase = MembershipPhase.OVER
         return [*self._send_others(0, Refused(reason=reason)), GiveUp(reason, tuple(missing))]
 
     def _release_last(self) -> list[Action]:
         """Release member 0 when all others have left and hung up: until then it carries their messages."""
         others_connected = any(member.address is not None for member in self.members[1:])
-        if others_connected or self.phase is Phase.OVER or self._in_state(State.JOINED):
+        if others_connected or self.phase is MembershipPhase.OVER or self._in_state(MemberState.JOINED):
             return []
-        self.phase = Phase.OVER
-        return [Send(0, Goodbye())]
+        self.phase = MembershipPhase.OVER
+        return [SendControl(0, Goodbye())]
 
     def _send_few_missing(self) -> list[Action]:
         """Send the missing members to the members that wait, if few are missing; else `report_progress` does."""
@@ -340,7 +342,9 @@ class Members:
     def _send_others(self, number: int | None, message: Message) -> list[Action]:
         """Send a message to all members that it reaches, except one; None: to all."""
         receivers = enumerate(self.members)
-        return [Send(receiver, message) for receiver, member in receivers if receiver != number and member.receives]
+        return [
+            SendControl(receiver, message) for receiver, member in receivers if receiver != number and member.receives
+        ]
 
 
 def _batches(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
@@ -369,7 +373,7 @@ class Client:
     """
 
     def __init__(self, config: RendezvousConfig) -> None:
-        self.phase: Phase = Phase.GATHERING
+        self.phase: MembershipPhase = MembershipPhase.GATHERING
         self.clock: CoordinatorClock = CoordinatorClock()
         self._config = config
         self._host = f"at {format_endpoint(config.endpoint)}"
@@ -380,44 +384,48 @@ class Client:
         """Send a ping, as a sign of life, and judge the silence of member 0; the first answer starts a series."""
         judged = [each for one in silences.values() for each in one.judge(0, self._config, suspected=self._suspected)]
         self._suspected = bool(silences)
-        return [Send(0, Ping(sent_ns=now_ns)), *judged]
+        return [SendControl(0, Ping(sent_ns=now_ns)), *judged]
 
     def receive(self, message: Message, now_ns: int) -> list[Action]:
         """Act on a message of member 0; `now_ns` is the time on this process's clock."""
-        own, is_gathering = self._config.member, self.phase is Phase.GATHERING
+        own, is_gathering = self._config.member, self.phase is MembershipPhase.GATHERING
         match message:
             case Pong(sent_ns=sent_ns, server_ns=server_ns):
                 self.clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=now_ns))
                 if not is_gathering or len(self.clock) > _CLOCK_SAMPLES:
                     return []
                 if len(self.clock) < _CLOCK_SAMPLES:
-                    return [Send(0, Ping(sent_ns=now_ns))]
-                return [Send(0, Join(detail=self._config.detail, process=self._config.process))]
+                    return [SendControl(0, Ping(sent_ns=now_ns))]
+                return [SendControl(0, Join(detail=self._config.detail, process=self._config.process))]
             case Refused(reason=reason):
-                return [Cut(0, reason if is_gathering else f"has shut this process out: {reason}")]
+                return [CutConnection(0, reason if is_gathering else f"has excluded this process: {reason}")]
             case Waiting():
                 self._waiting = message
                 return []
             case Ready():
-                self.phase = Phase.COMPLETE
+                self.phase = MembershipPhase.COMPLETE
                 return [Complete()]
             case Goodbye():  # hang up: member 0 waits for that, so that its last messages arrive
-                self.phase = Phase.OVER
-                return [Send(own, message), Cut(0, "has let this process go")]
+                self.phase = MembershipPhase.OVER
+                return [SendControl(own, message), CutConnection(0, "has let this process go")]
             case MemberNotice() | Contributions() | MemberLost() | MemberLeft():
-                return [Send(own, message)]
-        return [Cut(0, broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
+                return [SendControl(own, message)]
+        return [CutConnection(0, broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
 
     def end_link(self, reason: str) -> list[Action]:
         """Lose member 0, or give up joining."""
-        phase, self.phase = self.phase, Phase.OVER
-        if phase is Phase.GATHERING:
+        phase, self.phase = self.phase, MembershipPhase.OVER
+        if phase is MembershipPhase.GATHERING:
             return [GiveUp(f"process 0 {self._host}: {reason}", tuple(self._waiting.missing if self._waiting else ()))]
-        return [Send(self._config.member, MemberLost(member=0, reason=reason))] if phase is Phase.COMPLETE else []
+        return (
+            [SendControl(self._config.member, MemberLost(member=0, reason=reason))]
+            if phase is MembershipPhase.COMPLETE
+            else []
+        )
 
     def give_up(self, obstacle: str) -> list[Action]:
         """Give up because the time is over; `obstacle` is why member 0 was not reached, or empty."""
-        self.phase = Phase.OVER
+        self.phase = MembershipPhase.OVER
         within = f"within {self._config.timeout_s:g} s"
         if obstacle:
             reason = f"process 0 could not be reached {self._host} {within}: {obstacle}"

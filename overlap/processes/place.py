@@ -58,7 +58,7 @@ from dataclasses import dataclass, field, replace
 
 from ..config import MEMBER_VARIABLES, RunConfig
 from ..errors import UsageError
-from .launchers import ROWS, Row, find_endpoint, is_loopback, number
+from .launchers import ROWS, LauncherValues, find_endpoint, is_loopback, number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
 
@@ -71,7 +71,7 @@ _TORCH_VARIABLES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ProcessPlace:
     """Place of a process in a world of several processes."""
 
     source: str  # Its launcher: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
@@ -106,7 +106,7 @@ class Place:
         return f"{self.job}-port{self.endpoint[1]}"  # started by hand, without a name of its own
 
 
-def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = None) -> Place | None:
+def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = None) -> ProcessPlace | None:
     """Return the place of this process, or None if it is a world of its own.
 
     Args:
@@ -132,7 +132,7 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
     job = environ.get("OVERLAP_JOB") or (row.job or DEFAULT_JOB)[-LONGEST_JOB:]
     if len(job) > LONGEST_JOB or not job.isprintable():
         raise UsageError(f"job: expected at most {LONGEST_JOB} printable characters, got {job[:80]!r}")
-    return Place(
+    return ProcessPlace(
         source=row.source,
         process=row.process,
         processes=row.processes,
@@ -147,7 +147,9 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
     )
 
 
-def set_rank_count(own_place: Place, ranks: int | None, environ: MutableMapping[str, str] = os.environ) -> Place:
+def set_rank_count(
+    own_place: ProcessPlace, ranks: int | None, environ: MutableMapping[str, str] = os.environ
+) -> ProcessPlace:
     """Return a place with the number of ranks that the program sets, if its launcher permits that.
 
     Args:
@@ -198,7 +200,7 @@ def member_variables(
     }
 
 
-def renumber(place: Place, environ: MutableMapping[str, str] = os.environ) -> None:
+def renumber(place: ProcessPlace, environ: MutableMapping[str, str] = os.environ) -> None:
     """Update the environment for a place in a later world of the same job."""
     environ.update(_rank_variables(place.process, place.processes, place.ranks_per_process))
     environ.update({"OVERLAP_NODE_RANK": str(place.process), "OVERLAP_NNODES": str(place.processes)})
@@ -224,7 +226,7 @@ def without_membership(environ: Mapping[str, str]) -> dict[str, str]:
 # -- rows --------------------------------------------------------------------------------------------------------
 
 
-def _read_overlap_run(environ: Mapping[str, str]) -> Row | None:
+def _read_overlap_run(environ: Mapping[str, str]) -> LauncherValues | None:
     """Read the variables of `overlap run`; None if they are not set."""
     process = number(environ, "OVERLAP_NODE_RANK")
     if process is None:
@@ -236,7 +238,7 @@ def _read_overlap_run(environ: Mapping[str, str]) -> Row | None:
         raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
     ranks = number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
     _check_torch_variables(environ, {"RANK": process * ranks, "WORLD_SIZE": nodes * ranks})
-    return Row(
+    return LauncherValues(
         source="overlap run", process=process, processes=nodes, ranks_per_process=ranks, node=process, nodes=nodes
     )
 
@@ -252,7 +254,7 @@ def _check_torch_variables(environ: Mapping[str, str], expected: Mapping[str, in
 _OVERLAP_VARIABLES = ("NODE_RANK", "NNODES", "NPROC_PER_NODE")
 
 
-def _read_other_launchers(environ: Mapping[str, str]) -> Row | None:
+def _read_other_launchers(environ: Mapping[str, str]) -> LauncherValues | None:
     """Read the variables of torchrun, MPI and Slurm; None if none is set. Raises a `UsageError` if two disagree."""
     rows = [row for read in ROWS if (row := read(environ)) is not None]
     for row in rows[1:]:
@@ -260,7 +262,7 @@ def _read_other_launchers(environ: Mapping[str, str]) -> Row | None:
     return next(iter(rows), None)
 
 
-def _check_agreement(first: Row, further: Row) -> None:
+def _check_agreement(first: LauncherValues, further: LauncherValues) -> None:
     """Refuse launchers that disagree.
 
     A world of one process agrees with all; so does a launcher that started the first one once a node.
@@ -277,7 +279,7 @@ def _check_agreement(first: Row, further: Row) -> None:
 # -- details -----------------------------------------------------------------------------------------------------
 
 
-def _count_ranks_per_process(ranks: int | None, row: Row) -> int:
+def _count_ranks_per_process(ranks: int | None, row: LauncherValues) -> int:
     """Return the number of ranks of each process: 1, unless the settings have a number for the world."""
     if ranks is not None and ranks % row.processes:
         raise UsageError(
@@ -287,7 +289,7 @@ def _count_ranks_per_process(ranks: int | None, row: Row) -> int:
     return ranks // row.processes if ranks else 1
 
 
-def _count_nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | None) -> tuple[int, int]:
+def _count_nodes(environ: Mapping[str, str], row: LauncherValues, endpoint: tuple[str, int] | None) -> tuple[int, int]:
     """Return the number of nodes, and the index of the node that this process is on."""
     parts = number(environ, "OVERLAP_NNODES", at_least=1)
     hosts = number(environ, "OVERLAP_HOSTS", at_least=1)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..settings import Wires
     from .control import ControlPlane
     from .join import Membership
-    from .place import Place
+    from .place import ProcessPlace
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ LEAVE_S = 10.0
 
 async def run_ranks(
     opened: AbstractAsyncContextManager[WorldSetup],
-    own_place: Place | None,
+    own_place: ProcessPlace | None,
     main: Callable[..., Awaitable[T]],
     args: tuple[object, ...],
     run_config: RunConfig,
@@ -80,7 +80,7 @@ async def run_ranks(
             state_dir=run_config.state_dir,
             steps=KeptSteps.from_setting(run_config.trace_steps),
             epochs=epochs,
-            limits=StallLimits(tell_s=run_config.stall_s or STALL_S, give_up_s=run_config.give_up_s),
+            limits=StallLimits(report_s=run_config.stall_s or STALL_S, give_up_s=run_config.give_up_s),
         )
         on_start(world)
         if setup.notices is not None:
@@ -112,7 +112,7 @@ async def run_ranks(
     return results
 
 
-def _open_flight_record(run_config: RunConfig, own_place: Place | None, setup: WorldSetup) -> FlightFile | None:
+def _open_flight_record(run_config: RunConfig, own_place: ProcessPlace | None, setup: WorldSetup) -> FlightFile | None:
     """Open the flight record of this process; None if it cannot be written."""
     name, start = describe_start(
         job=own_place.label if own_place else None,
@@ -225,7 +225,7 @@ def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, s
     return placed
 
 
-def cluster_of_place(own_place: Place, config: RunConfig) -> topology.Cluster:
+def cluster_of_place(own_place: ProcessPlace, config: RunConfig) -> topology.Cluster:
     """Return the cluster of the settings, with one node for each host; on a single host, with its own nodes."""
     import topology
 

@@ -11,7 +11,7 @@ import trio
 
 from ..errors import UsageError
 from .join import Membership
-from .place import Place
+from .place import ProcessPlace
 
 #: Variable that names the folder of the witness to the processes of a job.
 WITNESS = "OVERLAP_WITNESS"
@@ -28,7 +28,7 @@ def host_file(folder: Path, host: int) -> Path:
     return folder / f"host-{host}"
 
 
-async def check_shared_folder(own_place: Place, membership: Membership, timeout_s: float) -> None:
+async def check_shared_folder(own_place: ProcessPlace, membership: Membership, timeout_s: float) -> None:
     """Compare what all processes read in the file of the first host; once in a job.
 
     Args:

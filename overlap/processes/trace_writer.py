@@ -123,7 +123,7 @@ class TraceWriter:
         assert file is not None
         assert path is not None
         if members and await trio.to_thread.run_sync(join_all, file, path, members):
-            trace_files.note_written(path)
+            trace_files.record_written(path)
         elif members:
             self._report_part(file, "not all processes write to one disk")
 
@@ -152,7 +152,7 @@ class TraceWriter:
 
             with self._storing_failure():
                 write_trace(timeline(), self._run_config.trace)
-                trace_files.note_written(self._run_config.trace)
+                trace_files.record_written(self._run_config.trace)
 
     @contextmanager
     def _storing_failure(self) -> Iterator[None]:

@@ -23,9 +23,9 @@ from ..timeline.files.trace import (
     ENDING,
     HEADER,
     ClockAt,
-    End,
     Header,
     SectionWriter,
+    TraceEnd,
     join_parts,
     read_header,
 )
@@ -97,7 +97,7 @@ class TraceFile:
                 self._restart()
             self._append(self.path)
             dropped = sum(recorder.dropped for recorder in self._recorders)
-            _append_bytes(self.path, self._section.note(END, End(dropped=dropped, meta=meta)) + ENDING)
+            _append_bytes(self.path, self._section.note(END, TraceEnd(dropped=dropped, meta=meta)) + ENDING)
             self._base_bytes = self.path.stat().st_size - len(ENDING)
         except OSError as error:
             raise UsageError(f"trace: cannot write {self.path}: {error.strerror}; name another file") from error
@@ -125,7 +125,7 @@ class TraceFile:
 
     def _append(self, path: Path) -> None:
         """Add the spans since the last call to a file, and the offset of the clock if it has moved."""
-        text = self._note_clock()
+        text = self._record_clock()
         offset_ns = self._clocks[-1].offset_ns if self._clocks else 0
         for recorder in self._recorders:
             if raws := recorder.since(self._seen.get(recorder.rank)):
@@ -135,7 +135,7 @@ class TraceFile:
                 self._written += len(raws)
         _append_bytes(path, text)
 
-    def _note_clock(self) -> bytes:
+    def _record_clock(self) -> bytes:
         """Return the event of the clock's offset, if it has moved by more than its error."""
         if self._clock is None:
             return b""

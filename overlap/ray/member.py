@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import trio
 from ray import cloudpickle
 
-from ..embedded.rendezvous import Store, rendezvous_through_store
+from ..embedded.rendezvous import RendezvousStore, rendezvous_through_store
 from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, in_one_line, shown, text_of, type_name
 from ..processes.connect import place_and_setup
 from ..processes.real_time import run_ranks
@@ -36,7 +36,7 @@ class MemberActor(store_class()):  # type: ignore[misc]
         self._scope = trio.CancelScope()
         self._writer = TraceWriter(job.config, joins=False)
 
-    async def run(self, store: Store) -> MemberEnd:
+    async def run(self, store: RendezvousStore) -> MemberEnd:
         """Join the other members through a store, run the program on the ranks here, and report the end."""
         return await asyncio.to_thread(self._run, store)
 
@@ -46,7 +46,7 @@ class MemberActor(store_class()):  # type: ignore[misc]
             if self._token is not None:
                 self._token.run_sync_soon(self._scope.cancel)
 
-    def _run(self, store: Store) -> MemberEnd:
+    def _run(self, store: RendezvousStore) -> MemberEnd:
         """Run the program, and return the end of this process."""
         try:
             return self._make_end(results=self._run_program(store))
@@ -55,7 +55,7 @@ class MemberActor(store_class()):  # type: ignore[misc]
         except BaseException as error:
             return self._make_end(error=RemoteError(type_name(error), text_of(error), trace=_trace(error)))
 
-    def _run_program(self, store: Store) -> list[bytes] | None:
+    def _run_program(self, store: RendezvousStore) -> list[bytes] | None:
         """Load the program, join the other members, and return the pickled results of the ranks here; None: stopped."""
         job = self._job
         if job.version != VERSION:

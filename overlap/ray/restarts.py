@@ -86,7 +86,7 @@ def _write_trace(outcome: Outcome, path: str) -> None:
             part.write_bytes(text)
         if parts:
             join_parts(parts, path)
-            trace_files.note_written(path)
+            trace_files.record_written(path)
     except (OSError, UsageError) as error:
         notify(f"no trace in {path}: {error}; pass trace= a path that can be written")
 

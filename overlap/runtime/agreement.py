@@ -24,7 +24,7 @@ from .arguments import call_by_out, check_result
 from .failure import Failure
 from .match import Key, Match, RankCall, minority_and_majority, mismatch
 from .operation import Operation
-from .signature import Signature, parse, signature_of
+from .signature import CallSignature, parse, signature_of
 
 if TYPE_CHECKING:
     from ..processes.control import ControlPlane
@@ -78,7 +78,7 @@ class History:
         """Number of the next operation of the rank here that is furthest ahead."""
         return max(self.issued.values(), default=0)
 
-    def find(self, seq: int) -> tuple[Signature, int] | None:
+    def find(self, seq: int) -> tuple[CallSignature, int] | None:
         """Return the signature of an operation, and the rank here; None if it is too old, or to come."""
         for start, stop, signature, rank in reversed(self.runs):
             if start <= seq < stop:

@@ -90,7 +90,7 @@ class ComputeFuture(OwnCode[T_co]):
         return f"compute '{self.name}'"
 
     def flight_fields(self) -> dict[str, object]:
-        """Return the fields of `waits.ends.Call`, which all computes of this name at this line share."""
+        """Return the fields of `waits.ends.CallRecord`, which all computes of this name at this line share."""
         return {"op": "compute", "name": self.name, "site": self.call_site}
 
     @property

@@ -98,7 +98,7 @@ class RankContext:
 
     def end_because(self, failure: Failure, raised: str = "") -> None:
         """Cancel the rank's program, and let the rank fail with an error; the loop's thread only."""
-        failure.note_seen()
+        failure.mark_seen()
         if self.failure is not None:
             self.failure.error.add_note(f"then {in_one_line(failure.error)}, {raised}")
         elif self.program is not None:

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from .callbacks import call_when_done
 from .failure import Failure
 from .future import Future, Loop, is_elsewhere, outcome, source_of
-from .settling import conclude
+from .settling import settle_and_deliver
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -55,7 +55,7 @@ class Derived(Future[T_co]):
                 value = self._make([outcome(part)[0] for part in self._parts])
             except Exception as error:  # the failure of this future
                 failure = Failure(error)
-        if conclude(self, value, failure):
+        if settle_and_deliver(self, value, failure):
             self._label, self._parts = self.label, ()
             del self._make
 

@@ -196,10 +196,10 @@ def _program_frames(frames: TracebackType | None) -> TracebackType | None:
 def stop_loop(error: Callable[[], BaseException]) -> None:
     """Stop the event loop of this thread in this fork: waiting tasks get an error."""
     signal.set_wakeup_fd(-1)  # a wake-up would go to the parent
-    trio.lowlevel.add_instrument(_Stopped(error))
+    trio.lowlevel.add_instrument(_StoppedLoop(error))
 
 
-class _Stopped(trio.abc.Instrument):
+class _StoppedLoop(trio.abc.Instrument):
     """Replaces the loop from the first wait of the task that has forked, until that task is over."""
 
     def __init__(self, error: Callable[[], BaseException]) -> None:

@@ -21,7 +21,7 @@ class FailureCause:
         self._unseen = unseen
         unseen.setdefault(self, failure)
 
-    def note_seen(self) -> None:
+    def mark_seen(self) -> None:
         """Note that a program was given an error of this cause, and remove it from the unseen ones."""
         self.seen = True
         unseen, self._unseen = self._unseen, None
@@ -52,6 +52,6 @@ class Failure:
         """Whether any task or thread was given this error, or another one of its cause."""
         return self.cause.seen
 
-    def note_seen(self) -> None:
+    def mark_seen(self) -> None:
         """Note that a task or thread was given the error; an unseen failure fails its rank at the end."""
-        self.cause.note_seen()
+        self.cause.mark_seen()

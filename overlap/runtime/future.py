@@ -115,7 +115,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
         value, failure = self._outcome()
         if failure is None:
             return cast(T_co, value)
-        failure.note_seen()
+        failure.mark_seen()
         try:
             raise failure.error
         finally:
@@ -140,7 +140,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
             _, failure = self._settled(timeout)
         if failure is None:
             return None
-        failure.note_seen()
+        failure.mark_seen()
         return failure.error
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -221,7 +221,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
             try:  # inlined await, without a name for the trap function, which holds this future
                 yield from wait_task_rescheduled(partial(self._abort_await, waiters, task)).__await__()  # noqa: ASYNC105
             except trio.Cancelled as cancelled:
-                self._note_failed_nursery(cancelled)
+                self._record_failed_nursery(cancelled)
                 raise
         elif self._failure is None:
             try:
@@ -251,7 +251,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
         try:
             yield from self.context.pause().__await__()
         except trio.Cancelled as cancelled:
-            self._note_failed_nursery(cancelled)
+            self._record_failed_nursery(cancelled)
             raise
         finally:
             failure.awaiters -= 1
@@ -259,7 +259,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
     def _await_cancelled(self) -> None:
         """Note that a task that awaited it was cancelled; the loop's thread only."""
 
-    def _note_failed_nursery(self, cancelled: trio.Cancelled) -> None:
+    def _record_failed_nursery(self, cancelled: trio.Cancelled) -> None:
         """Count its error as seen if a failed nursery has cancelled an await of it.
 
         The error is one more error of that nursery, which has raised in the program.
@@ -267,7 +267,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
         if cancelled.source == "nursery":
             self._nursery_failed = True
             if self._failure is not None:
-                self._failure.note_seen()
+                self._failure.mark_seen()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lstrip('_')} {self.label}: {self._present.word}>"

@@ -38,7 +38,7 @@ T = TypeVar("T")
 _ABOUT_TO_SLEEP_S = 100e-6
 
 
-class _Turn(Protocol):
+class _HandoverTurn(Protocol):
     """A lock with an owner thread."""
 
     def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
@@ -63,7 +63,7 @@ class Handover:
         self._token = token
         self._queue: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._called = False  # whether the loop was called and has not run `_run_posted` yet
-        self._turn: _Turn | None = None  # guards the loop's data; held while the loop runs
+        self._turn: _HandoverTurn | None = None  # guards the loop's data; held while the loop runs
         self._interrupted: Callable[[BaseException], None]
 
     def let_threads_in(self, interrupted: Callable[[BaseException], None]) -> None:
@@ -153,7 +153,7 @@ class Handover:
 class _Sleep(trio.abc.Instrument):
     """Releases the turn while the loop waits, and takes it back before anything of the loop runs."""
 
-    def __init__(self, turn: _Turn) -> None:
+    def __init__(self, turn: _HandoverTurn) -> None:
         self._turn, self._away = turn, False
 
     def before_io_wait(self, timeout: float) -> None:

@@ -126,7 +126,7 @@ class Inbox:
         outstanding = message.context.outstanding
         outstanding.operations.pop(message, None)
         if outstanding.draining or failure is not None:
-            outstanding.note_end(message, failure)
+            outstanding.record_end(message, failure)
         if isinstance(lane, Lane):
             line, queue, end = lane.lines[message.receives], lane.queue, message.receives
             if lane.arrived[end] is message:

@@ -28,7 +28,7 @@ from .future import Future
 from .operation import NOWHERE
 from .outstanding import CallSite, Outstanding, checked_name, code_place
 from .received import unpack
-from .settling import LONGEST_WAIT_S, conclude
+from .settling import LONGEST_WAIT_S, settle_and_deliver
 from .signature import signature_of
 from .state import (
     ADMITTED,
@@ -115,7 +115,7 @@ class Message(Withdrawable[T_co]):
         return any(rank in ranks for rank in self.members)
 
     def flight_fields(self) -> dict[str, object]:
-        """Return the fields of `waits.ends.Call`, which all messages of this call at this line share."""
+        """Return the fields of `waits.ends.CallRecord`, which all messages of this call at this line share."""
         key = self.lane.identity if self.lane is not None else cast("Messages", self.messages).identity(self)
         return {
             **super().flight_fields(),
@@ -270,7 +270,7 @@ class Message(Withdrawable[T_co]):
         else:
             self.context.flight.ended(self.record, -self.context.now_ns())
             self.release()
-            conclude(self, None, failure)
+            settle_and_deliver(self, None, failure)
 
     def expire(self, error: BaseException) -> None:
         """Fail because of a deadline, and with it all later messages of the lane; of PyTorch this one alone."""
@@ -283,12 +283,12 @@ class Message(Withdrawable[T_co]):
         """End a send that nobody is going to receive, as if it had been received."""
         if self.state < DONE:
             self.context.flight.ended(self.record, self.context.now_ns())
-            conclude(self, None)
+            settle_and_deliver(self, None)
             self._stop()
 
     def abandon(self, error: BaseException) -> None:
         """Fail with the world. Waiting tasks get the error before they are cancelled; the arrays are released later."""
-        conclude(self, None, Failure(error, seen=True))
+        settle_and_deliver(self, None, Failure(error, seen=True))
         if self.scope is not None or self.request is not None:
             self._stop()
         else:

@@ -27,8 +27,8 @@ from .lane import TAG_BITS, QueueName, lane_id, wire_tag
 from .message import Message
 from .outstanding import CallSite, check_timeout
 from .received import ReceiveBuffers
-from .settling import conclude
-from .signature import CodePlace, Signature
+from .settling import settle_and_deliver
+from .signature import CallSignature, CodePlace
 from .state import MATCHING, QUEUED
 from .stream import Stream, Streams
 from .tree_operation import tree_future
@@ -78,7 +78,7 @@ class Messages:
         self._streams, self._use = streams, use
         self._known: dict[tuple[bool, int | None, int], Known] = {}
         # the last signature, with what it follows from: most messages repeat it
-        self.signed: tuple[Call, CodePlace, bool, Signature] | None = None
+        self.signed: tuple[Call, CodePlace, bool, CallSignature] | None = None
 
     def preferring(self, stream: Stream, group: GroupRank) -> Self:
         """Return the same messages for another place object, with another default stream."""
@@ -306,7 +306,7 @@ class Messages:
             self.begin(message)
             return
         message.release()
-        conclude(message, None, Failure(self.context.ended(), seen=True))
+        settle_and_deliver(message, None, Failure(self.context.ended(), seen=True))
 
     def queue_name(self, message: Message[Any]) -> QueueName:
         """Return the name of the queue of a message."""

@@ -38,7 +38,7 @@ from .future import Future
 from .handover import OperationRun
 from .memory.arrays import read_only
 from .outstanding import CallSite, IssuedFuture, checked_name, code_place
-from .settling import conclude
+from .settling import settle_and_deliver
 from .state import DONE, FOLLOWS, ISSUED, MATCHING, RUNNING, STOPPING
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         return self.started_ns if MATCHING <= self.state <= STOPPING else None
 
     def flight_fields(self) -> dict[str, object]:
-        """Return the fields of `waits.ends.Call`, which all operations of this call at this line share."""
+        """Return the fields of `waits.ends.CallRecord`, which all operations of this call at this line share."""
         call = getattr(self, "call", None)  # absent until the input exists
         return {
             "op": self.op,
@@ -373,7 +373,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         else:
             self.context.flight.ended(self.record, -self.context.now_ns())
             self.release()
-            conclude(self, None, failure)
+            settle_and_deliver(self, None, failure)
 
     def expire(self, error: BaseException) -> None:
         """Fail because of a deadline, and with it all later operations of the communicator."""
@@ -383,7 +383,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
     def abandon(self, error: BaseException) -> None:
         """Fail with the world. Waiting tasks get the error before they are cancelled; the arrays are released later."""
         self.port.communicator.forget(self.seq)
-        conclude(self, None, Failure(error, seen=True))
+        settle_and_deliver(self, None, Failure(error, seen=True))
         if self.scope is not None:
             self.scope.cancel()
         else:

@@ -125,7 +125,7 @@ class Outstanding:
         self._causes: dict[object, FailureCause] = {}  # causes from elsewhere, by `_cause_key`
         self._changed = trio.Event()
 
-    def note_end(self, operation: IssuedFuture[T_co], failure: Failure | None) -> None:
+    def record_end(self, operation: IssuedFuture[T_co], failure: Failure | None) -> None:
         """Keep the failure of an ended operation, in case it is never awaited, and wake `drain`."""
         if failure is not None:
             if not operation.runs_code:  # else only that code has seen the cause
@@ -156,7 +156,7 @@ class Outstanding:
                 for _ in range(TURNS):  # a daemon that was woken with the error, or has just begun to wait, sees it
                     await trio.lowlevel.cancel_shielded_checkpoint()
                 if (unseen := self.unseen) is not None:
-                    unseen.note_seen()
+                    unseen.mark_seen()
                     raise unseen.error
             else:
                 self._changed = trio.Event()
@@ -211,7 +211,7 @@ class Outstanding:
                 del self._causes[next(iter(self._causes))]
             self._causes[key] = failure.cause
         elif failure.seen:
-            earlier.note_seen()
+            earlier.mark_seen()
         else:
             failure.cause = earlier
 

@@ -41,7 +41,7 @@ class OwnCode(IssuedFuture[T_co]):
         daemon = outstanding.daemons.pop(self, self) is None
         known = outstanding.operations.pop(self, self) is None or daemon
         if daemon or (known and (outstanding.draining or failure is not None)):
-            outstanding.note_end(self, failure)
+            outstanding.record_end(self, failure)
         self._notify()
         if failure is not None and failure.prompt and not failure.seen and not context.closed:
             context.spawn(_end_unless_awaited, context, self, failure)

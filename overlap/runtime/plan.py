@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from ..collectives.call import Call
 from .match import Match
 from .operation import Operation
-from .signature import CodePlace, Signature, signature_of
+from .signature import CallSignature, CodePlace, signature_of
 
 
 class CallPlan(ABC):
@@ -28,11 +28,11 @@ class CallPlan(ABC):
     call: Call
     lasts: bool = True
     together = False
-    signature: Signature
+    signature: CallSignature
     place: CodePlace | None = None
     takes_memory: bool = False
 
-    def sign(self, operation: Operation) -> Signature:
+    def sign(self, operation: Operation) -> CallSignature:
         """Return the signature of an operation; most are issued at the line of the one before."""
         if self.place != operation.place:
             self.signature, self.place = signature_of(self.call, operation.place), operation.place

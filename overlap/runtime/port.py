@@ -28,7 +28,7 @@ from .match import Key, Match, Unfit
 from .operation import NOWHERE, CollectiveFuture
 from .outstanding import CallSite, check_timeout
 from .plan import CallPlan
-from .settling import conclude
+from .settling import settle_and_deliver
 from .state import MATCHING
 from .stream import Stream, Streams, activate
 from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
@@ -457,7 +457,7 @@ class Ports:
             self._open(stream).enqueue(operation)
             return
         operation.release()
-        conclude(operation, None, Failure(self.context.ended(), seen=True))
+        settle_and_deliver(operation, None, Failure(self.context.ended(), seen=True))
 
     def abort(self, error: BaseException | str | None) -> None:
         """Abort the group, here and in other processes."""

@@ -3,7 +3,7 @@
 A future ends in two steps. It is *settled* once, by the event loop or a thread in its place, by a compute thread, or by
 a thread that cancels a compute: it gets its outcome and its last state, and threads that wait for it go on. Then its
 end is *delivered* on the loop or in its place, perhaps a moment later: its stream goes on, and tasks and callbacks are
-notified. `conclude` does both. Before that it moves from state to state as `state.TABLE` allows.
+notified. `settle_and_deliver` does both. Before that it moves from state to state as `state.TABLE` allows.
 
 The functions below the class are for streams, engines and worlds; programs use the methods of `Future`.
 """
@@ -172,7 +172,7 @@ class Settling:
     def _notify(self) -> None:
         """Wake the tasks that wait for the future, and call its callbacks."""
         if self._failure is not None and has_failed_nursery(self):
-            self._failure.note_seen()
+            self._failure.mark_seen()
         waiters, self._waiters = self._waiters, None
         if waiters is not None:
             for task in waiters:
@@ -246,7 +246,7 @@ def deliver(future: Settling) -> None:
     future._deliver()
 
 
-def conclude(future: Settling, value: object, failure: Failure | None = None) -> bool:
+def settle_and_deliver(future: Settling, value: object, failure: Failure | None = None) -> bool:
     """Settle a future, unless it has ended, and deliver its end; the loop's thread, or one in its place."""
     if not future._settle(value, failure, alone=True):
         return False

@@ -47,7 +47,7 @@ _CACHED = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Signature:
+class CallSignature:
     """A call and the line that issued it; `signature_of` returns one object for each call and line.
 
     Attributes:
@@ -88,10 +88,10 @@ class Signature:
         return f"<Signature {self.what} at {self.site}>"
 
 
-_signatures: dict[tuple[Call, CodeType | str, int, bool], Signature] = {}
+_signatures: dict[tuple[Call, CodeType | str, int, bool], CallSignature] = {}
 
 
-def signature_of(call: Call, place: CodePlace | str, *, flat: bool = False) -> Signature:
+def signature_of(call: Call, place: CodePlace | str, *, flat: bool = False) -> CallSignature:
     """Return the signature of a call at a line, the same object as last time: training repeats a few.
 
     Args:
@@ -106,7 +106,7 @@ def signature_of(call: Call, place: CodePlace | str, *, flat: bool = False) -> S
         if len(_signatures) >= _CACHED:
             _signatures.clear()
         site = code if isinstance(code, str) else call_site(code, instruction)
-        found = _signatures[key] = Signature(fingerprint(call, flat=flat), call, str(call), site, flat)
+        found = _signatures[key] = CallSignature(fingerprint(call, flat=flat), call, str(call), site, flat)
     return found
 
 
@@ -167,7 +167,7 @@ def _list(numbers: object) -> list[bytes]:
     return [_varint(len(values)), *map(_varint, values)]
 
 
-class _Reader:
+class _SignatureReader:
     """Reads a text from its start; it never reads past the end."""
 
     def __init__(self, text: bytes) -> None:
@@ -208,7 +208,7 @@ class _Reader:
         return self.take(len(self._text) - self._at)
 
 
-def parse(text: bytes, expected: int | None = None) -> Signature:
+def parse(text: bytes, expected: int | None = None) -> CallSignature:
     """Return the signature that a message of another process carries.
 
     Args:
@@ -227,10 +227,10 @@ def parse(text: bytes, expected: int | None = None) -> Signature:
     return found
 
 
-def _parse(text: bytes, expected: int | None) -> Signature:
+def _parse(text: bytes, expected: int | None) -> CallSignature:
     if len(text) > TEXT_BYTES:
         raise ValueError(f"it has {len(text)} bytes, and {TEXT_BYTES} are the most")
-    reader = _Reader(text)
+    reader = _SignatureReader(text)
     flags, kind = reader.take(2)
     if flags & _CUT:
         found, what = None, f"{reader.take(reader.number()).decode(errors='ignore')} ..."
@@ -243,10 +243,10 @@ def _parse(text: bytes, expected: int | None) -> Signature:
     site = f"{reader.rest().decode(errors='ignore')}:{line}"
     flat = bool(flags & _FLAT)
     bits = (expected or 0) if found is None else fingerprint(found, flat=flat)
-    return Signature(bits, found, what, site, flat)
+    return CallSignature(bits, found, what, site, flat)
 
 
-def _parse_call(reader: _Reader, flags: int, kind: Collective) -> Call:
+def _parse_call(reader: _SignatureReader, flags: int, kind: Collective) -> Call:
     """Return the call that follows the flags and the kind."""
     dtype, op = reader.choice(_DTYPES), reader.choice(_OPS)
     size, root = reader.number(), reader.number()

@@ -109,7 +109,7 @@ class Stream:
         if outstanding.operations.pop(operation, operation) is not None:
             return  # a receive that has given its place back
         if outstanding.draining or failure is not None:
-            outstanding.note_end(operation, failure)
+            outstanding.record_end(operation, failure)
         if self.in_flight.pop(operation, None) is None:  # failed while queued; a failing world starts at the end
             if self.queue[-1] is operation:
                 self.queue.pop()

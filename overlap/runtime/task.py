@@ -15,7 +15,7 @@ from .failure import Failure
 from .interrupts import calls_program
 from .outstanding import CallSite, arose_here, code_place
 from .own_code import OwnCode
-from .settling import conclude
+from .settling import settle_and_deliver
 from .state import DONE, RUNNING
 
 T_co = TypeVar("T_co", covariant=True)
@@ -80,9 +80,9 @@ class TaskFuture(OwnCode[T_co]):
         except BaseException:  # the rank ends
             self.abandon(self.context.ended())
             raise
-        conclude(self, value, failure)
+        settle_and_deliver(self, value, failure)
         del self, value, failure  # as in a compute's thread
 
     def abandon(self, error: BaseException) -> None:
         """Fail because the world has ended, which also cancels it."""
-        conclude(self, None, Failure(error, seen=True))
+        settle_and_deliver(self, None, Failure(error, seen=True))

@@ -25,7 +25,7 @@ from .failure import Failure
 from .forms import outline_of
 from .operation import NOWHERE, CollectiveFuture, Operation
 from .outstanding import Outstanding
-from .settling import conclude
+from .settling import settle_and_deliver
 from .state import DONE
 from .trees import arrays_of, copy_tree, futures_in, make_unpacker, packs, unpacked_as
 
@@ -59,7 +59,7 @@ class PartLane:
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove a part that has ended; its operation has the failure."""
         self._outstanding.operations.pop(operation, None)
-        self._outstanding.note_end(operation, None)
+        self._outstanding.record_end(operation, None)
 
 
 class TreePart(CollectiveFuture[Any]):
@@ -73,7 +73,7 @@ class TreePart(CollectiveFuture[Any]):
             self.context.flight.carried(self.record, self.started_ns, end_ns, None)
             value = self.out
             self.release()
-            conclude(self, value)
+            settle_and_deliver(self, value)
 
 
 class TreeOperation(CollectiveFuture[Any]):

@@ -29,7 +29,7 @@ from ..errors import FutureCancelledError, PeerFailedError
 from .arguments import take_output
 from .failure import Failure
 from .memory.foreign import as_input, as_output
-from .settling import Flag, conclude, take_back
+from .settling import Flag, settle_and_deliver, take_back
 from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
 from .transfer import Transfer
 from .trees import leaves_of
@@ -120,7 +120,7 @@ class Withdrawable(Transfer[T_co]):
         if self.state is not PARKED:
             return
         if self.context.closed:
-            conclude(self, None, Failure(self.context.ended(), seen=True))
+            settle_and_deliver(self, None, Failure(self.context.ended(), seen=True))
             return
         self._enter(ISSUED)
         self.out = self._place  # type: ignore[assignment]
@@ -171,7 +171,7 @@ class Withdrawable(Transfer[T_co]):
         cancelled = self.state is CANCELLING
         self._park()
         if cancelled:
-            self._conclude_cancelled()
+            self._end_cancelled()
 
     def _cancel_on_loop(self) -> bool:
         """Cancel the receive on the loop's thread; False if a message has met it."""
@@ -186,12 +186,14 @@ class Withdrawable(Transfer[T_co]):
             if not withdrawn:
                 return withdrawn is None
             self._park()
-        self._conclude_cancelled()
+        self._end_cancelled()
         return True
 
-    def _conclude_cancelled(self) -> None:
+    def _end_cancelled(self) -> None:
         """End the receive with `FutureCancelledError`."""
-        conclude(self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True))
+        settle_and_deliver(
+            self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
+        )
 
     def return_if_left(self) -> bool:
         """Return the arrived message if no task waits for it or the receive is cancelled; return whether it was."""

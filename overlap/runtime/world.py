@@ -160,7 +160,7 @@ class World:
                 await self._run_ranks(main, args, timeout_s, results)
             except BaseException as error:
                 if is_interrupt(error):
-                    await self.reports.note_on(error)
+                    await self.reports.add_note_to(error)
                 raise
             finally:
                 self.communicators.over = True
@@ -422,7 +422,7 @@ class World:
         for context in (member.context for member in self._members):
             unseen = context.outstanding.unseen
             if unseen is not None and self.ending.failure is None:
-                unseen.note_seen()
+                unseen.mark_seen()
                 self.fail(context.rank, unseen.error)
                 return True
         return False

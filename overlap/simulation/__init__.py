@@ -15,7 +15,7 @@ from .clock import VirtualClock
 from .compute_cost import ComputeCosts, Profile, Roofline
 from .conditions import CALM, NO_INTERFERENCE, Conditions, Interference
 from .demand import Demand
-from .fabric import ReachedRanks, SimulatedFabric, Transfer
+from .fabric import FabricTransfer, ReachedRanks, SimulatedFabric
 from .faults import Fates, Faults
 from .kernel import EventOrder, Kernel, Lineage, Timer
 from .symmetry import Alike, AlikeBy, AlikeGroups, group_by_unit, join_demands
@@ -32,6 +32,7 @@ __all__ = [
     "Demand",
     "EventOrder",
     "FabricDriver",
+    "FabricTransfer",
     "Fates",
     "Faults",
     "Interference",
@@ -42,7 +43,6 @@ __all__ = [
     "Roofline",
     "SimulatedFabric",
     "Timer",
-    "Transfer",
     "VirtualClock",
     "group_by_unit",
     "join_demands",

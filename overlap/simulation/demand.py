@@ -14,7 +14,7 @@ from ..cost import cost, on
 from ..cost.option import AlgorithmOption
 from ..cost.phase import PricedPhase
 from .conditions import SlowWires
-from .flow import Section, quantise
+from .flow import FlowSection, quantise
 from .loads import Loads, Resources
 
 # Demands to keep of an operation: without jitter it comes again and again with the same size and arrivals.
@@ -32,11 +32,11 @@ class Demand:
     ends_ns: tuple[int, ...]  # end of each section, ascending
     shares: Floats  # (sections, needs) share of a section in which each resource is busy
     messages: Floats  # (sections, needs) number of its messages that share a resource at a time
-    sections: tuple[Section, ...] = field(init=False, repr=False)  # these three columns as records, for flows
+    sections: tuple[FlowSection, ...] = field(init=False, repr=False)  # these three columns as records, for flows
 
     def __post_init__(self) -> None:
         rows = zip(self.ends_ns, self.shares, self.messages, strict=True)
-        sections = tuple(Section.of(end_ns, self.resources, shares, messages) for end_ns, shares, messages in rows)
+        sections = tuple(FlowSection.of(end_ns, self.resources, shares, messages) for end_ns, shares, messages in rows)
         object.__setattr__(self, "sections", sections)
 
     @property

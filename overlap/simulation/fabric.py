@@ -1,7 +1,7 @@
 """Collectives, messages and computes in flight on one cluster, in virtual time. Pure; no Trio.
 
 Each instant has three calls: `advance` returns the ranks that are done, `start` takes the transfers that all ranks have
-begun, and `settle` returns the next instant.
+begun, and `update_rates` returns the next instant.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .demand import Demand, Pricing
 from .flow import Flow
 from .fluid import Fluid
 from .loads import Resources
-from .messages import Messages
+from .messages import SimulatedMessages
 
 # Options with a pricing that is kept: groups and size classes have few, but blocks that differ make one for each call.
 _MOST_PRICINGS = 1 << 14
@@ -29,7 +29,7 @@ _MOST_PRICINGS = 1 << 14
 _NO_RESOURCES = np.zeros(0, np.int64), np.zeros(0)
 
 
-class Transfer(Flow):
+class FabricTransfer(Flow):
     """A collective, a message or a compute in flight, as a flow on resources.
 
     Attributes:
@@ -70,7 +70,7 @@ class Transfer(Flow):
 class ReachedRanks(NamedTuple):
     """Ranks that are done with a transfer; a tuple, as there is one for each message."""
 
-    transfer: Transfer  # the transfer
+    transfer: FabricTransfer  # the transfer
     positions: Ints  # the ranks that are done, as positions in the ranks of the transfer
     last: bool  # whether the operation has ended
 
@@ -112,7 +112,7 @@ class SimulatedFabric:
         self.resources, self._slow = Resources(cluster), SlowWires(conditions)
         figures = parameters(cluster, peer_direct=peer_direct)
         self._collectives: dict[AlgorithmOption, Pricing] = {}
-        self._messages = Messages(figures, self.resources, self._slow)
+        self._messages = SimulatedMessages(figures, self.resources, self._slow)
         self._fluid, self._interfering = Fluid(), not interference.off
         self._communicating = np.zeros(cluster.world_size, np.int64)
         self._computing = np.zeros(cluster.world_size, np.int64)
@@ -133,7 +133,7 @@ class SimulatedFabric:
         *,
         priority: int = 0,
         lane: object = None,
-    ) -> Transfer:
+    ) -> FabricTransfer:
         """Return the transfer of a collective, which has to be started when its last rank arrives.
 
         Args:
@@ -153,7 +153,7 @@ class SimulatedFabric:
             pricing = Pricing(option, np.asarray(ranks, np.int64), self.resources, self._slow)
             self._collectives[option] = pricing
         late_ns = arrivals_ns - arrivals_ns.min()
-        return Transfer(key, kind, pricing.demand(nbytes, late_ns), priority=priority, lane=lane)
+        return FabricTransfer(key, kind, pricing.demand(nbytes, late_ns), priority=priority, lane=lane)
 
     def message(
         self,
@@ -165,7 +165,7 @@ class SimulatedFabric:
         late_ns: int = 0,
         priority: int = 0,
         lane: object = None,
-    ) -> Transfer:
+    ) -> FabricTransfer:
         """Return the transfer of a message, which has to be started when the later of both ranks arrives.
 
         Args:
@@ -181,16 +181,16 @@ class SimulatedFabric:
             TopologyError: If no wire joins them.
         """
         demand = self._messages.demand(src, dst, nbytes, late_ns)
-        return Transfer(key, "send", demand, priority=priority, lane=lane)
+        return FabricTransfer(key, "send", demand, priority=priority, lane=lane)
 
-    def compute(self, key: tuple[object, ...], kind: str, rank: int, duration_ns: int) -> Transfer:
+    def compute(self, key: tuple[object, ...], kind: str, rank: int, duration_ns: int) -> FabricTransfer:
         """Return the transfer of a compute; only where computes and communication interfere does it need one."""
         demand = Demand.of(np.array([rank]), np.array([duration_ns]), *_NO_RESOURCES)
-        return Transfer(key, kind, demand, computes=True)
+        return FabricTransfer(key, kind, demand, computes=True)
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def start(self, now_ns: int, transfers: Iterable[Transfer]) -> None:
+    def start(self, now_ns: int, transfers: Iterable[FabricTransfer]) -> None:
         """Start transfers at an instant."""
         transfers = list(transfers)
         self._fluid.start(now_ns, transfers)
@@ -198,31 +198,31 @@ class SimulatedFabric:
             for transfer in transfers:
                 self._active_counts(transfer)[transfer.ranks] += 1
 
-    def settle(self, now_ns: int) -> int | None:
+    def update_rates(self, now_ns: int) -> int | None:
         """Compute the rates from now on; return the next instant to `advance` to, None if nothing is in flight."""
         if self._interfering:
             self._cap_overlapped()
-        return self._fluid.settle(now_ns)
+        return self._fluid.update_rates(now_ns)
 
     def advance(self, now_ns: int) -> list[ReachedRanks]:
         """Return the ranks that are done with transfers at an instant, in the order of keys."""
         reached = []
         for flow, mark in self._fluid.advance(now_ns):
-            assert isinstance(flow, Transfer)
+            assert isinstance(flow, FabricTransfer)
             last = mark + 1 == len(flow.marks_ns)
             reached.append(ReachedRanks(flow, flow.demand.positions[mark], last))
             if last and self._interfering:
                 self._active_counts(flow)[flow.ranks] -= 1
         return reached
 
-    def _active_counts(self, transfer: Transfer) -> Ints:
+    def _active_counts(self, transfer: FabricTransfer) -> Ints:
         """Return the counts, by rank, of computes or of communication in flight: the kind of this transfer."""
         return self._computing if transfer.computes else self._communicating
 
     def _cap_overlapped(self) -> None:
         """Limit the rates of computes and communication that overlap on a rank."""
         for flow in self._fluid.flows:
-            assert isinstance(flow, Transfer)
+            assert isinstance(flow, FabricTransfer)
             if flow.computes:
                 overlapped, factor = self._communicating[flow.ranks], self.interference.of_compute(flow.kind)
             else:

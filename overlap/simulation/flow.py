@@ -24,7 +24,7 @@ def quantise(shares: Floats) -> Floats:
     return np.floor(np.minimum(shares, 1.0) * _QUANTUM) / _QUANTUM
 
 
-class Section(NamedTuple):
+class FlowSection(NamedTuple):
     """Part of the work of a flow, with equal needs throughout."""
 
     end_ns: int  # work at which the needs of a flow change
@@ -35,7 +35,7 @@ class Section(NamedTuple):
     most: int  # the largest number of a resource; -1 without resources
 
     @classmethod
-    def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Section:
+    def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> FlowSection:
         """Return a section without resources of share 0; by default one message shares each resource."""
         if not len(shares):
             return cls(end_ns, resources, shares, {}, {}, -1)
@@ -76,15 +76,15 @@ class Flow:
     marks_ns: Sequence[int]
     priority: int
     rate: float
-    section: Section
-    sections: Sequence[Section]
+    section: FlowSection
+    sections: Sequence[FlowSection]
     started_ns: int
 
     def __init__(
         self,
         key: tuple[object, ...],
         marks_ns: Sequence[int],
-        sections: Sequence[Section],
+        sections: Sequence[FlowSection],
         *,
         priority: int = 0,
         lane: object = None,
@@ -143,7 +143,7 @@ class Occupancy:
         if len(section.needs) >= _WIDE_NEEDS:
             self._wide[flow] = None
             self._loads[section.resources] += section.shares
-            self._note_scarce(section.resources[self._loads[section.resources] > 1])
+            self._mark_scarce(section.resources[self._loads[section.resources] > 1])
             return
         load, users = self._load, self._users
         self._narrow_flows += bool(section.needs)
@@ -161,7 +161,7 @@ class Occupancy:
         self._load = array("d", self._load.tobytes() + bytes(8 * max(least - len(self._load), len(self._load))))
         self._loads = np.frombuffer(self._load)
 
-    def _note_scarce(self, scarce: Ints) -> None:
+    def _mark_scarce(self, scarce: Ints) -> None:
         """Note scarce resources whose flows with many needs have changed."""
         if len(scarce):
             self._changed_arrays.append(scarce)
@@ -171,7 +171,7 @@ class Occupancy:
         section = flow.section
         if len(section.needs) >= _WIDE_NEEDS:
             del self._wide[flow]
-            self._note_scarce(section.resources[self._loads[section.resources] > 1])
+            self._mark_scarce(section.resources[self._loads[section.resources] > 1])
             self._loads[section.resources] -= section.shares
             return
         load, users = self._load, self._users

@@ -56,12 +56,12 @@ class Fluid:
             self._occupancy.add(flow)
 
     def cap(self, flow: Flow, most: float) -> None:
-        """Limit the rate of a flow, from the instant of the next `settle` on."""
+        """Limit the rate of a flow, from the instant of the next `update_rates` on."""
         if flow.cap != most:
             flow.cap = most
             self._outdated[flow] = None
 
-    def settle(self, now_ns: int) -> int | None:
+    def update_rates(self, now_ns: int) -> int | None:
         """Compute the rates, once all flows of this instant have started; return the instant of the next mark."""
         if self._outdated or self._occupancy.needs_rates:
             self._update_rates(now_ns)
@@ -75,7 +75,7 @@ class Fluid:
     def advance(self, now_ns: int) -> list[tuple[Flow, int]]:
         """Return (flow, index of its mark) for the marks reached at an instant, by keys; the last mark ends the flow.
 
-        `settle` must follow before time goes on.
+        `update_rates` must follow before time goes on.
         """
         reached: list[tuple[Flow, int]] = []
         while self._due_heap and self._due_heap[0] <= now_ns:

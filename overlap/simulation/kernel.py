@@ -2,7 +2,7 @@
 
 Inside an instant events come in the order of `EventOrder`, then of ranks, then of their making; each kind only once all
 tasks that the kind before has woken are blocked again. Trio may run a batch of tasks in either direction, so tasks of
-different ranks must not race within an instant: events that depend on several of them belong in `EventOrder.SETTLE`.
+different ranks must not race within an instant: events that depend on several of them belong in `EventOrder.RATES`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EventOrder(IntEnum):
     """Computes end."""
     WAKE = 2
     """Tasks that slept wake up."""
-    SETTLE = 3
+    RATES = 3
     """All tasks are blocked; operations that ranks have issued together in this instant start."""
 
 

@@ -25,7 +25,7 @@ _MOST_DEMANDS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Pair:
+class _RankPair:
     """A sender and a receiver, with the price of the route between them."""
 
     ranks: Ints  # (2,) world ranks of sender and receiver
@@ -34,7 +34,7 @@ class _Pair:
     route: tuple[Pricing, list[int]]  # price of the first such pair, and its resources
 
 
-class Messages:
+class SimulatedMessages:
     """Demands of messages.
 
     Args:
@@ -46,7 +46,7 @@ class Messages:
     def __init__(self, figures: CostParameters, resources: Resources, slow: SlowWires) -> None:
         self._figures, self._resources, self._slow = figures, resources, slow
         self._routes: dict[object, tuple[Pricing, list[int]]] = {}
-        self._pairs: dict[tuple[int, int], _Pair] = {}
+        self._pairs: dict[tuple[int, int], _RankPair] = {}
         self._demands: dict[tuple[int, int, float, int], Demand] = {}
 
     def demand(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
@@ -83,7 +83,7 @@ class Messages:
         needed = np.array([numbers[resource] for resource in demand.resources.tolist()], np.int64)
         return replace(demand, ranks=pair.ranks, resources=needed)
 
-    def _make_pair(self, src: int, dst: int) -> _Pair:
+    def _make_pair(self, src: int, dst: int) -> _RankPair:
         """Return the ranks and resources of a pair; price its kind of route if it is the first one."""
         ranks = np.array([src] if src == dst else [src, dst])
         placement = self._slow.slow_placement(place(self._resources.cluster, ranks.tolist()))
@@ -108,7 +108,7 @@ class Messages:
         route_key = repr((placement.device.tolist(), wire_figures, list(map(len, blocks))))
         if route_key not in self._routes:
             self._routes[route_key] = self._price_route(ranks), resources
-        return _Pair(ranks=np.array([src, dst]), resources=resources, route=self._routes[route_key])
+        return _RankPair(ranks=np.array([src, dst]), resources=resources, route=self._routes[route_key])
 
     def _price_route(self, ranks: Ints) -> Pricing:
         """Return the pricing of messages between two ranks, or of copies on one rank."""

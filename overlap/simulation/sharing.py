@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from ..collectives.placement import Floats, Ints
-from .flow import Flow, Section
+from .flow import Flow, FlowSection
 
 # Resources and levels whose ratio is less bind together: they differ by the rounding of sums of a few products.
 _TOLERANCE = 1 + 1e-12
@@ -31,7 +31,7 @@ class Rates:
     """
 
     def __init__(self) -> None:
-        self._rates: dict[object, tuple[list[float], list[Section]]] = {}
+        self._rates: dict[object, tuple[list[float], list[FlowSection]]] = {}
 
     def of(self, flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
         """Return the rates of flows that need scarce resources.

@@ -21,7 +21,7 @@ from ..runtime.engine.in_process import fit_all, run_here
 from ..runtime.match import Match
 from ..runtime.operation import Operation
 from ..runtime.plan import CallPlan
-from . import EventOrder, FabricDriver, Kernel, ReachedRanks, Transfer
+from . import EventOrder, FabricDriver, FabricTransfer, Kernel, ReachedRanks
 from .simulated_compute import SimulatedCompute
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class SimulatedEngine(BaseEngine):
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
         """Call `look` when all tasks are blocked in this instant, whatever their order."""
         kernel = self._traffic.kernel
-        kernel.call_at(kernel.now_ns, context.rank, look, order=EventOrder.SETTLE)
+        kernel.call_at(kernel.now_ns, context.rank, look, order=EventOrder.RATES)
 
     def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
         """Return the plan, which takes the time of the model."""
@@ -132,7 +132,7 @@ class SimulatedEngine(BaseEngine):
 
     def _make_transfer(
         self, communicator: Communicator | Lane, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
-    ) -> Transfer:
+    ) -> FabricTransfer:
         """Return the transfer of a message or collective, by the chosen algorithm."""
         fabric, name = self._traffic.fabric, str(communicator.key)
         # Messages count from 0 again once a pair has been at rest; the instant makes their keys unique.

@@ -27,7 +27,7 @@ from ..runtime.message import Message
 from ..runtime.operation import Operation
 from ..runtime.world import World
 from ..units import format_ns
-from . import Alike, AlikeGroups, Demand, Transfer, group_by_unit, join_demands
+from . import Alike, AlikeGroups, Demand, FabricTransfer, group_by_unit, join_demands
 from .simulated_engine import SimulatedEngine
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class SymmetricEngine(SimulatedEngine):
 
     def _make_transfer(
         self, communicator: Communicator | Lane, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
-    ) -> Transfer:
+    ) -> FabricTransfer:
         """Return the transfer of an operation of all groups that behave alike; refuse blocks that differ."""
         assert isinstance(communicator, SymmetricCommunicator)
         if pattern.counts:
@@ -280,7 +280,7 @@ class SymmetricEngine(SimulatedEngine):
         for operation in operations:
             operation.algorithm = algorithm or operation.algorithm
         name = str(communicator.key)
-        return Transfer(
+        return FabricTransfer(
             ("comm", name, operations[0].seq, max(arrivals_ns)),
             "send" if sends else pattern.kind.value,
             demand,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .fabric import ReachedRanks, SimulatedFabric, Transfer
+from .fabric import FabricTransfer, ReachedRanks, SimulatedFabric
 from .kernel import EventOrder, Kernel, Timer
 
 OnReached: TypeAlias = Callable[[ReachedRanks], None]
@@ -26,16 +26,16 @@ class FabricDriver:
 
     def __init__(self, kernel: Kernel, fabric: SimulatedFabric) -> None:
         self.kernel, self.fabric = kernel, fabric
-        self._new: list[Transfer] = []
-        self._callbacks: dict[Transfer, OnReached] = {}
-        self._settling = False
+        self._new: list[FabricTransfer] = []
+        self._callbacks: dict[FabricTransfer, OnReached] = {}
+        self._update_is_due = False
         self._timer: Timer | None = None
         self._timer_ns: int | None = None
 
     def __repr__(self) -> str:
         return f"<FabricDriver at {self.kernel.now_ns} ns: {len(self._callbacks)} in flight>"
 
-    def begin(self, transfer: Transfer, on_reached: OnReached) -> None:
+    def begin(self, transfer: FabricTransfer, on_reached: OnReached) -> None:
         """Start a transfer when this instant settles.
 
         Args:
@@ -44,21 +44,21 @@ class FabricDriver:
         """
         self._new.append(transfer)
         self._callbacks[transfer] = on_reached
-        self._settle_soon()
+        self._update_rates_soon()
 
-    def _settle_soon(self) -> None:
+    def _update_rates_soon(self) -> None:
         """Start new transfers and compute rates once all tasks of this instant are blocked."""
-        if not self._settling:
-            self._settling = True
-            self.kernel.call_at(self.kernel.now_ns, 0, self._start_transfers, order=EventOrder.SETTLE)
+        if not self._update_is_due:
+            self._update_is_due = True
+            self.kernel.call_at(self.kernel.now_ns, 0, self._start_transfers, order=EventOrder.RATES)
 
     def _start_transfers(self) -> None:
         """Start the transfers of this instant, and move the timer to the next instant of the fabric."""
-        self._settling = False
+        self._update_is_due = False
         transfers, self._new = self._new, []
         now_ns = self.kernel.now_ns
         self.fabric.start(now_ns, transfers)
-        next_ns = self.fabric.settle(now_ns)
+        next_ns = self.fabric.update_rates(now_ns)
         if next_ns == self._timer_ns:
             return
         if self._timer is not None:
@@ -76,4 +76,4 @@ class FabricDriver:
         for reached in self.fabric.advance(self.kernel.now_ns):
             callback = self._callbacks.pop(reached.transfer) if reached.last else self._callbacks[reached.transfer]
             callback(reached)
-        self._settle_soon()
+        self._update_rates_soon()

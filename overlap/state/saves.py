@@ -27,7 +27,7 @@ WHOLE = 0
 _FILE = re.compile(r"rank-(\d+)-of-([1-9]\d*)\.safetensors|model\.safetensors")
 
 
-class Kind(NamedTuple):
+class SaveKind(NamedTuple):
     """Kind of saves; a folder may have several."""
 
     prefix: str  # Begins the names of their folders
@@ -36,8 +36,8 @@ class Kind(NamedTuple):
     before: str  # Pattern of the names of files that versions before had
 
 
-STATES = Kind("step", "state", "rank.state.latest()", r"part-\d+-of-\d+\.state")
-CHECKPOINTS = Kind("checkpoint", "checkpoint", "Checkpoints.restore", r"manifest\.json")
+STATES = SaveKind("step", "state", "rank.state.latest()", r"part-\d+-of-\d+\.state")
+CHECKPOINTS = SaveKind("checkpoint", "checkpoint", "Checkpoints.restore", r"manifest\.json")
 
 
 class Save(NamedTuple):
@@ -64,9 +64,9 @@ class Saves:
         kind: The kind.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None, kind: Kind) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None, kind: SaveKind) -> None:
         self.folder: Path | None = None if folder is None else Path(folder)
-        self.kind: Kind = kind
+        self.kind: SaveKind = kind
         self._name = re.compile(rf"{kind.prefix}-(\d{{12,18}})(?:-([0-9a-f]{{16}}))?")
 
     def path(self, save: Save) -> Path:

@@ -32,7 +32,7 @@ from typing import Generic, TypeVar
 M = TypeVar("M")
 
 
-class State(enum.Enum):
+class AgreementState(enum.Enum):
     """State of a process as a member of its epoch."""
 
     TRAINS = enum.auto()
@@ -119,7 +119,7 @@ def accepts(record: EpochWorld, proposal: EpochWorld) -> bool:
     return proposal.epoch == record.epoch + 1 and distinct and after <= before
 
 
-def member_state(member: int, world: EpochWorld, record: EpochWorld, *, reported: bool) -> State:
+def member_state(member: int, world: EpochWorld, record: EpochWorld, *, reported: bool) -> AgreementState:
     """Return the state of a process, given the newest world that the witness has recorded.
 
     Args:
@@ -129,10 +129,10 @@ def member_state(member: int, world: EpochWorld, record: EpochWorld, *, reported
         reported: Whether it has reported in `world`.
     """
     if member not in record.members:
-        return State.OUT
+        return AgreementState.OUT
     if record.epoch > world.epoch:
-        return State.JOINS
-    return State.REPORTS if reported else State.TRAINS
+        return AgreementState.JOINS
+    return AgreementState.REPORTS if reported else AgreementState.TRAINS
 
 
 def lost_members(

@@ -19,7 +19,7 @@ from ..errors import PeerError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import restart_count
 from ..notice import notify
 from ..processes.connect import join_world, rendezvous
-from ..processes.place import Place, renumber
+from ..processes.place import ProcessPlace, renumber
 from ..processes.real_time import WorldSetup, run_ranks, single_process_setup
 from ..processes.shared_folder import HOSTS
 from ..processes.sockets import listen_at_free_port, local_address
@@ -30,8 +30,8 @@ from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from .agreement import (
+    AgreementState,
     EpochWorld,
-    State,
     cut_off_members,
     is_minority,
     lost_members,
@@ -39,7 +39,7 @@ from .agreement import (
     propose_world,
 )
 from .endings import EpochClosedError, NotMetError, describe_new_epoch, is_end
-from .witness import Report, Witness, witness_folder
+from .witness import Witness, WitnessReport, witness_folder
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ _member: list[int] = []  # number of this process in its first world
 
 
 async def live_epochs(
-    own_place: Place,
+    own_place: ProcessPlace,
     main: Callable[..., Awaitable[T]],
     args: tuple[object, ...],
     run_config: RunConfig,
@@ -118,11 +118,11 @@ class SurvivingRun:
     member: int
     world: EpochWorld
     witness: Witness
-    place: Place
+    place: ProcessPlace
     epochs: list[Epoch]
-    state: State
+    state: AgreementState
 
-    def __init__(self, own_place: Place, run_config: RunConfig) -> None:
+    def __init__(self, own_place: ProcessPlace, run_config: RunConfig) -> None:
         if not _member:
             _member.append(own_place.process)
         self.member = _member[0]
@@ -142,7 +142,7 @@ class SurvivingRun:
         state_dir = run_config.state_dir or str(folder / "state")
         self._run_config = run_config.changed(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
         self.epochs = [Epoch(survives=True, members=members) for _ in own_place.ranks]
-        self.state = State.JOINS
+        self.state = AgreementState.JOINS
         self._finished: dict[int, object] = {}
         self._last_change = ""  # Members that were lost, for the timeline
         self._old_listeners: list[socket.socket] = []  # listened in earlier worlds
@@ -174,7 +174,7 @@ class SurvivingRun:
 
         def enter_training(world: World) -> None:
             """Note that all processes have met."""
-            self.state = State.TRAINS
+            self.state = AgreementState.TRAINS
             if self.world.epoch:
                 world.record_wire_event(f"epoch {self.world.epoch}: {self._last_change}")
             on_start(world)
@@ -226,11 +226,11 @@ class SurvivingRun:
         """Give up joining when a process that is missing has ended, has given up itself, or is late."""
         with trio.move_on_after(JOIN_S if self.world.epoch else inf):
             async with self.witness.watching(self.world.members):
-                while self.state is State.JOINS and not await self.witness.access(self._has_fallen_apart):  # noqa: ASYNC110
+                while self.state is AgreementState.JOINS and not await self.witness.access(self._has_fallen_apart):  # noqa: ASYNC110
                     await trio.sleep(self.witness.look_s)
                 while self.witness.dials():  # noqa: ASYNC110  the report needs what comes of it
                     await trio.sleep(self.witness.look_s)
-        if self.state is State.JOINS:
+        if self.state is AgreementState.JOINS:
             joining.cancel()
 
     def _has_fallen_apart(self) -> bool:
@@ -247,7 +247,7 @@ class SurvivingRun:
         """Whether the others can go on after an error: a process or a wire was lost, and no rank failed by itself."""
         if isinstance(error, UsageError):
             return False
-        if self.state is State.JOINS:  # it did not come together
+        if self.state is AgreementState.JOINS:  # it did not come together
             newer = self.witness.record().epoch > self.world.epoch
             return newer or isinstance(error, NotMetError) or self._has_fallen_apart()
         return is_end(error)
@@ -262,13 +262,13 @@ class SurvivingRun:
             EpochClosedError: The others went on without this process.
         """
         suspects, before = self._suspected_members(loss), self.world
-        self.state = State.REPORTS
+        self.state = AgreementState.REPORTS
         step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
         if self.place.listener is not None and before.epoch:  # processes of this world may still dial the old one
             self._old_listeners.append(self._listener)
             self._listener = listen_at_free_port(self._address)
         host, port = self._listener.getsockname()[:2]
-        report = Report(step=step, endpoint=(host, port), unreached=self.witness.unreached())
+        report = WitnessReport(step=step, endpoint=(host, port), unreached=self.witness.unreached())
         await self.witness.access(lambda: self.witness.report(before.epoch, report))
         async with self.witness.watching(before.members):
             record = await self._wait_for_next_world(suspects)
@@ -320,14 +320,14 @@ class SurvivingRun:
             self.witness.propose(proposal)
         return False
 
-    def _enter_world(self, record: EpochWorld, state: State, reports: Mapping[int, Report]) -> None:
+    def _enter_world(self, record: EpochWorld, state: AgreementState, reports: Mapping[int, WitnessReport]) -> None:
         """Set the place, the settings and the epochs of this process for the next world.
 
         Raises:
             EpochClosedError: This process is no member of it.
         """
         self.state = state
-        if state is State.OUT:
+        if state is AgreementState.OUT:
             raise EpochClosedError(
                 f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
                 f"from step {record.step}, in epoch {record.epoch}"

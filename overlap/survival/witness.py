@@ -61,7 +61,7 @@ class WitnessError(OverlapError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class WitnessReport:
     """Report of a member at the end of an epoch."""
 
     step: int  # Greatest agreed step
@@ -253,11 +253,11 @@ class Witness:
         """Return the newest world that is recorded: the first one until a proposal was accepted."""
         return _read_newest_world(self._folder) or self._first
 
-    def report(self, epoch: int, report: Report) -> None:
+    def report(self, epoch: int, report: WitnessReport) -> None:
         """Write the report of this member; only the first one of an epoch counts."""
         self._create(f"report-{epoch}-{self._member}", asdict(report))
 
-    def reports(self, epoch: int, members: Iterable[int]) -> dict[int, Report]:
+    def reports(self, epoch: int, members: Iterable[int]) -> dict[int, WitnessReport]:
         """Return the reports of an epoch, by member."""
         paths = {member: self._folder / f"report-{epoch}-{member}" for member in members}
         names = {path.name for path in self._folder.glob("report-*")}
@@ -288,10 +288,10 @@ class Witness:
 
 
 @cache
-def _read_report(path: Path) -> Report:
+def _read_report(path: Path) -> WitnessReport:
     """Return a report, which is read once: it never changes."""
     content = json.loads(path.read_text())
-    return Report(**content | {name: tuple(content[name]) for name in ("endpoint", "unreached")})
+    return WitnessReport(**content | {name: tuple(content[name]) for name in ("endpoint", "unreached")})
 
 
 def witness_folder() -> Path:

@@ -19,8 +19,8 @@ from ..simulation.faults import Fate, Fates, Faults
 from .turns import Turns
 
 KINDS = {
-    "die": "the rank is gone; the others hear of it after 0.1 s",
-    "stop": "the rank stops for ever, and nobody hears of it",
+    "die": "the rank is gone; the others are notified after 0.1 s",
+    "stop": "the rank stops for ever, and nobody is notified",
     "slow": "the computes of the rank take `by` times as long",
     "late": "the rank's part in one operation arrives `by` seconds late",
     "slow_link": "every operation of the rank arrives `by` seconds late",
@@ -157,7 +157,7 @@ class FaultPlan(Fates):
         """Apply the faults that are due to an operation before it arrives; False: it must not arrive."""
         rank = operation.context.rank
         due = self._due_faults(rank, operation.step)
-        self._note_step(rank, operation.step, operation=True)
+        self._record_step(rank, operation.step, operation=True)
         self._due = due
         self._held_up_ns = self._cut_off_ns(operation)
         for fault in due:
@@ -192,7 +192,7 @@ class FaultPlan(Fates):
     def next(self, rank: int, step: int | None = None) -> Fate:
         """Return the fate of the next action of a rank."""
         due = self._due_faults(rank, step, _OF_COMPUTES) if self._due is None else self._due
-        self._note_step(rank, step, operation=False)
+        self._record_step(rank, step, operation=False)
         drawn = super().next(rank) if self._seed else self._usual_fate(rank)
         self._due = None
         cut_ns, self._held_up_ns = self._held_up_ns, 0.0
@@ -243,7 +243,7 @@ class FaultPlan(Fates):
             return f"rank {rank} issues nothing inside of rank.step(...); use at= in place of step="
         return f"the last step of rank {rank} that issues anything is {max(steps)}; use a smaller step="
 
-    def _note_step(self, rank: int, step: int | None, *, operation: bool) -> None:
+    def _record_step(self, rank: int, step: int | None, *, operation: bool) -> None:
         """Note a step in which a rank began an operation or a compute, for `unused`."""
         if step is not None:
             self._begun_steps.add((rank, step, operation))

@@ -75,7 +75,7 @@ def guard_process(program: GuardedProgram) -> Iterator[None]:
     patches.replace(overlap, "run", _refuse(_RUNS))
     patches.replace(overlap, "run_async", _refuse(_RUNS))
     for module in (builtins, io):
-        patches.replace(module, "open", partial(_open_and_note, program))
+        patches.replace(module, "open", partial(_open_and_record, program))
     patches.replace(torch, "save", partial(_save_unless_full, program))
     patches.replace(signal, "signal", partial(_set_signal, program))
     patches.replace(torch.multiprocessing, "spawn", _spawn_in_place)
@@ -141,13 +141,13 @@ _CALLS_REMOTELY = (
 )
 
 
-def _open_and_note(
+def _open_and_record(
     program: GuardedProgram, thread: Thread, original: Original, file: Any, mode: str = "r", *args: Any, **keywords: Any
 ) -> Any:
     """Open a file; note it if it is written, for a rank that leaves it open."""
     writes, rank = any(letter in mode for letter in "wax+"), thread.rank.rank
     if writes:
-        _note_writer(program, thread, file)
+        _record_writer(program, thread, file)
     stream = original(file, mode, *args, **keywords)
     if writes:
         program.opened.setdefault(rank, []).append((str(file), weakref.ref(stream)))
@@ -158,11 +158,11 @@ def _save_unless_full(
     program: GuardedProgram, thread: Thread, original: Original, value: Any, file: Any, *args: Any, **keywords: Any
 ) -> Any:
     """Save a value by `torch.save`, unless the disk of the rank is full."""
-    _note_writer(program, thread, file)
+    _record_writer(program, thread, file)
     return original(value, file, *args, **keywords)
 
 
-def _note_writer(program: GuardedProgram, thread: Thread, file: Any) -> None:
+def _record_writer(program: GuardedProgram, thread: Thread, file: Any) -> None:
     """Note which rank writes a file, and where, for a rank that misses it; fail if a fault has filled its disk."""
     if program.is_full(thread.rank.rank):
         raise OSError(errno.ENOSPC, "No space left on device (a fault of this test)", str(file))

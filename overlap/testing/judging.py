@@ -20,7 +20,7 @@ from ..errors import (
 from ..ranklist import named_ranks
 from ..waits import judge as waits
 from ..waits.ends import End, Seen
-from ..waits.judge import Kind, World
+from ..waits.judge import Kind, WaitingWorld
 from ..waits.wording import sentence, title
 from . import survived
 from .record import Issue, Record, Verdict
@@ -150,7 +150,7 @@ def why_mismatched(record: Record) -> Verdict | None:
     return Verdict(kind="tag reused", text=verdict.text + again, ranks=verdict.ranks, lines=lines)
 
 
-def _as_verdict(found: waits.Verdict) -> Verdict:
+def _as_verdict(found: waits.WaitVerdict) -> Verdict:
     """Return the verdict of the judge of waits as one of a test."""
     ends = [*found.ends, *([found.end] if found.end is not None else []), *found.others]
     if found.kind in (Kind.LEFT, Kind.UNMATCHED, Kind.DEAD) and found.view is not None:
@@ -170,7 +170,7 @@ def _sends_of_one_tag(record: Record, end: End) -> list[str]:
 def blocked_issues(record: Record) -> dict[int, Issue]:
     """Return the operation in which each rank waits for others, of ranks that do."""
     issues = {(issue.rank, *_place(issue)): issue for issue in record.issues if not issue.lost}
-    blocking = World(record.views(), record.size).waits
+    blocking = WaitingWorld(record.views(), record.size).waits
     return {rank: issues[rank, end.call.op, *end.meeting] for rank, (end, *_) in blocking.items()}
 
 
@@ -186,7 +186,7 @@ def wrong_group(record: Record, later: Record) -> Verdict | None:
         later: Record of the same run with operations of the blocked ranks that end at once: a rank that still never
             issues the operation in which another one waits for it has not merely another order.
     """
-    world = World(record.views(), record.size)
+    world = WaitingWorld(record.views(), record.size)
     blocked = {rank: ends[0] for rank, ends in world.waits.items()}
     issued = {(issue.rank, *_place(issue)) for issue in later.issues}
     never = [

@@ -32,7 +32,7 @@ from .record import Record, Verdict
 from .run import Run
 from .running import Setting, make_run, run_world
 from .threads import RankThread, RealTime
-from .views import RankView, process_restored
+from .views import RankProcess, process_restored
 from .watch import ModelWatch, Watch, watching
 from .world import TestedBackend
 
@@ -70,14 +70,14 @@ class TestedProgram:
     """
 
     def __init__(
-        self, body: Callable[[RankView], Any], argv: Sequence[str], setting: Setting, folder: str | None = None
+        self, body: Callable[[RankProcess], Any], argv: Sequence[str], setting: Setting, folder: str | None = None
     ) -> None:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
         self._released: dict[int, int] = {}  # see `RecordingInjector`
         self._threads: dict[int, RankThread[Any]] = {}
         self._watches: dict[RankThread[Any], tuple[Watch | None, ModelWatch]] = {}
         self._store: dict[str, bytes] = {}
-        self._views: list[RankView] = []
+        self._views: list[RankProcess] = []
         self._handlers: dict[int, Any] = {}
         self._sleep_counts: Counter[int] = Counter()  # how often, by rank
         self.opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
@@ -132,7 +132,7 @@ class TestedProgram:
         plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._handle_sigterm(rank))
         self._plan = plan
         self._views = [
-            RankView(
+            RankProcess(
                 rank, world.size, argv=self._argv, seed=self._setting.seed, folder=self._folder,
                 cwd=str(self._cwd.path), more=[pytorch.save_torch_state],
             )
@@ -140,11 +140,11 @@ class TestedProgram:
         ]  # fmt: skip
         end_stalled = world.deadlock
 
-        def note_and_end() -> None:
-            self._note_lines(record)
+        def record_and_end() -> None:
+            self._record_lines(record)
             end_stalled()
 
-        clock.kernel.on_stall = note_and_end
+        clock.kernel.on_stall = record_and_end
 
         real_time = RealTime(self._setting.real_timeout_s)
 
@@ -188,11 +188,11 @@ class TestedProgram:
             record.late_files[number] = self.written.get(path, "")
             raise
         record.left.setdefault(number, "")
-        clock.injector.note_unfinished(number, sends=True)
-        self._note_leaks(number, record, before)
+        clock.injector.record_unfinished(number, sends=True)
+        self._record_leaks(number, record, before)
         return result
 
-    def _note_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
+    def _record_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
         """Record files that a rank has left open for writing, and threads that it has left running."""
         for name, file in self.opened.pop(number, []):
             if (file_left := file()) is not None and not file_left.closed:
@@ -202,7 +202,7 @@ class TestedProgram:
             if not thread.daemon:
                 record.leaks.append((number, f"has left a thread running: {thread.name}", ""))
 
-    def _note_lines(self, record: Record) -> None:
+    def _record_lines(self, record: Record) -> None:
         """Record the line at which each unfinished rank is."""
         for number, thread in self._threads.items():
             if number not in record.left:
@@ -268,7 +268,7 @@ def load_file(
     )
 
 
-def _execute(code: CodeType, file: str, view: RankView, package: str | None) -> None:
+def _execute(code: CodeType, file: str, view: RankProcess, package: str | None) -> None:
     """Run the code of a file as the `__main__` of a rank."""
     view.main.__file__, view.main.__package__ = file, package
     view.main.__dict__.update({NAME: view.set_type, "set": view.set_type})

@@ -76,7 +76,7 @@ class WorldOfThread:
         owner = RankThread.owner()
         rank = None if owner is None else owner.rank
         if rank not in worlds:
-            worlds[rank] = _State()
+            worlds[rank] = _TorchGroups()
         return worlds[rank]
 
     def __getattr__(self, name: str) -> Any:
@@ -86,7 +86,7 @@ class WorldOfThread:
         setattr(self._world(), name, value)
 
 
-class _State:
+class _TorchGroups:
     """The groups of a process, as `torch.distributed` records them: the attributes of its `_World`, without globals."""
 
     def __init__(self) -> None:

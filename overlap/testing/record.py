@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..waits.ends import Call, End, EndState, RankView, Seen, form_of
+from ..waits.ends import CallRecord, End, EndState, RankView, Seen, form_of
 from ..waits.wording import title
 
 
@@ -64,7 +64,7 @@ class Issue:
     def end(self) -> End:
         """The operation as an end for the judge of waits."""
         any_source = self.op == "recv" and self.peer is None
-        call = Call(
+        call = CallRecord(
             op=self.op, site=self.line, name=self.name, key=self.key, group=self.group, members=self.members,
             form=form_of(self.what), nbytes=self.nbytes, tag=self.tag, any_source=any_source,
         )  # fmt: skip

@@ -101,14 +101,14 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
     def wrap(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         """Return the async function of a rank, which notes at its end that the rank has left."""
 
-        async def main_and_note(rank: Rank) -> Any:
+        async def main_and_record(rank: Rank) -> Any:
             """Run the program of a rank, and note its end and its unfinished operations."""
             result = await (main(rank) if setting.steps is None else main(rank, steps=setting.steps))
             clock.record.left[rank.rank] = ""
-            clock.injector.note_unfinished(rank.rank, sends=False)
+            clock.injector.record_unfinished(rank.rank, sends=False)
             return result
 
-        return main_and_note
+        return main_and_record
 
     outcome = run_world(setting, wrap)
     run = make_run(outcome, setting, line or f"seed={setting.seed}")

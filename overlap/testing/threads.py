@@ -22,7 +22,7 @@ from transports.delays import Instant
 from ..diagnostics import line_in_thread
 from ..errors import OverlapError, UsageError
 from ..runtime.future import Future
-from .views import RankView
+from .views import RankProcess
 
 if TYPE_CHECKING:
     from ..runtime.rank import Rank
@@ -83,13 +83,13 @@ class RankThread(Generic[T]):
     rank: Rank
     kernel: Kernel
     cost_ns: int
-    view: RankView
+    view: RankProcess
 
     def __init__(
         self,
         rank: Rank,
         kernel: Kernel,
-        view: RankView,
+        view: RankProcess,
         program: Callable[[RankThread[T]], T],
         *,
         real_time: RealTime,

@@ -167,12 +167,12 @@ class TorchRank:
         self.watch.operation_issued(issue, arrays)
         self.models.operation_issued(issue, self.record.size, arrays)
 
-        def note_wait() -> None:
+        def record_wait() -> None:
             self.watch.operation_awaited(issue)
             if issue.waited_ns is None:
                 issue.waited_ns = self.thread.kernel.now_ns
 
-        return Pending(self.thread, future, note_wait, self._save_error)
+        return Pending(self.thread, future, record_wait, self._save_error)
 
     def _save_error(self, error: BaseException) -> None:
         """Save the error of an operation: C++ passes on only its text."""

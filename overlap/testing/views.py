@@ -77,7 +77,7 @@ Exchange = Callable[[], Callable[[], None]]
 """Returns a function that restores the present value of something."""
 
 
-class RankView:
+class RankProcess:
     """The process of one rank.
 
     Args:

@@ -306,7 +306,7 @@ def _digest(tensor: torch.Tensor) -> str:
 def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iterator[None]:
     """Record the modules, optimizers and wrappers of rank threads; `find` returns the watches of the calling one."""
 
-    def note_module(module: torch.nn.Module, name: str, parameter: Any) -> None:
+    def record_module(module: torch.nn.Module, name: str, parameter: Any) -> None:
         if (watched := find()) is not None:
             watched[1].add_module(module)
 
@@ -321,7 +321,7 @@ def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iter
                 watched[1].after_update(optimizer)
 
     hooks = [
-        torch.nn.modules.module.register_module_parameter_registration_hook(note_module),
+        torch.nn.modules.module.register_module_parameter_registration_hook(record_module),
         register_optimizer_step_pre_hook(before_update),
         register_optimizer_step_post_hook(after_update),
     ]

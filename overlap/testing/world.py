@@ -86,7 +86,7 @@ class RecordingInjector(FaultInjector):
         self.unfinished[id(operation)] = issue, operation
         _describe(issue, operation)
 
-        def note_end() -> None:
+        def record_end() -> None:
             """Note end, failure and wait of the operation; a withdrawn receive leaves the record."""
             self.unfinished.pop(id(operation), None)
             if issue.op == "recv" and operation.state is CANCELLED:  # nobody waits for its message
@@ -99,7 +99,7 @@ class RecordingInjector(FaultInjector):
             if issue.awaited:
                 issue.waited_ns = issue.ended_ns
 
-        call_when_done(operation, Onlooker(note_end))
+        call_when_done(operation, Onlooker(record_end))
 
     def waits_for_none(self, operation: Operation) -> bool:
         """Whether an operation of a released rank ends without the other ranks; a loop that they end goes no further.
@@ -137,7 +137,7 @@ class RecordingInjector(FaultInjector):
             if operation.state is PARKED:
                 self.record.issues.remove(issue)
 
-    def note_unfinished(self, rank: int, *, sends: bool) -> None:
+    def record_unfinished(self, rank: int, *, sends: bool) -> None:
         """Record operations in flight at the end of a rank's program that it never waited for.
 
         Args:

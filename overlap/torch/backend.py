@@ -23,7 +23,7 @@ from ..embedded.connection import Connection
 from ..embedded.door import connect
 from ..errors import OverlapError, UsageError
 from ..processes.introduce import introduce_by_mpi
-from ..processes.place import Place, find_place
+from ..processes.place import ProcessPlace, find_place
 from ..runtime.rank import Rank
 from . import private, surviving
 from .errors import backend_error
@@ -197,14 +197,14 @@ def _rendezvous(
     )
 
 
-def _listener_fd(process_place: Place, listener: socket.socket | None) -> int | None:
+def _listener_fd(process_place: ProcessPlace, listener: socket.socket | None) -> int | None:
     """Return a descriptor, for a store to own, of the socket that listens at the rendezvous."""
     if listener is not None:
         return listener.detach()
     return None if process_place.listener is None else os.dup(process_place.listener)
 
 
-def _open_store(process_place: Place, timeout: timedelta) -> dist.Store:
+def _open_store(process_place: ProcessPlace, timeout: timedelta) -> dist.Store:
     """Return the store of a world's processes, at the address that the launcher has named or process 0 chose."""
     endpoint, listener = process_place.endpoint, None
     if endpoint is None:

@@ -34,7 +34,7 @@ def record(
     Raises:
         UsageError: If there is no world.
     """
-    recording = _Recording(find_rank(rank))
+    recording = _ProcessRecording(find_rank(rank))
     handles = [module.register_forward_pre_hook(lambda *_: recording.begin_step(module.training))]
     for name, part in module.named_modules():
         if not any(True for _ in part.children()):
@@ -50,7 +50,7 @@ def record(
     return end
 
 
-class _Recording:
+class _ProcessRecording:
     """The spans of one module on one rank. Forward and backward of a module run one after the other."""
 
     def __init__(self, rank: Rank) -> None:
@@ -90,7 +90,7 @@ class _Recording:
         handles = [part.register_forward_pre_hook(before), part.register_forward_hook(after)]
         for parameter in part.parameters(recurse=False):
             if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(lambda _: self._note_compute()))
+                handles.append(parameter.register_post_accumulate_grad_hook(lambda _: self._record_compute()))
         return handles
 
     def watch_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -108,11 +108,11 @@ class _Recording:
         """Begin the backward of a part, which ends that of the part before."""
         if self._backward is None:
             private.after_backward(self._end_backward)
-        self._note_compute()
+        self._record_compute()
         self._record_part()
         self._backward = (name, self._last_ns)
 
-    def _note_compute(self) -> None:
+    def _record_compute(self) -> None:
         """Note that backward computes at this moment."""
         self._last_ns = self._now()
 

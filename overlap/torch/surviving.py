@@ -25,9 +25,9 @@ import trio
 from ..config import RunConfig
 from ..embedded.connection import Connection
 from ..errors import UsageError
-from ..processes.place import DEFAULT_JOB, Place, find_place
+from ..processes.place import DEFAULT_JOB, ProcessPlace, find_place
 from ..processes.status import Entering, Leaving, report_to_launcher
-from ..survival.agreement import State
+from ..survival.agreement import AgreementState
 from ..survival.epochs import SurvivingRun
 
 _END_S = 2.0  # within which a world that has lost a process ends here
@@ -110,7 +110,7 @@ def report_joined(connection: Connection) -> None:
         return
     if not _run:
         _run.append(SurvivingRun(own_place, RunConfig.from_environment(os.environ)))
-    _run[0].state = State.TRAINS
+    _run[0].state = AgreementState.TRAINS
     number = _run[0].world.epoch + 1
     report_to_launcher(Entering(world=number, joined=True, ranks_each=own_place.ranks_per_process))
 
@@ -127,6 +127,6 @@ def world_job() -> str:
     return f"{DEFAULT_JOB}-epoch-{epoch}" if epoch else DEFAULT_JOB
 
 
-def next_place() -> Place | None:
+def next_place() -> ProcessPlace | None:
     """Return this process's place in a world after the first, or None in the first."""
     return _run[0].place if _run and _run[0].world.epoch else None

@@ -60,7 +60,7 @@ class JoinedOperations:
         self._error: BaseException | None = None
         self._unfinished_count, self._handles = len(handles) + 1, handles
         for handle in handles:
-            call_at_end(handle, self._note_end)
+            call_at_end(handle, self._record_end)
         self._count_end()
 
     @property
@@ -90,7 +90,7 @@ class JoinedOperations:
                 return
         callback(self)
 
-    def _note_end(self, handle: Handle) -> None:
+    def _record_end(self, handle: Handle) -> None:
         """Note the end of one operation, and its error if it is the first."""
         error = handle.exception(0)
         if error is not None and self._error is None:
@@ -209,11 +209,11 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         """
         recorded = self._recorded = threading.Event()
 
-        def note_end(_: object) -> None:
+        def record_end(_: object) -> None:
             record()
             recorded.set()
 
-        call_at_end(self._handle, note_end)
+        call_at_end(self._handle, record_end)
 
     def _value(self, _: object) -> object:
         """Wait for the end of the operation, and return its tensors, as the value of a future."""

@@ -35,7 +35,7 @@ class Seen(Enum):
     NO_RECORD = "no record"
 
 
-class Call(Struct, frozen=True, kw_only=True, array_like=True):
+class CallRecord(Struct, frozen=True, kw_only=True, array_like=True):
     """The facts that all operations of one call at one line share."""
 
     op: str  # Such as "all_reduce", "send", "recv", "compute", "task"
@@ -68,7 +68,7 @@ class Call(Struct, frozen=True, kw_only=True, array_like=True):
         return self.members[self.op == "send"]
 
 
-def call_of(fields: Mapping[str, object]) -> Call:
+def call_of(fields: Mapping[str, object]) -> CallRecord:
     """Return the call of an operation of ours from the fields of its flight record.
 
     Raises:
@@ -81,7 +81,7 @@ def call_of(fields: Mapping[str, object]) -> Call:
         "members": unlisted(str(members)) if members else (),
         "form": form_of(str(fields.get("form", ""))),
     }
-    return convert(astuple(Call(**values)), Call)  # type: ignore[arg-type]
+    return convert(astuple(CallRecord(**values)), CallRecord)  # type: ignore[arg-type]
 
 
 def form_of(text: str) -> str:
@@ -94,7 +94,7 @@ class End(Struct, frozen=True, kw_only=True, array_like=True):
     """One rank's end of one operation. Instants are nanoseconds since 1970."""
 
     rank: int  # World rank
-    call: Call
+    call: CallRecord
     seq: int = 0  # Its number where its ends meet
     state: EndState = EndState.UNKNOWN
     issued_ns: int = 0

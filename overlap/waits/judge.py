@@ -42,7 +42,7 @@ class Kind(StrEnum):
         return self not in (Kind.LATE, Kind.MISSING, Kind.WIRE, Kind.NOBODY)
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class WaitVerdict(Struct, frozen=True, kw_only=True):
     """Why ranks wait."""
 
     kind: Kind
@@ -57,7 +57,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     doubtful: tuple[int, ...] = ()  # Ranks of the verdict with views that contradict each other
     unrecorded: str = ""  # What the sources do not record
     missing: tuple[int, ...] = ()  # Ranks without a record
-    earlier: Verdict | None = None  # Calls that differed before, and that have ended
+    earlier: WaitVerdict | None = None  # Calls that differed before, and that have ended
 
     @property
     def is_certain(self) -> bool:
@@ -65,7 +65,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
         return self.kind.is_certain and not self.may_end and not self.doubtful
 
 
-def judge(views: Iterable[RankView], size: int) -> Verdict:
+def judge(views: Iterable[RankView], size: int) -> WaitVerdict:
     """Return the verdict on a world.
 
     Args:
@@ -74,7 +74,7 @@ def judge(views: Iterable[RankView], size: int) -> Verdict:
 
     Cost: one pass over all ends, and one over the members of each operation in which a rank waits.
     """
-    world = World(views, size)
+    world = WaitingWorld(views, size)
     differing = _differences(world)
     current = next((each for each in differing if _concerns_waits(each)), None)
     found = _failure(world) or current or _cycle(world, world.stuck) or _absence(world) or _loose_cycle(world)
@@ -87,7 +87,7 @@ def judge(views: Iterable[RankView], size: int) -> Verdict:
     return replace(found, doubtful=doubtful, unrecorded=unrecorded, missing=missing, earlier=earlier)
 
 
-class World:
+class WaitingWorld:
     """Views by rank, and their ends by where they meet.
 
     Attributes:
@@ -213,7 +213,7 @@ def _newest_ns(view: RankView) -> int:
     return max((max(end.issued_ns, end.begun_ns or 0, end.done_ns or 0) for end in view.ends), default=0)
 
 
-def _failure(world: World) -> Verdict | None:
+def _failure(world: WaitingWorld) -> WaitVerdict | None:
     """Return the verdict on a rank with an error of its own, or on a process that has ended without a word."""
     for kind, guilty in (
         (Kind.FAILED, [view for view in world.views.values() if view.error]),
@@ -225,14 +225,14 @@ def _failure(world: World) -> Verdict | None:
             same = [view.rank for view in guilty if view.process == worst.process != -1 and kind is Kind.DEAD]
             culprits = tuple(same or [worst.rank])
             end, waiters = world.waiters(culprits)
-            return Verdict(kind=kind, culprits=culprits, waiters=waiters, end=end, view=worst)
+            return WaitVerdict(kind=kind, culprits=culprits, waiters=waiters, end=end, view=worst)
     return None
 
 
 # -- calls that differ ---------------------------------------------------------------------------------------------
 
 
-def _differences(world: World) -> list[Verdict]:
+def _differences(world: WaitingWorld) -> list[WaitVerdict]:
     """Return the first difference of each group, those in which ranks wait first, then the oldest."""
     blocked = {end.call.key for ends in world.waits.values() for end in ends}
     found = [
@@ -244,12 +244,14 @@ def _differences(world: World) -> list[Verdict]:
     return sorted(found, key=lambda verdict: min((end.issued_ns for end in verdict.ends), default=0))
 
 
-def _concerns_waits(difference: Verdict) -> bool:
+def _concerns_waits(difference: WaitVerdict) -> bool:
     """Whether calls that differ stop a rank: those that have ended on both sides may have gone well."""
     return difference.kind is Kind.SKIPPED or any(end.is_open for end in difference.ends)
 
 
-def _first_difference(world: World, key: str, calls: Mapping[int, list[End]], *, by_line: bool) -> Verdict | None:
+def _first_difference(
+    world: WaitingWorld, key: str, calls: Mapping[int, list[End]], *, by_line: bool
+) -> WaitVerdict | None:
     """Return the verdict on the first number of a group that ranks have called differently.
 
     Args:
@@ -277,8 +279,8 @@ def _first_difference(world: World, key: str, calls: Mapping[int, list[End]], *,
 
 
 def _difference(
-    world: World, calls: Mapping[int, list[End]], here: Mapping[int, End], sides: list[list[int]], *, alike: bool
-) -> Verdict | None:
+    world: WaitingWorld, calls: Mapping[int, list[End]], here: Mapping[int, End], sides: list[list[int]], *, alike: bool
+) -> WaitVerdict | None:
     """Return the verdict on the sides of one number; None if calls at two lines are one call."""
     odd, usual = sides[0], sides[-1]
     mine, theirs = here[min(odd)], here[min(usual)]
@@ -292,13 +294,13 @@ def _difference(
         end, waiters = world.waiters(odd)
         if end is None:
             end, waiters = theirs, tuple(rank for rank in sorted(usual) if here[rank].is_open)
-        return Verdict(
+        return WaitVerdict(
             kind=Kind.SKIPPED, culprits=tuple(sorted(odd)), waiters=waiters, end=end, ends=(theirs, mine),
             view=world.views[odd[0]],
         )  # fmt: skip
     kind = Kind.MISMATCH if odd_never else Kind.SWAPPED
     tied = len(sides[0]) == len(sides[-1])
-    return Verdict(
+    return WaitVerdict(
         kind=kind, culprits=tuple(sorted([*odd, *usual] if tied else odd)), waiters=tuple(usual), ends=(mine, theirs),
         differs=_differing(mine, theirs), view=world.views[odd[0]],
     )  # fmt: skip
@@ -329,14 +331,14 @@ def _differing(one: End, other: End) -> str:
     return next((name for name, part in _PARTS if len({tuple(part.findall(form)) for form in forms}) > 1), "arguments")
 
 
-def _message_differences(world: World) -> Iterator[Verdict]:
+def _message_differences(world: WaitingWorld) -> Iterator[WaitVerdict]:
     """Yield the verdicts on open messages with ends that differ."""
     for view in world.views.values():
         for send in view.ends:
             if send.call.op == "send" and send.is_open and send.call.peer is not None and send.call.form:
                 receive = world.message_end(send.meeting, send.call.peer, "recv")
                 if receive is not None and receive.is_open and receive.call.form not in ("", send.call.form):
-                    yield Verdict(
+                    yield WaitVerdict(
                         kind=Kind.MISMATCH, culprits=tuple(sorted((send.rank, receive.rank))), waiters=(receive.rank,),
                         ends=(send, receive), differs=_differing(send, receive), view=view,
                     )  # fmt: skip
@@ -345,7 +347,7 @@ def _message_differences(world: World) -> Iterator[Verdict]:
 # -- ranks that can never go on ------------------------------------------------------------------------------------
 
 
-def _cycle(world: World, waits: Mapping[int, Sequence[int]], *, may_end: bool = False) -> Verdict | None:
+def _cycle(world: WaitingWorld, waits: Mapping[int, Sequence[int]], *, may_end: bool = False) -> WaitVerdict | None:
     """Return the verdict on ranks that wait for each other.
 
     Args:
@@ -359,13 +361,13 @@ def _cycle(world: World, waits: Mapping[int, Sequence[int]], *, may_end: bool = 
             return other_tag
     ends = tuple(world.lacking_ends(world.views[rank])[0] for rank in cycle)
     outside = tuple(ends[0] for rank, ends in world.waits.items() if rank not in cycle)
-    return Verdict(
+    return WaitVerdict(
         kind=Kind.CYCLE, culprits=tuple(cycle), waiters=tuple(end.rank for end in outside), ends=ends, others=outside,
         may_end=may_end,
     )  # fmt: skip
 
 
-def _loose_cycle(world: World) -> Verdict | None:
+def _loose_cycle(world: WaitingWorld) -> WaitVerdict | None:
     """Return the verdict on ranks that wait for each other, and of which one may go on by itself."""
     waits = {
         rank: [other for end in world.lacking_ends(view) for other in world.absent(end)]
@@ -374,7 +376,7 @@ def _loose_cycle(world: World) -> Verdict | None:
     return _cycle(world, {rank: others for rank, others in waits.items() if others}, may_end=True)
 
 
-def _stuck(world: World) -> dict[int, list[int]]:
+def _stuck(world: WaitingWorld) -> dict[int, list[int]]:
     """Return the ranks that can never go on, with the absent ranks of their waits that never can.
 
     A collective waits for all that it lacks, a receive from any source for one of them.
@@ -407,7 +409,7 @@ def _stuck(world: World) -> dict[int, list[int]]:
     }
 
 
-def _other_tag(world: World, rank: int) -> Verdict | None:
+def _other_tag(world: WaitingWorld, rank: int) -> WaitVerdict | None:
     """Return the verdict on a receive of a rank that waits while a message with a tag not received is under way."""
     receive = next((end for end in world.waits[rank] if end.call.op == "recv"), None)
     if receive is None or receive.call.name:
@@ -416,7 +418,7 @@ def _other_tag(world: World, rank: int) -> Verdict | None:
     for sender in world.absent(receive):
         for send in world.views[sender].ends:
             if send.call.op == "send" and send.is_open and send.call.peer == rank and send.call.tag not in tags:
-                return Verdict(
+                return WaitVerdict(
                     kind=Kind.TAGS, culprits=tuple(sorted((rank, sender))), end=receive, ends=(receive, send),
                     view=world.views[rank],
                 )  # fmt: skip
@@ -468,7 +470,7 @@ def find_cycle(edges: Mapping[int, Sequence[int]]) -> list[int]:
 # -- ranks that have not come --------------------------------------------------------------------------------------
 
 
-def _absence(world: World) -> Verdict | None:
+def _absence(world: WaitingWorld) -> WaitVerdict | None:
     """Return the verdict on a rank that others wait for, and which waits for nobody."""
     stuck = world.stuck
     by_wait: dict[object, set[int]] = {}  # the ranks of one group have mostly the same waits
@@ -506,7 +508,7 @@ def _absence(world: World) -> Verdict | None:
         if tags is not None:
             return tags
         kind = Kind.UNMATCHED if kind is Kind.LEFT else kind
-    return Verdict(kind=kind, culprits=alike, waiters=waiters, end=end, view=views[alike[0]])
+    return WaitVerdict(kind=kind, culprits=alike, waiters=waiters, end=end, view=views[alike[0]])
 
 
 def _doing(view: RankView) -> tuple[str, str, str]:
@@ -515,7 +517,7 @@ def _doing(view: RankView) -> tuple[str, str, str]:
     return (running.call.op, running.call.name, running.call.site) if running is not None else ("", "", view.site)
 
 
-def _roots(start: int, world: World, stuck: Mapping[int, Sequence[int]]) -> set[int]:
+def _roots(start: int, world: WaitingWorld, stuck: Mapping[int, Sequence[int]]) -> set[int]:
     """Follow waits from a rank to the ranks that wait for nobody; of a stuck rank, to ranks that can never come."""
     visited: set[int] = set()
     roots: set[int] = set()
@@ -532,11 +534,11 @@ def _roots(start: int, world: World, stuck: Mapping[int, Sequence[int]]) -> set[
     return roots
 
 
-def _unexplained(world: World) -> Verdict:
+def _unexplained(world: WaitingWorld) -> WaitVerdict:
     """Return the verdict on a world in which no rank waits for another."""
     ends = [end for view in world.views.values() for end in view.ends if end.call.meets and end.is_open]
     under_way = [end for end in ends if end.state is not EndState.FAILED and world.all_called(end)]
     if not under_way:
-        return Verdict(kind=Kind.NOBODY)
+        return WaitVerdict(kind=Kind.NOBODY)
     first = min(under_way, key=lambda end: (end.issued_ns, end.call.key, end.seq))
-    return Verdict(kind=Kind.WIRE, end=first)
+    return WaitVerdict(kind=Kind.WIRE, end=first)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..ranklist import listed, named_ranks
 from ..units import columns
 from .ends import End, EndState, RankView, Seen
-from .judge import Kind, Verdict, World, judge
+from .judge import Kind, WaitingWorld, WaitVerdict, judge
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _MOST_SIGNS = 4  # ranks of a process whose last operation is told
@@ -32,7 +32,7 @@ def title(end: End) -> str:
     return f"{name} #{end.seq} {'to' if call.op == 'send' else 'from'} {peer}{tag}{line}"
 
 
-def sentence(verdict: Verdict) -> str:
+def sentence(verdict: WaitVerdict) -> str:
     """Return a verdict as one sentence."""
     text = _SENTENCES[verdict.kind](verdict)
     if verdict.kind in _WITH_WAITERS:
@@ -43,7 +43,7 @@ def sentence(verdict: Verdict) -> str:
     return f"cannot be told: {text}" if is_unknown else text
 
 
-def _waiting(verdict: Verdict) -> str:
+def _waiting(verdict: WaitVerdict) -> str:
     if verdict.end is None or not verdict.waiters:
         return ""
     verb, them = "wait" + "s" * (len(verdict.waiters) == 1), "it" if len(verdict.culprits) == 1 else "them"
@@ -54,12 +54,12 @@ def _has(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
-def _failed(verdict: Verdict) -> str:
+def _failed(verdict: WaitVerdict) -> str:
     assert verdict.view is not None
     return f"rank {verdict.view.rank} failed: {verdict.view.error}"
 
 
-def _dead(verdict: Verdict) -> str:
+def _dead(verdict: WaitVerdict) -> str:
     view = verdict.view
     assert view is not None
     process = "its process" if view.process < 0 else f"process {view.process}"
@@ -69,7 +69,7 @@ def _dead(verdict: Verdict) -> str:
     return f"{named_ranks(verdict.culprits)}: {process}{machine} {how}; {rank} {_did(view)}"
 
 
-def _mismatch(verdict: Verdict) -> str:
+def _mismatch(verdict: WaitVerdict) -> str:
     one, other = verdict.ends
     odd = [rank for rank in verdict.culprits if rank not in verdict.waiters]
     return (
@@ -82,7 +82,7 @@ def _with_form(end: End) -> str:
     return f"{title(end)}{f' with {end.call.form}' if end.call.form else ''}"
 
 
-def _swapped(verdict: Verdict) -> str:
+def _swapped(verdict: WaitVerdict) -> str:
     one, other = verdict.ends
     odd = [rank for rank in verdict.culprits if rank not in verdict.waiters]
     return (
@@ -91,12 +91,12 @@ def _swapped(verdict: Verdict) -> str:
     )
 
 
-def _skipped(verdict: Verdict) -> str:
+def _skipped(verdict: WaitVerdict) -> str:
     skipped, instead = verdict.ends
     return f"{named_ranks(verdict.culprits)} skipped {title(skipped)} and called {title(instead)} instead"
 
 
-def _tags(verdict: Verdict) -> str:
+def _tags(verdict: WaitVerdict) -> str:
     receive, send = verdict.ends
     return (
         f"rank {receive.rank} waits in {title(receive)}, and rank {send.rank} has sent {title(send)}, which nobody "
@@ -104,7 +104,7 @@ def _tags(verdict: Verdict) -> str:
     )
 
 
-def _cycle(verdict: Verdict) -> str:
+def _cycle(verdict: WaitVerdict) -> str:
     wait = "wait for each other" if len(verdict.culprits) > 1 else "waits for itself"
     never = ", and may yet go on" if verdict.may_end else " and cannot go on"
     outside = _by_operation(verdict.others, "wait in", "waits in")
@@ -140,14 +140,14 @@ def _advice(ends: Sequence[End]) -> str:
     return "each receives before it sends" if messages == {"recv"} else "their sends and receives cannot meet"
 
 
-def _left(verdict: Verdict) -> str:
+def _left(verdict: WaitVerdict) -> str:
     if verdict.view is not None and verdict.view.how:
         return f"{named_ranks(verdict.culprits)} {verdict.view.how}"
     programs = "its program" if len(verdict.culprits) == 1 else "their programs"
     return f"{named_ranks(verdict.culprits)} {_has(verdict.culprits)} finished {programs}"
 
 
-def _unmatched(verdict: Verdict) -> str:
+def _unmatched(verdict: WaitVerdict) -> str:
     assert verdict.end is not None
     return (
         f"{named_ranks(verdict.culprits)} {_has(verdict.culprits)} finished without the other end of "
@@ -155,7 +155,7 @@ def _unmatched(verdict: Verdict) -> str:
     )
 
 
-def _late(verdict: Verdict) -> str:
+def _late(verdict: WaitVerdict) -> str:
     assert verdict.view is not None
     first = "it" if len(verdict.culprits) == 1 else f"rank {verdict.view.rank}"
     state = _does(verdict.view, verdict.end, first)
@@ -207,7 +207,7 @@ def _did(view: RankView) -> str:
 
 def last_signs(views: Sequence[RankView], size: int, ranks: Sequence[int]) -> list[str]:
     """Return a line on the last operation of each rank of an ended process, and one on ranks that wait for it."""
-    world = World(views, size)
+    world = WaitingWorld(views, size)
     lines = []
     for view in (world.views[rank] for rank in ranks[:_MOST_SIGNS]):
         step = next((end.step for end in view.ends if end.is_open and end.step is not None), view.step)
@@ -223,11 +223,11 @@ def _function(end: End) -> str:
     return f"'{end.call.name}'{f' ({end.call.site})' if end.call.site else ''}"
 
 
-def _missing(verdict: Verdict) -> str:
+def _missing(verdict: WaitVerdict) -> str:
     return f"{named_ranks(verdict.culprits)} {_has(verdict.culprits)} no record here"
 
 
-def _wire(verdict: Verdict) -> str:
+def _wire(verdict: WaitVerdict) -> str:
     end = verdict.end
     assert end is not None
     reasons = ["the network", "a device"]
@@ -241,7 +241,7 @@ def _wire(verdict: Verdict) -> str:
     return f"{known} {title(end)}, and it has not ended: {', '.join(reasons[:-1])} or {reasons[-1]}"
 
 
-def _nobody(verdict: Verdict) -> str:
+def _nobody(verdict: WaitVerdict) -> str:
     unknown = f"; {verdict.unrecorded} are not recorded" if verdict.unrecorded else ""
     return f"no rank waits for another{' in a recorded operation' if unknown else ''}{unknown}"
 
@@ -270,7 +270,7 @@ HEADS = ("rank", "process", "step", "for", "doing", "waits for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class WaitRow:
     """What one rank does, and for which ranks it waits."""
 
     view: RankView
@@ -300,16 +300,16 @@ class Row:
         )  # fmt: skip
 
 
-def rows(views: Iterable[RankView], size: int, verdict: Verdict) -> list[Row]:
+def rows(views: Iterable[RankView], size: int, verdict: WaitVerdict) -> list[WaitRow]:
     """Return a row for each rank, those of the verdict first."""
-    world = World(views, size)
+    world = WaitingWorld(views, size)
     first = set(verdict.culprits)
     return [
         _row(world, view) for view in sorted(world.views.values(), key=lambda view: (view.rank not in first, view.rank))
     ]
 
 
-def lines(some: Sequence[Row], now_ns: int = 0) -> list[str]:
+def lines(some: Sequence[WaitRow], now_ns: int = 0) -> list[str]:
     """Return rows as lines; ranks with the same line share it."""
     ranks: dict[str, list[int]] = {}
     for row in some:
@@ -330,7 +330,7 @@ def unawaited_line(view: RankView) -> str:
     return f"rank {view.rank} has an error that nobody has awaited: {view.error}"
 
 
-def table(rows: Sequence[Row], now_ns: int) -> list[str]:
+def table(rows: Sequence[WaitRow], now_ns: int) -> list[str]:
     """Return a line for each row under a line of heads; columns without a value are left out."""
     cells = [row.cells(now_ns) for row in rows]
     used = [at for at in range(len(HEADS)) if at == 0 or any(line[at] not in ("", "-") for line in cells)]
@@ -338,16 +338,18 @@ def table(rows: Sequence[Row], now_ns: int) -> list[str]:
     return columns([HEADS[at] for at in used], [[line[at] for at in used] for line in cells], words=words)
 
 
-def _row(world: World, view: RankView) -> Row:
+def _row(world: WaitingWorld, view: RankView) -> WaitRow:
     blocking, running = world.blocking(view.rank), view.running
     if running is not None:
-        return Row(view=view, end=running, doing=f"computes {_function(running)}")
+        return WaitRow(view=view, end=running, doing=f"computes {_function(running)}")
     opened = [end for end in view.ends if end.is_open]
     end = blocking or next(iter(opened), None)
     if end is None:
-        return Row(view=view, end=None, doing=_idle(view))
+        return WaitRow(view=view, end=None, doing=_idle(view))
     state = f"; {_STATES[end.state]}" if end.state in _STATES else ""
-    return Row(view=view, end=end, doing=f"{title(end)}{state}", waits_for=world.absent(end) if end.call.meets else ())
+    return WaitRow(
+        view=view, end=end, doing=f"{title(end)}{state}", waits_for=world.absent(end) if end.call.meets else ()
+    )
 
 
 def _kept(view: RankView) -> str:

@@ -174,8 +174,8 @@ def test_numbers_start_again_with_new_settings_and_only_written_traces_are_told(
             first, second, third = (trace_files.next_path(path) for _ in range(3))
             assert third == tmp_path / "run-3.json"
             second.touch()  # of an earlier program
-            trace_files.note_written(first)
-            trace_files.note_written(third)
+            trace_files.record_written(first)
+            trace_files.record_written(third)
             assert (trace_files.reserved_paths(path), trace_files.written_paths(path)) == (
                 [first, second, third],
                 [first, third],

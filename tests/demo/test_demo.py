@@ -15,7 +15,7 @@ from overlap.cli import demo
 from overlap.cli.demo import training
 from overlap.cli.demo.model import Block, Classifier
 from overlap.cli.demo.report import (
-    Gain,
+    MeasuredGain,
     StepTimes,
     drawings,
     gain,
@@ -284,7 +284,7 @@ def gained(**changes):
         "counted": 5,
         "spread_ns": 3_000_000,
     }
-    return Gain(**{**values, **changes})
+    return MeasuredGain(**{**values, **changes})
 
 
 SUMMARY = """\

@@ -6,7 +6,7 @@ import pytest
 from overlap.flight.ends import judge_records, name_missing_processes, rank_views
 from overlap.flight.reading import Flight, RankTable, WorldEnd
 from overlap.flight.records import RecordedWorld, newest_world
-from overlap.waits.ends import Call
+from overlap.waits.ends import CallRecord
 from overlap.waits.wording import last_signs, rows, sentence, table
 
 S = 1_000_000_000
@@ -20,7 +20,7 @@ def operation(
     details = {"op": "all_reduce", "key": group, "group": group, "members": members, "form": "float32 (8,), op='sum'",
                "site": "train.py:33"}  # fmt: skip
     row = (since * S, number, 1 if known else -1, STEP, -ended * S if failed else ended * S, started * S)
-    return row, Call(**details | changes)
+    return row, CallRecord(**details | changes)
 
 
 def compute(name="think", **times):

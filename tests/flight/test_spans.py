@@ -12,16 +12,16 @@ from overlap.timeline import Timeline, breakdowns
 from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.metrics import measure_windows
 from overlap.timeline.measure.steps import RankWindow
-from overlap.waits.ends import Call
+from overlap.waits.ends import CallRecord
 from tests.timeline.made import shifted
 
 MS = 1_000_000
 CALLS = {
-    1: Call(op="compute", name="backward", key="", members=(), site="train.py:7", nbytes=0),
-    2: Call(op="all_reduce", name="bucket 0", key="world", members=(0, 1), site="train.py:8", nbytes=1 << 20),
-    3: Call(op="all_reduce", name="bucket 1", key="far", members=(0, 9), site="train.py:9", nbytes=1 << 10),
-    4: Call(op="send", name="to 1", key="0 to 1", members=(0, 1), site="train.py:11", nbytes=1 << 10),
-    5: Call(op="recv", name="from 0", key="0 to 1", members=(0, 1), site="train.py:12", nbytes=1 << 10),
+    1: CallRecord(op="compute", name="backward", key="", members=(), site="train.py:7", nbytes=0),
+    2: CallRecord(op="all_reduce", name="bucket 0", key="world", members=(0, 1), site="train.py:8", nbytes=1 << 20),
+    3: CallRecord(op="all_reduce", name="bucket 1", key="far", members=(0, 9), site="train.py:9", nbytes=1 << 10),
+    4: CallRecord(op="send", name="to 1", key="0 to 1", members=(0, 1), site="train.py:11", nbytes=1 << 10),
+    5: CallRecord(op="recv", name="from 0", key="0 to 1", members=(0, 1), site="train.py:12", nbytes=1 << 10),
 }
 
 
@@ -75,7 +75,9 @@ def test_the_ends_of_a_message_meet():
 def test_a_rank_does_its_newest_compute_else_the_oldest_operation_in_flight():
     forward, backward = (0, 1, 1, 4, 0, 110), (120, 2, 6, 4, 0, 120)
     first, second = (105, 3, 2, 4, 0, 0), (106, 4, 3, 4, 0, 0)
-    calls = CALLS | {6: Call(op="compute", name="look ahead", key="ahead", members=(), site="train.py:7", nbytes=0)}
+    calls = CALLS | {
+        6: CallRecord(op="compute", name="look ahead", key="ahead", members=(), site="train.py:7", nbytes=0)
+    }
 
     def doing(*operations):
         return measured(table(0, *operations, calls=calls)).doing[0]

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from overlap.processes.identity import RendezvousConfig, SilenceLimits
 from overlap.processes.join import Membership, join_here
 from overlap.processes.link import ControlLink, watch_silences
-from overlap.processes.members import Cut, Members, Report, Silence
+from overlap.processes.members import CutConnection, Members, PrintLine, Silence
 from overlap.processes.sockets import Endpoint
 from overlap.processes.wire import FrameReader, Join, Message, Ping, Pong, encode
 from transports.handshake import greet, welcome
@@ -132,9 +132,9 @@ async def watch(
     def judge(silences: dict[int, Silence]) -> None:
         for action in members.judge_silences(silences):
             match action:
-                case Report(line):
+                case PrintLine(line):
                     report(line)
-                case Cut(who, reason):
+                case CutConnection(who, reason):
                     lose(who, reason)
 
     await watch_silences({member: link}, config.patience, judge)

@@ -10,7 +10,7 @@ import trio
 from overlap import UsageError
 from overlap.processes.introduce import introduce_by_mpi
 from overlap.processes.launchers import first_host, is_loopback
-from overlap.processes.place import Place, find_place, member_variables, without_membership
+from overlap.processes.place import ProcessPlace, find_place, member_variables, without_membership
 from tests import interpreters
 
 SECRET = {"OVERLAP_SECRET": "0123456789abcdef" * 4}
@@ -47,7 +47,7 @@ def error_of(environ):
 
 def test_what_overlap_run_sets_is_read_back():
     environ = own(descriptors={"listener": 7, "lifeline": 8})
-    assert find_place(environ) == Place(
+    assert find_place(environ) == ProcessPlace(
         source="overlap run", process=1, processes=2, ranks_per_process=4, node=1, nodes=2,
         endpoint=("127.0.0.1", 4000), job="j", listener=7,
     )  # fmt: skip

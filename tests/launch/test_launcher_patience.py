@@ -17,10 +17,10 @@ from overlap.launch.jobs import (
     STOPPED_S,
     SUSPECT_S,
     Jobs,
+    KernelState,
     Kill,
     LaunchSpec,
     Line,
-    Look,
 )
 from overlap.launch.launcher import look
 from overlap.processes.status import Entering, Leaving, Status
@@ -57,11 +57,11 @@ class Node:
     def look(self, now_s):
         queued_s = self._queued * now_s
         if any(begin <= now_s < end for begin, end in self._stopped_s):
-            return Look(letter="T", reason="is stopped, as SIGSTOP does", queued_s=queued_s)
+            return KernelState(letter="T", reason="is stopped, as SIGSTOP does", queued_s=queued_s)
         second = int(now_s) - 1
         if 0 <= second < len(self._kernel) and self._kernel[second]:
-            return Look(letter="D", reason=self._kernel[second], queued_s=queued_s)
-        return Look(letter="t", reason="is held by a debugger") if self._held else Look(queued_s=queued_s)
+            return KernelState(letter="D", reason=self._kernel[second], queued_s=queued_s)
+        return KernelState(letter="t", reason="is held by a debugger") if self._held else KernelState(queued_s=queued_s)
 
     def send(self, number, now_s):
         self.got.append((now_s, number))

@@ -8,7 +8,7 @@ import trio.testing
 from overlap.processes.host import Host
 from overlap.processes.identity import RendezvousConfig
 from overlap.processes.link import ControlLink
-from overlap.processes.members import Action, Send
+from overlap.processes.members import Action, SendControl
 from overlap.processes.wire import BLOB_LIMIT_BYTES, Notice, Ping, encode
 
 
@@ -77,10 +77,10 @@ def test_64_mib_may_wait_for_a_member_and_no_byte_more() -> None:
             host.members.end_link = lose  # type: ignore[method-assign]
             nursery.start_soon(host.serve_member, Silent(), "somewhere", 1)
             await trio.testing.wait_all_tasks_blocked()
-            host.act([Send(1, notice)] * fit)
+            host.act([SendControl(1, notice)] * fit)
             await trio.testing.wait_all_tasks_blocked()
             assert reasons == []
-            host.act([Send(1, notice)])
+            host.act([SendControl(1, notice)])
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 

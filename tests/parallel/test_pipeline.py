@@ -12,7 +12,7 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import Local, Pipeline, schedules
-from overlap.parallel.schedules import FAMILIES, Durations, Kind, PipelineSchedule
+from overlap.parallel.schedules import FAMILIES, ActionKind, Durations, PipelineSchedule
 from tests.parallel import blocks as b
 from tests.runtime.companies import by_sockets, run_far
 from tests.runtime.worlds import TIMEOUT_S, failing, run
@@ -27,10 +27,10 @@ def block_layer(rank: overlap.Rank, durations: Durations | None = None) -> Local
     """A block as plain functions, whole and in halves; durations are milliseconds of virtual time."""
     durations = durations or Durations()
     costs = {
-        "forward": durations.of(Kind.FORWARD),
-        "backward": durations.of(Kind.BACKWARD),
-        "backward_input": durations.of(Kind.INPUT_GRADIENT),
-        "backward_weights": durations.of(Kind.WEIGHT_GRADIENT),
+        "forward": durations.of(ActionKind.FORWARD),
+        "backward": durations.of(ActionKind.BACKWARD),
+        "backward_input": durations.of(ActionKind.INPUT_GRADIENT),
+        "backward_weights": durations.of(ActionKind.WEIGHT_GRADIENT),
     }
     return Local(
         rank,
@@ -160,7 +160,7 @@ def on_paper(schedule: PipelineSchedule, durations: Durations) -> list[list[floa
 def test_the_measured_bubble_is_that_of_the_formula(name: str, durations: Durations) -> None:
     schedule = schedules.make(name, ranks=4, microbatches=8)
     ended, timeline = simulate(one_batch, 4, schedule, durations, cluster=mesh(4, bytes_per_s=1e30))
-    microbatch = durations.of(Kind.FORWARD) + durations.of(Kind.BACKWARD)
+    microbatch = durations.of(ActionKind.FORWARD) + durations.of(ActionKind.BACKWARD)
     busy = 8 * microbatch * schedule.stages // 4
     formula = FAMILIES[name].bubble(4, 8, durations)
     assert formula in (None, max(ended) / MS - busy)

@@ -30,7 +30,7 @@ def trained(ranks, flipped=(), compare_every=2, steps=5):
                 model.reduce(name, np.ones_like(params[name]))
             await model.step()
             if step == 2 and rank.rank in flipped:
-                await model.settle()
+                await model.wait_updates()
                 flip(model, "b")
         await model.finish()
         return model.steps

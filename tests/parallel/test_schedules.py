@@ -6,7 +6,7 @@ import pytest
 
 import overlap
 from overlap.parallel import schedules
-from overlap.parallel.schedules import FAMILIES, Action, Durations, Kind, PipelineSchedule
+from overlap.parallel.schedules import FAMILIES, Action, ActionKind, Durations, PipelineSchedule
 
 # The orders as published: of 4 ranks and 8 microbatches, or of 2 ranks with 2 stages each and 4 microbatches.
 PUBLISHED = {
@@ -240,4 +240,4 @@ def test_a_text_that_is_no_action_is_told() -> None:
     assert str(caught.value) == (
         "text: '0X0' is no action; one is a stage, F, B, I or W, and a microbatch, such as 2F0"
     )
-    assert Action.parse("12W3") == (12, Kind.WEIGHT_GRADIENT, 3)
+    assert Action.parse("12W3") == (12, ActionKind.WEIGHT_GRADIENT, 3)

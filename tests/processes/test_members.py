@@ -15,15 +15,15 @@ from overlap.processes.members import (
     Action,
     Client,
     Complete,
-    Cut,
+    CutConnection,
     GiveUp,
     MemberLostError,
     Members,
-    Phase,
-    Report,
-    Send,
+    MembershipPhase,
+    MemberState,
+    PrintLine,
+    SendControl,
     Silence,
-    State,
     View,
 )
 from overlap.processes.wire import (
@@ -67,11 +67,11 @@ class Process:
         """Perform the actions of the client machine."""
         for action in actions:
             match action:
-                case Send(0, message) if self.member:
+                case SendControl(0, message) if self.member:
                     self.send(message)
-                case Send(_, message):
+                case SendControl(_, message):
                     self.receive(message)
-                case Cut(_, reason):
+                case CutConnection(_, reason):
                     self.hang_up()
                     self.act(self.client.end_link(reason))
                 case GiveUp():
@@ -158,11 +158,11 @@ class World:
         """Perform the actions of the machine of member 0."""
         for action in actions:
             match action:
-                case Send(member, message):
+                case SendControl(member, message):
                     self.processes[member].from_host.append(message)
-                case Cut(member, reason):
+                case CutConnection(member, reason):
                     self.ends.setdefault(member, reason)
-                case Report(line):
+                case PrintLine(line):
                     self.lines.append(line)
                 case GiveUp() | Complete():
                     self.host.act([action])
@@ -184,7 +184,7 @@ class World:
             found += [(self.end_link, member) for member in self.ends]
         if self.kills:
             found += [(self.kill, self.chance.randrange(self.size)), (self.silence, self.chance.randrange(self.size))]
-        if self.members.phase is Phase.GATHERING and not self.host.dead:
+        if self.members.phase is MembershipPhase.GATHERING and not self.host.dead:
             found.append((self.progress,))
         return found
 
@@ -193,7 +193,7 @@ class World:
         self.connect(0)
         self.to_host(0)
         for _ in range(20_000):
-            if self.chance.random() < 0.002 and self.members.phase is Phase.GATHERING:
+            if self.chance.random() < 0.002 and self.members.phase is MembershipPhase.GATHERING:
                 self.time_up()
             quiet = all(process.ended or (process.has_left and not process.from_host) for process in self.processes)
             moves = [event for event in self.events() if event[0] not in (self.progress,) or not quiet]
@@ -219,7 +219,7 @@ class World:
         process.connected = True
         before = self.members.members[member].address
         actions = self.members.connect(member, "somewhere")
-        assert (before is not None) == any(isinstance(action, Cut) for action in actions)
+        assert (before is not None) == any(isinstance(action, CutConnection) for action in actions)
         if before is not None:  # the old connection has not ended yet: this one is refused, and tries again
             process.connected = False
             return
@@ -235,9 +235,9 @@ class World:
 
     def end_link(self, member: int) -> None:
         reason, process = self.ends.pop(member), self.processes[member]
-        joined = {each for each, its in enumerate(self.members.members) if its.state is State.JOINED}
+        joined = {each for each, its in enumerate(self.members.members) if its.state is MemberState.JOINED}
         self.act(self.members.end_link(member, reason))
-        if self.members.members[member].state is State.LOST and member in joined:
+        if self.members.members[member].state is MemberState.LOST and member in joined:
             for receiver in joined - {member}:
                 self.expected[receiver].add(member)
         process.to_host.clear()
@@ -295,11 +295,11 @@ class World:
 
     def time_up(self) -> None:
         """Let the time to join be over, for member 0 and then for the others."""
-        if self.members.phase is Phase.GATHERING and not self.host.dead:
+        if self.members.phase is MembershipPhase.GATHERING and not self.host.dead:
             self.timed_out = True
             self.act(self.members.give_up())
         for process in self.processes[1:]:
-            if not process.connected and process.client.phase is Phase.GATHERING and not process.dead:
+            if not process.connected and process.client.phase is MembershipPhase.GATHERING and not process.dead:
                 process.act(process.client.give_up("Connection refused"))
 
 
@@ -307,7 +307,7 @@ def check(world: World, seed: int) -> str:
     """Assert what holds at the end of any history; return how it has ended."""
     context = f"seed {seed}"
     dead = {process.member for process in world.processes if process.dead}
-    lost = {number for number, member in enumerate(world.members.members) if member.state is State.LOST}
+    lost = {number for number, member in enumerate(world.members.members) if member.state is MemberState.LOST}
     for process in world.processes:
         assert process.ended, f"{context}: process {process.member} waits for ever"
         assert set(process.losses.values()) <= {1}, f"{context}: a loss is reported twice to {process.member}"
@@ -317,11 +317,11 @@ def check(world: World, seed: int) -> str:
             assert world.expected[process.member] == set(process.losses), context
     if 0 in dead:
         return "member 0 lost"
-    assert world.members.phase is Phase.OVER, context
+    assert world.members.phase is MembershipPhase.OVER, context
     states = [member.state for member in world.members.members]
     if world.timed_out:
         return "gave up"
-    assert set(states) <= {State.LEFT, State.LOST}, f"{context}: {states}"
+    assert set(states) <= {MemberState.LEFT, MemberState.LOST}, f"{context}: {states}"
     assert all(each.member in lost for each in world.processes if each.dead and each.joined and not each.has_left), (
         context
     )

@@ -205,7 +205,7 @@ def test_a_place_is_told_once_until_it_takes_ten_times_as_long() -> None:
     async def main() -> None:
         watch = watching(told)
         for seconds in (1.0, 1.25, 3.0, 9.9, 10.0, 10.25, 60.0, 100.0, 100.25):
-            watch._note_busy(round(seconds * 1e9))
+            watch._record_busy(round(seconds * 1e9))
 
     trio.run(main)
     assert told == [1.0, 10.0, 100.0]
@@ -223,7 +223,7 @@ def test_the_rank_that_kept_a_turn_longest_is_named_with_its_own_line_and_time()
             loop_watch.BusyLoop(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6)
             for rank, line, at_ms in seen
         ]
-        watch._note_busy(1100 * 10**6)
+        watch._record_busy(1100 * 10**6)
         watch._answer()
 
     trio.run(main)

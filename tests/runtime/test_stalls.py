@@ -15,13 +15,13 @@ from overlap.runtime.blame import stall as stall_watch
 from overlap.runtime.blame.reports import Reports
 from overlap.runtime.blame.stall import StallLimits, StallWatch
 from overlap.runtime.blame.views import find_stall
-from overlap.waits.ends import Call, End, EndState, RankView, Seen
+from overlap.waits.ends import CallRecord, End, EndState, RankView, Seen
 from overlap.waits.judge import Kind
 from overlap.waits.wording import report_lines
 from transports import delays
 
 SLEEPS = "its program is at train.py:12"
-REDUCE = Call(op="all_reduce", key="dp", group="dp", site="train.py:9")
+REDUCE = CallRecord(op="all_reduce", key="dp", group="dp", site="train.py:9")
 
 
 def waits(rank: int, *lacks: int, error: str = "", awaited: bool = True) -> RankView:
@@ -214,7 +214,7 @@ def test_time_in_which_a_process_waits_for_a_processor_is_no_stall(monkeypatch: 
 
 
 def test_a_limit_of_the_users_own_ends_any_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = Times(monkeypatch, waits(0, 1), elsewhere(1), tell_s=20.0, give_up_s=60.0)
+    times = Times(monkeypatch, waits(0, 1), elsewhere(1), report_s=20.0, give_up_s=60.0)
     times.go_by(59)
     assert [line.splitlines()[-1] for line in times.said] == [
         "  the run is given up when that has lasted 60 s (--stall-timeout)"
@@ -270,7 +270,9 @@ def test_views_arrive_as_they_were_told() -> None:
 
 
 def test_long_views_are_cut() -> None:
-    call = Call(op="recv", site="x" * 5000, key="k" * 900, name="é" * 900, members=tuple(range(512)), any_source=True)
+    call = CallRecord(
+        op="recv", site="x" * 5000, key="k" * 900, name="é" * 900, members=tuple(range(512)), any_source=True
+    )
     ends = tuple(End(rank=0, call=call, seq=n, lacks=tuple(range(500)), awaited=n == 8) for n in range(9))
     cut = heard([replace(elsewhere(rank), ends=ends, error="é" * 5000) for rank in range(512)])
     assert len(cut) == 128
@@ -294,7 +296,7 @@ def test_an_interrupt_does_not_claim_that_ranks_can_never_go_on(hangs: bool) -> 
     reports = Reports([], RealBackend(), None)
     reports.stood = [waits(0, 1), elsewhere(1) if hangs else waits(1, 0)]
     interrupt = KeyboardInterrupt()
-    trio.run(reports.note_on, interrupt)
+    trio.run(reports.add_note_to, interrupt)
     lines = [f"  {line}" for line in report_lines(reports.stood)]
     assert interrupt.__notes__ == ([f"  {LATE}"] if hangs else []) + lines
 
@@ -311,6 +313,6 @@ def test_the_notes_of_an_interrupt_name_ranks_of_other_processes() -> None:
     reports = Reports([], RealBackend(), cast(ControlPlane, Gathering(speaks=True, quiet={})))
     reports.stood = [waits(0, 1)]
     interrupt = KeyboardInterrupt()
-    trio.run(reports.note_on, interrupt)
+    trio.run(reports.add_note_to, interrupt)
     lines = [f"  {line}" for line in report_lines([waits(0, 1), elsewhere(1)])]
     assert interrupt.__notes__ == [f"  {LATE}", *lines]

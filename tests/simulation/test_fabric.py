@@ -21,7 +21,7 @@ def play(fabric, *starts):
     done = {each.key: np.full(len(each.ranks), -1) for _, each in starts}
     todo, now_ns = sorted({time for time, _ in starts}), 0
     while True:
-        next_ns = fabric.settle(now_ns)
+        next_ns = fabric.update_rates(now_ns)
         due = [time for time in (next_ns, *todo[:1]) if time is not None]
         if not due:
             return {key: ends.tolist() for key, ends in done.items()}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap.simulation import sharing
-from overlap.simulation.flow import Flow, Section, quantise
+from overlap.simulation.flow import Flow, FlowSection, quantise
 from overlap.simulation.fluid import Fluid
 from overlap.simulation.sharing import Rates, fair_rates
 
@@ -22,14 +22,14 @@ def section(end_ns, needs):
     """`needs` may be pairs, of how much and in how many messages."""
     both = np.array([each if isinstance(each, tuple) else (each, 1) for each in needs.values()], np.float64)
     shares, messages = both.reshape(-1, 2).T
-    return Section.of(end_ns, np.array([*needs], np.int64), quantise(shares), messages)
+    return FlowSection.of(end_ns, np.array([*needs], np.int64), quantise(shares), messages)
 
 
 def play(*starts, caps=()):
     """Run flows given as (start_ns, flow), and caps as (time_ns, flow, cap); return when each mark was reached."""
     fluid, reached, now_ns, todo = Fluid(), {}, 0, sorted({time for time, *_ in (*starts, *caps)})
     while True:
-        next_ns = fluid.settle(now_ns)
+        next_ns = fluid.update_rates(now_ns)
         due = [time for time in (next_ns, *todo[:1]) if time is not None]
         if not due:
             break
@@ -290,7 +290,7 @@ def test_each_crowd_gets_what_it_would_get_among_all(groups):
             needs = {r + 5 * number: (share, each.section.messages[r]) for r, share in each.section.needs.items()}
             every.append(flow((number, *each.key), 100, needs))
         each_alone.start(0, [each for each in every if each.key[0][0] == number])
-        each_alone.settle(0)
+        each_alone.update_rates(0)
     load = {r: sum(each.section.needs.get(r, 0) for each in every) for r in range(15)}
     scarce = [resource for resource in load if load[resource] > 1]
     crowded = [each for each in every if any(each.section.needs.get(resource) for resource in scarce)]

@@ -104,7 +104,7 @@ def test_an_instant_goes_by_kind_then_by_rank():
             kernel.call_at(1000, rank, lambda: told.append((order.name, rank)), order=order)
 
         for rank in (2, 0, 1):
-            for order in (EventOrder.SETTLE, EventOrder.COMPUTE, EventOrder.TRANSFER):
+            for order in (EventOrder.RATES, EventOrder.COMPUTE, EventOrder.TRANSFER):
                 at(rank, order)
         kernel.call_at(1000, 0, lambda: at(3, EventOrder.COMPUTE))
         await kernel.sleep_until(1000)
@@ -117,7 +117,7 @@ def test_an_instant_goes_by_kind_then_by_rank():
         *(("COMPUTE", rank) for rank in (0, 1, 2)),
         ("COMPUTE", 3),
         "awake",
-        *(("SETTLE", rank) for rank in (0, 1, 2)),
+        *(("RATES", rank) for rank in (0, 1, 2)),
     ]
 
 
@@ -133,7 +133,7 @@ def test_kinds_wait_for_the_tasks_that_others_wake():
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sleeper)
-            kernel.call_at(1000, 0, lambda: told.append("settled"), order=EventOrder.SETTLE)
+            kernel.call_at(1000, 0, lambda: told.append("settled"), order=EventOrder.RATES)
         return told
 
     async def long_enough(kernel):

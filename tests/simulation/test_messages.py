@@ -9,13 +9,13 @@ from overlap.cost import parameters
 from overlap.simulation import Conditions, demand
 from overlap.simulation.conditions import SlowWires
 from overlap.simulation.loads import Resources
-from overlap.simulation.messages import Messages
+from overlap.simulation.messages import SimulatedMessages
 
 SLOW = Conditions(seed=3, slow_wire_share=0.3, slow_wire_factor=0.5)
 
 
 def messages(cluster, conditions=SLOW):
-    return Messages(parameters(cluster), Resources(cluster), SlowWires(conditions))
+    return SimulatedMessages(parameters(cluster), Resources(cluster), SlowWires(conditions))
 
 
 def told(found):

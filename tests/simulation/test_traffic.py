@@ -66,7 +66,7 @@ def test_steps_take_what_computes_and_shared_wires_take():
     ]  # fmt: skip
     fabric.start(0, both)
     together_ns = 0
-    while (next_ns := fabric.settle(together_ns)) is not None:
+    while (next_ns := fabric.update_rates(together_ns)) is not None:
         together_ns = next_ns
         fabric.advance(together_ns)
     assert together_ns > both[0].alone_ns

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from overlap.survival.agreement import (
+    AgreementState,
     EpochWorld,
-    State,
     StepProgress,
     accepts,
     lost_members,
@@ -36,7 +36,7 @@ class Member:
     joined: bool = False  # in its present epoch
     left: set[int] = field(default_factory=set)  # epochs whose connections it has closed
     suspects: set[int] = field(default_factory=set)
-    state: State = State.TRAINS
+    state: AgreementState = AgreementState.TRAINS
     finished: bool = False
     dead: bool = False
     wakes: int = 0  # turn until which it is stopped
@@ -100,11 +100,11 @@ class Job:
             me.left.add(me.world.epoch)
             yield 1
             self.reports[me.world.epoch, me.number] = me.progress.report()
-            me.state = State.REPORTS
+            me.state = AgreementState.REPORTS
             yield 1
             for turn in self.agree(me):
                 yield turn
-            if me.finished or me.state is State.OUT:
+            if me.finished or me.state is AgreementState.OUT:
                 return
 
     def sees_loss(self, me: Member) -> bool:
@@ -163,7 +163,7 @@ class Job:
 
     def agree(self, me: Member) -> Iterator[int]:
         began = self.turn
-        while (state := member_state(me.number, me.world, self.record, reported=True)) is State.REPORTS:
+        while (state := member_state(me.number, me.world, self.record, reported=True)) is AgreementState.REPORTS:
             if me.world.epoch in self.done and me.number in self.ended.get(me.world.epoch, ()):
                 me.finished = True
                 return
@@ -179,7 +179,7 @@ class Job:
                 self.records.append(proposal)
             yield 1
         me.state = state
-        if state is State.OUT:
+        if state is AgreementState.OUT:
             return
         me.progress, _ = me.progress.following(self.record.step)
         self.apply(me)

@@ -11,8 +11,8 @@ from itertools import combinations, pairwise
 
 from overlap.processes.sockets import OUTAGE_S
 from overlap.survival.agreement import (
+    AgreementState,
     EpochWorld,
-    State,
     accepts,
     cut_off_members,
     is_minority,
@@ -31,7 +31,7 @@ FOREVER = 10**9
 class Member:
     number: int
     world: EpochWorld
-    state: State = State.TRAINS
+    state: AgreementState = AgreementState.TRAINS
     since: int = 0  # tick of the present state
     heard: dict[int, int] = field(default_factory=dict)  # last tick of an answer, by member
     dialled: set[int] = field(default_factory=set)  # no answer yet
@@ -91,11 +91,11 @@ class Job:
         epoch, others = me.world.epoch, set(me.world.members) - {me.number}
         left = others & (self.reports.get(epoch, {}).keys() | {m for m in others if self.members[m].end})
         waited_s = (self.tick - me.since) * TICK_S
-        if me.state is State.TRAINS:
+        if me.state is AgreementState.TRAINS:
             lost = me.cut_off | {member for member in left if self.reach(me.number, member)}
             if lost and self.draw.random() < 0.8:  # else a compute keeps it from noticing
                 self.report(me, suspects={min(lost)}, late=False)
-        elif me.state is State.JOINS:
+        elif me.state is AgreementState.JOINS:
             gone = bool(me.cut_off or left)
             if (gone and not me.dialled) or waited_s >= JOIN_S:
                 self.report(me, suspects=set() if gone else others, late=not gone)
@@ -115,39 +115,39 @@ class Job:
             elif (self.tick - me.heard[other]) * TICK_S >= OUTAGE_S and other not in me.cut_off:
                 me.dialled.discard(other)
                 me.cut_off.add(other)
-                if me.state is not State.TRAINS:
+                if me.state is not AgreementState.TRAINS:
                     me.unreached.add(other)
 
-    def begin(self, me: Member, state: State) -> None:
+    def begin(self, me: Member, state: AgreementState) -> None:
         """Enter a state; all members are dialled anew."""
         me.state, me.since, me.cut_off = state, self.tick, set()
-        me.dialled = set(me.world.members) - {me.number} if state is not State.TRAINS else set()
+        me.dialled = set(me.world.members) - {me.number} if state is not AgreementState.TRAINS else set()
         me.heard = dict.fromkeys(me.world.members, self.tick)
 
     def report(self, me: Member, *, suspects: set[int], late: bool) -> None:
         self.reports.setdefault(me.world.epoch, {})[me.number] = set(me.unreached)
         me.suspects, me.late = suspects, late
-        self.begin(me, State.REPORTS)
+        self.begin(me, AgreementState.REPORTS)
 
     def start_if_all_have_met(self, world: EpochWorld) -> None:
         members = [self.members[number] for number in world.members]
-        here = all(m.state is State.JOINS and m.world == world for m in members)
+        here = all(m.state is AgreementState.JOINS and m.world == world for m in members)
         if here and all(self.reach(one, other) for one, other in combinations(world.members, 2)):
             self.trained.add(world.epoch)
             for member in members:
-                self.begin(member, State.TRAINS)
+                self.begin(member, AgreementState.TRAINS)
 
     def follow(self, me: Member, waited_s: float) -> None:
         """Propose the next world, or enter it: as `SurvivingRun` does."""
         record, before = self.records[-1], me.world
         state = member_state(me.number, before, record, reported=True)
-        if state is State.OUT:
+        if state is AgreementState.OUT:
             me.end = "out"
-        elif state is State.JOINS and me.late and record.lost == before.lost:
+        elif state is AgreementState.JOINS and me.late and record.lost == before.lost:
             me.end = "cannot meet"
-        elif state is State.JOINS:
+        elif state is AgreementState.JOINS:
             me.world = record
-            self.begin(me, State.JOINS)
+            self.begin(me, AgreementState.JOINS)
         else:
             self.propose(me, waited_s)
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from overlap.survival.agreement import (
+    AgreementState,
     EpochWorld,
-    State,
     StepProgress,
     accepts,
     is_minority,
@@ -35,9 +35,9 @@ def test_invariants_by_seed(first: int) -> None:
         for member in survivors:
             assert member.weights == history, f"seed {seed}: a step is lost, doubled, or of another world"
         for member in job.members.values():
-            stopped, ended = member.wakes >= FOREVER, member.state is State.OUT
+            stopped, ended = member.wakes >= FOREVER, member.state is AgreementState.OUT
             assert member.dead or stopped or member.finished or ended, f"seed {seed}: waits for ever"
-            assert member.state is not State.OUT or member.number not in job.record.members
+            assert member.state is not AgreementState.OUT or member.number not in job.record.members
         for before, after in pairwise(job.records):
             assert set(after.members) <= set(before.members), "nobody returns"
 
@@ -47,7 +47,7 @@ def test_seeds_reach_every_outcome() -> None:
     for job in jobs:
         job.run()
     assert any(len(job.records) > 3 for job in jobs), "several losses in one job"
-    assert any(m.state is State.OUT and not m.dead for job in jobs for m in job.members.values())
+    assert any(m.state is AgreementState.OUT and not m.dead for job in jobs for m in job.members.values())
     decisions = [pair for job in jobs for pair in pairwise(job.records)]
     lost = {len(set(before.members) - set(after.members)) for before, after in decisions}
     assert lost >= {0, 1, 2}, "nobody, one or two lost in one decision"
@@ -67,7 +67,7 @@ def test_the_witness_accepts_one_proposal_of_an_epoch() -> None:
 def test_a_member_that_returns_after_a_long_stop_is_out() -> None:
     old = EpochWorld(epoch=0, members=(0, 1, 2), step=3)
     record = EpochWorld(epoch=2, members=(0, 2), step=9)
-    assert member_state(1, old, record, reported=True) is State.OUT
+    assert member_state(1, old, record, reported=True) is AgreementState.OUT
 
 
 def test_a_proposal_waits_for_the_reports_of_the_living() -> None:

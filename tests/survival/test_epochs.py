@@ -13,9 +13,9 @@ import trio
 import trio.testing
 
 from overlap.errors import PeerLostError
-from overlap.processes.place import Place
+from overlap.processes.place import ProcessPlace
 from overlap.survival import epochs
-from overlap.survival.agreement import State, StepProgress
+from overlap.survival.agreement import AgreementState, StepProgress
 from overlap.survival.endings import NotMetError
 from overlap.survival.epochs import EpochClosedError, SurvivingRun
 from overlap.survival.witness import Witness
@@ -82,8 +82,8 @@ class Job:
                 self.ends[member] = await self.run(self.surviving(member), member)
 
     def surviving(self, member):
-        place = Place(source="test", process=member, processes=len(self.members), ranks_per_process=1, node=0, nodes=1,
-                      endpoint=("127.0.0.1", 1), job="test")  # fmt: skip
+        place = ProcessPlace(source="test", process=member, processes=len(self.members), ranks_per_process=1,
+                             node=0, nodes=1, endpoint=("127.0.0.1", 1), job="test")  # fmt: skip
         wanted = SimpleNamespace(state_dir=None, lost_after_s=15.0)
         wanted.changed = lambda *_, **__: wanted
         epochs._member[:], epochs._last[:] = [member], []
@@ -111,14 +111,14 @@ class Job:
     async def world(self, run, member):
         world, model = run.world, self.models[member]
         assert self.worlds.setdefault(world.epoch, world) == world, "one world per epoch"
-        run.state, run._finished = State.JOINS, {}
+        run.state, run._finished = AgreementState.JOINS, {}
         arrived = self.arrived.setdefault(world.epoch, set())
         arrived.add(member)
         while arrived != set(world.members):
             await trio.sleep(run.witness.look_s)
             if run._dead_members() or run.witness.reports(world.epoch, world.members):
                 raise PeerLostError("lost before all had met", culprit=-1)
-        run.state = State.TRAINS
+        run.state = AgreementState.TRAINS
         while model.progress.agreed < STEPS:
             step = model.progress.agreed + 1
             model.prepare(step, world.members)
@@ -212,7 +212,7 @@ def follow_losses(jobs, folder, losses, reports_s):
 
     async def member(number):
         run = job.surviving(number)
-        run.state = State.TRAINS
+        run.state = AgreementState.TRAINS
         await trio.sleep(reports_s[number])
         try:
             await run.follow(losses[number])

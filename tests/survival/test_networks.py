@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from overlap.survival.agreement import EpochWorld, State, cut_off_members
+from overlap.survival.agreement import AgreementState, EpochWorld, cut_off_members
 from tests.survival.networks import FAILS_AT, FOREVER, TICK_S, Job
 
 CHUNK = 100
@@ -21,9 +21,9 @@ def test_one_part_goes_on(first):
     for seed in range(first, first + CHUNK):
         job = Job(seed)
         job.run(ticks=round((stop_s(job) + LIMIT_S) / TICK_S))
-        trains = {m.number for m in job.members.values() if m.state is State.TRAINS and not m.end}
+        trains = {m.number for m in job.members.values() if m.state is AgreementState.TRAINS and not m.end}
         going = [m for m in job.members.values() if not m.end]
-        assert {m.state for m in going} == {State.TRAINS}, f"seed {seed}: not decided after {LIMIT_S} s"
+        assert {m.state for m in going} == {AgreementState.TRAINS}, f"seed {seed}: not decided after {LIMIT_S} s"
         assert trains == set(job.records[-1].members), f"seed {seed}: nobody goes on, or a part beside the others"
         assert all(job.reach(*pair) for pair in combinations(trains, 2))
         assert job.vain() == [], f"seed {seed}: a world that could not meet is proposed again"

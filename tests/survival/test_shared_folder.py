@@ -7,7 +7,7 @@ import trio
 
 from overlap.errors import UsageError
 from overlap.processes import shared_folder
-from overlap.processes.place import Place
+from overlap.processes.place import ProcessPlace
 from overlap.processes.shared_folder import check_shared_folder, host_file
 
 host = ContextVar[int]("host")
@@ -43,7 +43,7 @@ def check(monkeypatch, folder, timeout_s):
 
     async def of_host(exchange, number):
         host.set(number)
-        place = Place(source="test", process=number, processes=2, ranks_per_process=1, node=number, nodes=2,
+        place = ProcessPlace(source="test", process=number, processes=2, ranks_per_process=1, node=number, nodes=2,
                       endpoint=("127.0.0.1", 1), job="test")  # fmt: skip
         try:
             await check_shared_folder(place, exchange.of(number), timeout_s)

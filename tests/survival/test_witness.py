@@ -21,9 +21,9 @@ import trio.testing
 from overlap.errors import UsageError
 from overlap.kernel_facts import process_identity
 from overlap.survival import witness as module
-from overlap.survival.agreement import EpochWorld, State
+from overlap.survival.agreement import AgreementState, EpochWorld
 from overlap.survival.epochs import SurvivingRun
-from overlap.survival.witness import Report, Witness, WitnessError
+from overlap.survival.witness import Witness, WitnessError, WitnessReport
 
 
 async def until(condition):
@@ -156,7 +156,7 @@ async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
             answers.set()
             await until(lambda: not one.dials())
     assert one.unreached() == (1,)
-    one.report(3, Report(step=0, endpoint=("here", 1), unreached=one.unreached()))
+    one.report(3, WitnessReport(step=0, endpoint=("here", 1), unreached=one.unreached()))
     assert other.reports(3, [0, 1])[0].unreached == (1,)
     async with one.watching([0, 1]):
         await until(lambda: one.unreached() == ())
@@ -172,7 +172,7 @@ async def test_joining_ends_once_it_is_known_who_can_be_dialled(monkeypatch):
     witness._socket, witness._members = None, Path("attempt-0")
     witness.access = partial(Witness.access, witness)
     run = SimpleNamespace(
-        state=State.JOINS, witness=witness, world=EpochWorld(epoch=1, members=(0, 1), step=0),
+        state=AgreementState.JOINS, witness=witness, world=EpochWorld(epoch=1, members=(0, 1), step=0),
         _has_fallen_apart=lambda: looks.append(len(dials)) or True,
     )  # fmt: skip
     with trio.CancelScope() as joining:
@@ -220,7 +220,7 @@ async def test_a_slow_folder_is_reported_and_is_not_a_lost_one(tmp_path, monkeyp
         monkeypatch.setattr(Path, name, slow(getattr(Path, name)))
     for name in ("link", "scandir"):
         monkeypatch.setattr(os, name, slow(getattr(os, name)))
-    report = Report(step=3, endpoint=("here", 1))
+    report = WitnessReport(step=3, endpoint=("here", 1))
     await witness.access(lambda: witness.report(0, report))
     assert await witness.access(lambda: witness.reports(0, [0, 1])) == {0: report}
     line = f"overlap: process 0: the witness in {tmp_path} is slow, "

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import topology
-from topology import Grid, Port, TopologyError
+from topology import Grid, TopologyError, WireEnd
 from topology.cycles import disjoint_cycles
 from topology.wiring import Wiring
 
@@ -75,8 +75,8 @@ def test_routes_are_shortest_connected_and_on_real_wires(name):
             assert all((q.node, q.index) in neighbours((p.node, p.index)) for p, q in pairwise(ports))
             if a != b:
                 assert (ports[0], ports[-1]) == (
-                    Port("device", here.node, here.device),
-                    Port("device", there.node, there.device),
+                    WireEnd("device", here.node, here.device),
+                    WireEnd("device", there.node, there.device),
                 )
 
 
@@ -98,10 +98,10 @@ def test_link_kinds():
 def test_routes_on_a_chip_and_over_the_network():
     cluster = topology.cluster("trn1.32xlarge x2")
     (inside,) = cluster.route(2, 3)
-    assert (inside.kind, inside.src, inside.dst) == ("chip", Port("core", 0, 2), Port("core", 0, 3))
+    assert (inside.kind, inside.src, inside.dst) == ("chip", WireEnd("core", 0, 2), WireEnd("core", 0, 3))
     out, back = cluster.route(6, 36)
-    assert (out.src, out.dst) == (Port("nic", 0, 1), Port("fabric", 0, 0))
-    assert (back.src, back.dst) == (Port("fabric", 0, 0), Port("nic", 1, 1))
+    assert (out.src, out.dst) == (WireEnd("nic", 0, 1), WireEnd("fabric", 0, 0))
+    assert (back.src, back.dst) == (WireEnd("fabric", 0, 0), WireEnd("nic", 1, 1))
     assert (out.latency_s + back.latency_s, out.bandwidth_bytes_per_s) == (15e-6, 12.5e9)
     assert cluster.route(5, 5) == ()
 

@@ -101,7 +101,7 @@ def test_switch(write):
     text = GOOD.replace('shape = "links"\npairs = [[0, 1], [1, 2], [2, 3], [1, 3]]', 'shape = "switch"')
     cluster = Cluster.load(write(text))
     up, down = cluster.route(0, 6)
-    assert (up.src.index, up.dst, down.src, down.dst.index) == (0, topology.Port("switch", 0, 0), up.dst, 3)
+    assert (up.src.index, up.dst, down.src, down.dst.index) == (0, topology.WireEnd("switch", 0, 0), up.dst, 3)
     assert (up.latency_s, down.latency_s) == (1e-6, 0.0)
     assert cluster.bisection_bytes_per_s() == 2 * 2e10
 

@@ -23,7 +23,7 @@ class PlainLink(MatchedLink):
 
     stream: trio.SocketStream
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self.due.set()
 
     async def write(self) -> None:
@@ -64,7 +64,7 @@ class PlainLink(MatchedLink):
             while (frame := parse(buffer, 0, len(buffer))) is not None and frame[2] + frame[3] <= len(buffer):
                 self.hear(frame, buffer)
                 del buffer[: frame[2] + frame[3]]
-            self.settle()
+            self.flush()
 
     def hear(self, frame: Frame, buffer: bytearray) -> None:
         kind, fields, start, nbytes, _ = frame
@@ -112,7 +112,7 @@ class PlainTcp(MatchedTransport):
         for link in self.links.values():
             link.closing = True
             link.engine.close()
-            link.settle()
+            link.flush()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def connect(self) -> None:

@@ -1,6 +1,6 @@
 """Worlds in which ranks wait, each with its verdict: a table of kinds, culprits and sentences."""
 
-from overlap.waits.ends import Call, End, EndState, RankView, Seen
+from overlap.waits.ends import CallRecord, End, EndState, RankView, Seen
 from overlap.waits.judge import Kind
 
 ALL = (0, 1, 2, 3)
@@ -8,17 +8,17 @@ OPEN, DONE, FAILED = EndState.WAITING, EndState.DONE, EndState.FAILED
 
 
 def call(op="all_reduce", line=10, *, group="world", members=ALL, form="float32 (4,), op='sum'", **more):
-    return Call(op=op, site=f"train.py:{line}", key=group, group=group, members=members, form=form, **more)
+    return CallRecord(op=op, site=f"train.py:{line}", key=group, group=group, members=members, form=form, **more)
 
 
 def message(op, src, dst, *, tag=0, line=40, form="float32 (4,)", **more):
-    return Call(
+    return CallRecord(
         op=op, site=f"train.py:{line}", key=f"{src}>{dst}:{tag}", members=(src, dst), form=form, tag=tag, **more
     )
 
 
 def any_source(rank, *senders, line=50):
-    return Call(op="recv", site=f"train.py:{line}", key=f"any>{rank}", members=senders, any_source=True)
+    return CallRecord(op="recv", site=f"train.py:{line}", key=f"any>{rank}", members=senders, any_source=True)
 
 
 def end(rank, of, seq=0, state=OPEN, **more):
@@ -33,7 +33,9 @@ REDUCE, GATHER = call(), call("all_gather", 11, form="float32 (4,)")
 HEAD, TAIL = call(members=(0, 1, 2)), call(line=12, members=(0, 1, 2))
 DP, TP = (call(line=line, group=name, members=(0, 1)) for line, name in ((20, "dp"), (21, "tp")))
 SLEEPS = {"seen": Seen.ELSEWHERE, "site": "train.py:30"}
-TOKENISE = End(rank=2, call=Call(op="compute", name="tokenise", site="train.py:7"), state=EndState.MOVING, begun_ns=1)
+TOKENISE = End(
+    rank=2, call=CallRecord(op="compute", name="tokenise", site="train.py:7"), state=EndState.MOVING, begun_ns=1
+)
 
 
 def others(*ranks, seq=1, of=REDUCE, state=OPEN):

@@ -77,7 +77,7 @@ class SocketRail(Rail):
         if self.dead:
             raise trio.ClosedResourceError
         self._write_next_parts()
-        self.owner.settle()  # other rails take the frames that this one leaves
+        self.owner.flush()  # other rails take the frames that this one leaves
 
     def _write_next_parts(self) -> None:
         """Write unfinished parts, or the next due frames; the rail is idle if there are none."""

@@ -63,7 +63,7 @@ class EfaLink(MatchedLink):
         self._new_engine: Callable[[Limits], Engine] = partial(Engine, self.name, ranks, local, memory=memory)
         self.rails: list[Rail] = []
         self.departures: Departures = Departures(self.engine.outgoing, limits, memory)
-        self.engine.incoming.flush_answers = self.settle
+        self.engine.incoming.flush_answers = self.flush
         self.silent_ticks: int = 0
         self._report = report
         self.on_loss: Callable[[int], None] = _ignore_event
@@ -71,7 +71,7 @@ class EfaLink(MatchedLink):
         self.watched: bool = False
         self.last_loss: str = ""
         # until the other side has reported how many frames it received
-        self._dead_rails: dict[int, tuple[Rail, str]] = {}
+        self._lost_rails: dict[int, tuple[Rail, str]] = {}
         self._tried_numbers: dict[int, int] = {}  # by slot: the highest number tried
         self._received_frames: dict[int, int] = {}  # frames received on each dead rail
         # by slot: the last dead rail that brought frames, and their number
@@ -80,12 +80,12 @@ class EfaLink(MatchedLink):
     def set_limits(self, limits: Limits) -> None:
         """Set the limits that both processes have agreed on, in a new engine; before the first message only."""
         self.engine = self._new_engine(limits)
-        self.engine.incoming.flush_answers = self.settle
+        self.engine.incoming.flush_answers = self.flush
         self.departures = Departures(self.engine.outgoing, limits, self.memory)
 
     # -- departures ---------------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Let idle rails write due frames."""
         rails = self.rails
         if len(rails) > 1:
@@ -95,7 +95,7 @@ class EfaLink(MatchedLink):
         for rail in rails:
             if rail.idle and (rail.acknowledge or rail.bye_due or self.departures.due):
                 rail.start_writing()
-        if self._changed is not None:  # inlined `note_change`, because every message passes here
+        if self._changed is not None:  # inlined `record_change`, because every message passes here
             self._changed.set()
 
     def queue_send(self, send: Send) -> None:
@@ -156,7 +156,7 @@ class EfaLink(MatchedLink):
                 rail.die(f"it has taken nothing for {silence_s:g} s")
             elif not rail.dead:
                 rail.acknowledge = True
-        self.settle()
+        self.flush()
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
@@ -173,17 +173,17 @@ class EfaLink(MatchedLink):
 
     # -- rails that die -----------------------------------------------------------------------------------------------
 
-    def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
+    def rail_lost(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
         """Continue without a rail that has died."""
         self.rails.remove(rail)
-        self.note_change()
+        self.record_change()
         if self.engine.gone is not None or rail.farewell:
             return
         if not self.rails and (evident or not self.watched):
             which = f", {rail.ends}," if rail.ends and not evident else ""  # an evident fault is not the network's
             self.lose(f"the last connection to it{which} was lost: {reason}", evident=evident)
             return
-        self._dead_rails[rail.index] = rail, reason
+        self._lost_rails[rail.index] = rail, reason
         self._received_frames[rail.index] = arrived = rail.reading.arrived
         if arrived:
             self._last_arrivals[rail.index % RAILS_LIMIT] = rail.index, arrived
@@ -194,7 +194,7 @@ class EfaLink(MatchedLink):
             self.departures.add(pack(MessageKind.LOST, index, count))
         self.note(f"{self.rail_name(rail.index)} was lost: {reason}")
         self.on_loss(rail.index % RAILS_LIMIT)
-        self.settle()
+        self.flush()
 
     def _handle_lost_rail(self, index: int, count: int) -> None:
         """Close a rail that the other side has lost, and repeat its frames after the first `count`."""
@@ -203,12 +203,12 @@ class EfaLink(MatchedLink):
                 rail.die("the other side has lost it")
         if index not in self._received_frames:
             self._answer_unknown(index)
-        if index in self._dead_rails:  # otherwise this LOST is a repetition
+        if index in self._lost_rails:  # otherwise this LOST is a repetition
             self._repeat_frames(index, count)
 
     def _repeat_frames(self, index: int, count: int) -> None:
         """Send again all frames of a dead rail after the first `count`."""
-        dead, reason = self._dead_rails.pop(index)
+        dead, reason = self._lost_rails.pop(index)
         nbytes = self.departures.repeat(dead.pop_unarrived(count))
         others = f" over the other {len(self.rails)}" if self.rails else ""
         self._report(f"{self.rail_name(index)} was lost: {reason}; {nbytes} bytes are sent again{others}")
@@ -241,9 +241,9 @@ class EfaLink(MatchedLink):
         self.rails.sort(key=lambda rail: rail.index % RAILS_LIMIT)
         if rail.index >= RAILS_LIMIT:
             rail.acknowledge = True  # shows the other side that the rail is in use here
-            self.settle()
+            self.flush()
 
-    def is_rail_dead(self, slot: int) -> bool:
+    def is_rail_lost(self, slot: int) -> bool:
         """Whether no rail of a slot is alive."""
         return all(rail.index % RAILS_LIMIT != slot for rail in self.rails)
 
@@ -260,7 +260,7 @@ class EfaLink(MatchedLink):
         Raises:
             FrameError: The other side contradicts itself.
         """
-        for index in sorted((number for number in self._dead_rails if number % RAILS_LIMIT == slot), reverse=True):
+        for index in sorted((number for number in self._lost_rails if number % RAILS_LIMIT == slot), reverse=True):
             if index < last:
                 raise FrameError(
                     f"peer received frames on rail {last}, but had not settled rail {index} before; "
@@ -278,7 +278,7 @@ class EfaLink(MatchedLink):
         tried = self._tried_numbers.get(index % RAILS_LIMIT)
         if self.engine.gone is not None:
             return self.engine.gone
-        if tried is None or index <= tried or not self.is_rail_dead(index % RAILS_LIMIT):
+        if tried is None or index <= tried or not self.is_rail_lost(index % RAILS_LIMIT):
             return f"{self.rail_name(index)} is not lost; dial again later"
         self._tried_numbers[index % RAILS_LIMIT] = index
         return ""
@@ -318,7 +318,7 @@ class EfaLink(MatchedLink):
         self.engine.gone = self.engine.gone or "this side has closed"
         for rail in self.rails:
             rail.bye_due = True
-        self.settle()
+        self.flush()
         await self.until(lambda: not self.rails)
         for rail in tuple(self.rails):
             rail.die(self.engine.gone)
@@ -326,7 +326,7 @@ class EfaLink(MatchedLink):
 
     def _is_quiet(self) -> bool:
         """Whether all messages and frames have left, and no dead rail waits to be settled."""
-        settled = not self._dead_rails and not self.departures.due
+        settled = not self._lost_rails and not self.departures.due
         return self.engine.quiet and settled and all(rail.idle for rail in self.rails)
 
     def progress_counts(self) -> dict[Hashable, int]:

@@ -153,7 +153,7 @@ class Rail(ABC):
             return [small[0] if len(small) == 1 else b"".join(small)] if small else []
         self.leaving = chunk
         self.keep(chunk)
-        piece = self._stage(chunk.view)
+        piece = self._in_buffer(chunk.view)
         head = self.owner.departures.pack_header(piece, _CHUNK, chunk.send.number, chunk.offset)
         return [b"".join((*small, head)), piece]
 
@@ -167,7 +167,7 @@ class Rail(ABC):
         if self._keep:
             self._kept += (pack(_PUSH, send.number, *send.lane, send.nbytes, send.place), chunk)
         assert send.view is not None, "a message that has not left keeps its bytes"
-        piece = self._stage(send.view)
+        piece = self._in_buffer(send.view)
         head = self.owner.departures.pack_header(piece, _PUSH, send.number, *send.lane, send.nbytes, send.place)
         return [head, piece]
 
@@ -204,7 +204,7 @@ class Rail(ABC):
             self.keep(None)
         return frames
 
-    def _stage(self, piece: memoryview) -> memoryview:
+    def _in_buffer(self, piece: memoryview) -> memoryview:
         """Return the bytes of a chunk, as a copy in the staging buffer if the rail has one."""
         if self._staging is None:
             return piece
@@ -255,7 +255,7 @@ class Rail(ABC):
     def check_health(self) -> str:
         """Die if the other end's kernel has acknowledged nothing for too long; return a message about lost packets."""
         seen = tcp_info(self.socket)
-        losses = self._health.note_losses(self.socket, seen)
+        losses = self._health.record_losses(self.socket, seen)
         if self._health.unacknowledged_s(seen, monotonic()) >= LOST_S:
             self.die(f"nothing sent over it was acknowledged for {LOST_S:g} s")
         return losses
@@ -276,7 +276,7 @@ class Rail(ABC):
         self.owner.silent_ticks = 0
         if self._keep and self.reading.arrived - self._acknowledged_frames >= _ACKNOWLEDGE_EVERY:
             self.acknowledge = True
-        self.owner.settle()
+        self.owner.flush()
 
     async def _let_others_run(self) -> None:
         """Handle the remaining frames, and let other tasks run in between."""
@@ -288,7 +288,7 @@ class Rail(ABC):
     def _handle_frames(self) -> bool:
         """Handle remaining frames; True if other tasks should run before the rest."""
         unfinished = self.reading.handle_frames()
-        self.owner.settle()
+        self.owner.flush()
         return unfinished
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class Rail(ABC):
         self.idle, self._parts = False, ()
         self.cut()
         self._scope.cancel()
-        self.owner.rail_died(self, reason, evident=evident)
+        self.owner.rail_lost(self, reason, evident=evident)
 
     def cut(self) -> None:
         """Close the connection without waiting, and wake the tasks that wait for it."""

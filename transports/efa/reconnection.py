@@ -247,7 +247,7 @@ class Reconnection:
         if welcomed is None:
             return
         link, number = admitted[0]
-        if link.engine.gone is not None or not link.is_rail_dead(number % RAILS_LIMIT):
+        if link.engine.gone is not None or not link.is_rail_lost(number % RAILS_LIMIT):
             discard(welcomed)
             return
         self._add_replacement(link, number, welcomed)

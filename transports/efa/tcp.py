@@ -127,7 +127,7 @@ class Health:
             self._waiting_since_s = now_s
         return 0.0 if self._waiting_since_s is None else now_s - self._waiting_since_s
 
-    def note_losses(self, connection: socket.socket, seen: TcpInfo | None) -> str:
+    def record_losses(self, connection: socket.socket, seen: TcpInfo | None) -> str:
         """Adapt TCP to a network that loses many segments; return a message for people once, and "" otherwise.
 
         Args:

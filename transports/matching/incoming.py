@@ -178,7 +178,7 @@ class Incoming:
         """Drop an offer without a receive; True if it was here. One still on its way is dropped on arrival."""
         if number >= self._next_number:
             if number - self._next_number > self._limits.waiting:
-                raise ProtocolError(f"peer withdrew offer {number}, beyond the window of {self._limits.waiting}")
+                raise ProtocolError(f"peer took back offer {number}, beyond the window of {self._limits.waiting}")
             self._withdrawn.add(number)
             return False
         lane = self._offers.pop(number, None)

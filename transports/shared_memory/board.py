@@ -262,8 +262,8 @@ class Board:
             waited_for: Whether the calling thread waits for the end at once, so that no thread has to be woken.
         """
         engine, call = self.engine, (self._native, table, owner, number, tag, source, target, priority, home)
-        said = (0, b"") if signature is None else (signature.fingerprint, signature.text)
-        run = engine.submit(*call, _WAITED_FOR if waited_for else 0, *said)
+        call_fields = (0, b"") if signature is None else (signature.fingerprint, signature.text)
+        run = engine.submit(*call, _WAITED_FOR if waited_for else 0, *call_fields)
         if run is None:  # the board has no free place of this size
             start = self._boards.shelf.take(nbytes)
             if start is None:
@@ -272,7 +272,7 @@ class Board:
                 start = self._boards.shelf.take(nbytes)
             if start is not None:
                 self._native.add_place(start, nbytes)
-            run = engine.submit(*call, _NO_PLACES if start is None else 0, *said)
+            run = engine.submit(*call, _NO_PLACES if start is None else 0, *call_fields)
             assert run is not None, "there is a place, or none to be had"
         return run
 

@@ -179,7 +179,7 @@ class MemoryRequest(MessageEnd):
             error = error or self._make_error(state)
         if self.loan is not None and state != DONE:
             self.link.memory.release(self.loan)
-        self.link.note_change()
+        self.link.record_change()
         self.end(error, withdrawn=withdrawn)
 
     def _make_error(self, state: int) -> TransportError:
@@ -266,7 +266,7 @@ class MemoryLink(PeerLink):
 
     def on_end(self) -> None:
         """Wake the task that leaves: the goodbye note, which this link owns, has been sent."""
-        self.note_change()
+        self.record_change()
 
     @property
     def leaves(self) -> bool:
@@ -344,7 +344,7 @@ class MemoryLink(PeerLink):
             self._dead = True
             trio.lowlevel.notify_closing(self.peer.socket)
             self.peer.socket.close()
-        self.note_change()
+        self.record_change()
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 

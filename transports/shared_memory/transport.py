@@ -283,8 +283,8 @@ class _MemoryWire(LinkedWire[SharedMemory]):
         found: list[Envelope] = []
         for ns, _, lane, of, nbytes, number, text in sorted(engine.announced(dst) if engine else ()):
             if tag in (None, of):
-                said = PlainSignature(number, text)
-                found.append(Envelope(src=lane >> 32, dst=dst, tag=of, nbytes=nbytes, since_ns=ns, signature=said))
+                signature = PlainSignature(number, text)
+                found.append(Envelope(src=lane >> 32, dst=dst, tag=of, nbytes=nbytes, since_ns=ns, signature=signature))
         return found
 
     def lost(self, src: int, tag: int = 0) -> LinkLostError | None:

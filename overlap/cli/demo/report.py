@@ -42,7 +42,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
+class MeasuredGain:
     """Time that overlap saves in a step."""
 
     without: StepTimes  # The median step without overlap
@@ -83,12 +83,14 @@ class Gain:
         return f"about all: {saved} of {possible}; steps differ by {spread}"
 
 
-def gain(comparison: DemoComparison) -> Gain:
+def gain(comparison: DemoComparison) -> MeasuredGain:
     """Return the gain of a comparison; the first step of each training does not count, if there are others."""
     counted = range(min(1, comparison.steps - 1), comparison.steps)
     kinds = [step_times(comparison.timeline, (first + step for step in counted)) for first in (0, comparison.steps)]
     without, overlapped = (sorted(steps, key=lambda one: one.wall_ns)[(len(steps) - 1) // 2] for steps in kinds)
-    return Gain(without=without, overlapped=overlapped, counted=len(counted), spread_ns=max(map(spread_ns, kinds)))
+    return MeasuredGain(
+        without=without, overlapped=overlapped, counted=len(counted), spread_ns=max(map(spread_ns, kinds))
+    )
 
 
 def step_times(timeline: Timeline, steps: Iterable[int]) -> list[StepTimes]:
@@ -128,7 +130,7 @@ def introduction(task: Task, *, images: int, width: int) -> str:
     return "\n".join(wrapped(text, width))
 
 
-def summary(comparison: DemoComparison, gain: Gain) -> str:
+def summary(comparison: DemoComparison, gain: MeasuredGain) -> str:
     """Return the figures as lines of at most 79 characters."""
     before, after = gain.without, gain.overlapped
     times = [
@@ -162,7 +164,7 @@ def _weights(comparison: DemoComparison) -> Iterator[str]:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def drawings(comparison: DemoComparison, gain: Gain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+def drawings(comparison: DemoComparison, gain: MeasuredGain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
     """Draw the median step without overlap above the one with it, with one ruler and one legend for both."""
     views = {
         f"{title}, step {step.index}": TimelineView(comparison.timeline, step=step.index, rows=ROWS)
@@ -186,7 +188,7 @@ def _is_lane(line: list[tuple[str, str]]) -> bool:
     return line[-1][0] in ("│", "|")
 
 
-def gain_verdict(comparison: DemoComparison, of: Gain, *, width: int) -> str:
+def gain_verdict(comparison: DemoComparison, of: MeasuredGain, *, width: int) -> str:
     """Return the verdict on the step `of.overlapped`, the median one with overlap, in lines of that width."""
     return verdict(TimelineView(comparison.timeline, step=of.overlapped.index), width=width)
 

@@ -189,7 +189,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
                 f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}; "
                 "hand it over, or pass unused='zeros'"
             )
-        self._note_first_step()
+        self._record_first_step()
         for bucket in self._queue.rest():
             self._start_bucket(bucket)
         self.steps += 1

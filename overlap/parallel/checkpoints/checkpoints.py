@@ -57,7 +57,7 @@ class Checkpointed(Protocol):
     def own(self) -> Mapping[str, object]:
         """Return what this rank alone has: a tree, as `rank.state` keeps it."""
 
-    async def settle(self) -> None:
+    async def wait_updates(self) -> None:
         """Wait until all updates that have been issued are done."""
 
     def resume(self, steps: int, notes: Mapping[str, object], own: Mapping[str, object] | None) -> str:
@@ -166,7 +166,7 @@ class Checkpoints:
             raise UsageError(f"model: safetensors has no type for {', '.join(unknown)}; convert them first")
         self._naming.check_cuts(model.tensors())
         await self.finish()
-        await model.settle()
+        await model.wait_updates()
         pieces = {piece.name: piece for piece in map(self._naming.rename_piece, model.kept())}
         own, form = pack_tree(model.own(), CODES, f"{OWN}{self._group.rank}:")
         arrays = {name: piece.data for name, piece in pieces.items()} | own
@@ -216,7 +216,7 @@ class Checkpoints:
         if model.steps:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
         await self.finish()
-        await model.settle()
+        await model.wait_updates()
         newest = await self._store.newest(name="restore", site=site)
         if newest is None:
             return None

@@ -7,7 +7,7 @@ schedules, `folded` the ones whose stages lie like a V.
 
 from __future__ import annotations
 
-from .action import Action, Kind
+from .action import Action, ActionKind
 from .families import FAMILIES, Family, gpipe, interleaved_1f1b, make, one_f_one_b, zb_h1, zb_h2
 from .folded import dualpipe_v, zb_v
 from .schedule import PipelineSchedule
@@ -16,9 +16,9 @@ from .timing import Durations, Timing
 __all__ = [
     "FAMILIES",
     "Action",
+    "ActionKind",
     "Durations",
     "Family",
-    "Kind",
     "PipelineSchedule",
     "Timing",
     "dualpipe_v",

@@ -12,7 +12,7 @@ from ...errors import UsageError
 _TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
-class Kind(StrEnum):
+class ActionKind(StrEnum):
     """The kind of compute of one microbatch at one stage.
 
     Papers differ in their letters: the zero-bubble paper (arXiv 2401.10241) calls our I "B".
@@ -28,7 +28,7 @@ class Action(NamedTuple):
     """One microbatch at one stage."""
 
     stage: int  # From 0, over all ranks
-    kind: Kind  # Kind of compute
+    kind: ActionKind  # Kind of compute
     microbatch: int  # From 0
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Action(NamedTuple):
             raise UsageError(
                 f"text: {text!r} is no action; one is a stage, F, B, I or W, and a microbatch, such as 2F0"
             )
-        return cls(int(match[1]), Kind(match[2]), int(match[3]))
+        return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
     def needs(self, last_stage: int) -> tuple[tuple[Action, ...], ...]:
         """Return the actions that must be over before this one: of each tuple, one.
@@ -55,14 +55,14 @@ class Action(NamedTuple):
         orders stages.
         """
         stage, kind, i = self
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             return () if stage == 0 else ((Action(stage - 1, kind, i),),)
-        if kind is Kind.WEIGHT_GRADIENT:
-            return ((Action(stage, Kind.INPUT_GRADIENT, i),),)
-        own = (Action(stage, Kind.FORWARD, i),)
+        if kind is ActionKind.WEIGHT_GRADIENT:
+            return ((Action(stage, ActionKind.INPUT_GRADIENT, i),),)
+        own = (Action(stage, ActionKind.FORWARD, i),)
         if stage == last_stage:
             return (own,)
-        return own, (Action(stage + 1, Kind.BACKWARD, i), Action(stage + 1, Kind.INPUT_GRADIENT, i))
+        return own, (Action(stage + 1, ActionKind.BACKWARD, i), Action(stage + 1, ActionKind.INPUT_GRADIENT, i))
 
 
 Rows: TypeAlias = Sequence[Sequence[Action]]

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...errors import UsageError
-from .action import Action, Kind
+from .action import Action, ActionKind
 from .folded import dualpipe_v, zb_v
 from .schedule import PipelineSchedule
 from .timing import Durations
 
-F, B, I, W = Kind  # noqa: E741
+F, B, I, W = ActionKind  # noqa: E741
 
 
 def gpipe(ranks: int, microbatches: int) -> PipelineSchedule:
@@ -81,7 +81,7 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Pipeline
     return PipelineSchedule("interleaved-1f1b", rows)
 
 
-def _alternate(warm_up: int, microbatches: int, backward: Kind) -> Iterator[tuple[Kind, int]]:
+def _alternate(warm_up: int, microbatches: int, backward: ActionKind) -> Iterator[tuple[ActionKind, int]]:
     """Yield `warm_up` forwards, then one forward and one backward in turn, then the remaining backwards."""
     ahead = min(microbatches, warm_up)
     yield from ((F, i) for i in range(ahead))
@@ -105,7 +105,7 @@ def _interleaved_row(rank: int, ranks: int, microbatches: int, chunks: int, size
     total = microbatches * chunks
     ahead = min((chunks - 1) * size + 2 * (ranks - 1 - rank), total)
 
-    def nth(kind: Kind, n: int) -> Action:
+    def nth(kind: ActionKind, n: int) -> Action:
         """Return the n-th action of a kind: `size` microbatches on each chunk in turn, backward from the last chunk."""
         chunk = n // size % chunks
         microbatch = n // (size * chunks) * size + n % size

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import deque
 
 from ...errors import UsageError
-from .action import Action, Kind
+from .action import Action, ActionKind
 from .schedule import PipelineSchedule
 
-F, B, I, W = Kind  # noqa: E741
+F, B, I, W = ActionKind  # noqa: E741
 
 
 def zb_v(ranks: int, microbatches: int) -> PipelineSchedule:
@@ -39,7 +39,7 @@ def dualpipe_v(ranks: int, microbatches: int) -> PipelineSchedule:
     return PipelineSchedule("dualpipe-v", [_dualpipe_v_row(rank, ranks, microbatches) for rank in range(ranks)])
 
 
-class _Row:
+class _FoldedRow:
     """The actions of a rank as they are appended: each the next microbatch of its kind and stage.
 
     Args:
@@ -52,10 +52,10 @@ class _Row:
         self.down, self.up = rank, 2 * ranks - 1 - rank
         self.actions: list[Action] = []
         self._most = most
-        self._counts: dict[tuple[int, Kind], int] = {}
+        self._counts: dict[tuple[int, ActionKind], int] = {}
         self._weights: deque[Action] = deque()
 
-    def add_next(self, stage: int, *kinds: Kind) -> None:
+    def add_next(self, stage: int, *kinds: ActionKind) -> None:
         """Append the next microbatch of each kind at a stage; after the last one, only count."""
         for kind in kinds:
             number = self.count(stage, kind)
@@ -63,7 +63,7 @@ class _Row:
             if number < self._most:
                 self.actions.append(Action(stage, kind, number))
 
-    def count(self, stage: int, kind: Kind) -> int:
+    def count(self, stage: int, kind: ActionKind) -> int:
         """Return the number of actions of a kind at a stage so far, including those after the last microbatch."""
         return self._counts.get((stage, kind), 0)
 
@@ -82,7 +82,7 @@ class _Row:
 
 def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
     """Return a rank's row of ZB-V, as torch's ScheduleZBVZeroBubble makes it, for any number of microbatches."""
-    row, whole = _Row(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
+    row, whole = _FoldedRow(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
     down, up, remaining_ranks = row.down, row.up, ranks - rank
     row.add_next(down, *[F] * (2 * remaining_ranks - 1))
     for _ in range(rank):
@@ -105,7 +105,7 @@ def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
 
 def _dualpipe_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
     """Return a rank's row of DualPipe-V, in the eight phases of deepseek-ai/DualPipe (dualpipev.py)."""
-    row, ranks_below, turn = _Row(rank, ranks, microbatches), ranks - rank - 1, rank + 1
+    row, ranks_below, turn = _FoldedRow(rank, ranks, microbatches), ranks - rank - 1, rank + 1
     down, up = row.down, row.up
     row.add_next(down, *[F] * (2 * ranks_below))
     for _ in range(turn):

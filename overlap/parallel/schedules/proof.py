@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...errors import ScheduleError
-from .action import Action, Kind, Rows
+from .action import Action, ActionKind, Rows
 from .timing import Durations, replay_starts
 
 
@@ -38,9 +38,9 @@ def _count_peak_live(row: Sequence[Action]) -> int:
     """Return the most activations that a rank holds at once, in the order of its row."""
     live = most = 0
     for action in row:
-        live += action.kind is Kind.FORWARD
+        live += action.kind is ActionKind.FORWARD
         most = max(most, live)
-        live -= action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRADIENT)
+        live -= action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
     return most
 
 
@@ -69,7 +69,7 @@ def _prove_complete(name: str, rows: Rows, owners: tuple[int, ...], microbatches
                 raise _schedule_error(name, rows, rank, step, f"{action} is there twice")
     for stage, rank in enumerate(owners):
         for i in range(microbatches):
-            kinds = "".join(kind for kind in Kind if Action(stage, kind, i) in counts)
+            kinds = "".join(kind for kind in ActionKind if Action(stage, kind, i) in counts)
             if kinds not in ("FB", "FIW"):
                 count = f"has {', '.join(kinds) or 'nothing'} of microbatch {i}"
                 raise _schedule_error(name, rows, rank, None, f"stage {stage} {count}; it takes F and B, or F, I and W")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...errors import UsageError
-from .action import Action, Kind
+from .action import Action, ActionKind
 from .proof import peak_live, prove
 from .timing import Durations, Timing, replay, time_grid
 
@@ -59,7 +59,7 @@ class PipelineSchedule:
     @property
     def splits_backward(self) -> bool:
         """Whether a stage computes the gradients of its inputs and of its weights apart (I and W)."""
-        return any(action.kind is Kind.INPUT_GRADIENT for row in self.rows for action in row)
+        return any(action.kind is ActionKind.INPUT_GRADIENT for row in self.rows for action in row)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages of a rank, ascending.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .action import Action, Kind, Rows
+from .action import Action, ActionKind, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +17,13 @@ class Durations:
     weight_gradient: int = 1  # W. A whole backward, B, takes I + W.
     hop: int = 0  # From the end of an action to when its message is there, on another rank
 
-    def of(self, kind: Kind) -> int:
+    def of(self, kind: ActionKind) -> int:
         """Return the duration of an action of a kind."""
-        if kind is Kind.BACKWARD:
+        if kind is ActionKind.BACKWARD:
             return self.input_gradient + self.weight_gradient
-        if kind is Kind.INPUT_GRADIENT:
+        if kind is ActionKind.INPUT_GRADIENT:
             return self.input_gradient
-        return self.forward if kind is Kind.FORWARD else self.weight_gradient
+        return self.forward if kind is ActionKind.FORWARD else self.weight_gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

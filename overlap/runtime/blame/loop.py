@@ -202,14 +202,14 @@ class LoopWatch:
         """Ask the event loop for an answer, or note that it has given none for too long."""
         if self._answered:
             self._answered = False
-            self._note_question(now_ns)
+            self._record_question(now_ns)
             self._token.run_sync_soon(self._answer)
         elif late and not self._busy:
-            self._note_question(now_ns)  # this thread did not run either: the machine may be to blame
+            self._record_question(now_ns)  # this thread did not run either: the machine may be to blame
         elif now_ns - self._asked_ns >= BUSY_S * 1e9 and (self._busy or self._own_ns(now_ns) >= BUSY_S * 1e9):
-            self._note_busy(now_ns)
+            self._record_busy(now_ns)
 
-    def _note_question(self, now_ns: int) -> None:
+    def _record_question(self, now_ns: int) -> None:
         """Note the time of a question, and how long the loop's thread has waited for a processor."""
         self._asked_ns, self._queued_ns = now_ns, queued_ns(self._native_thread)
 
@@ -217,7 +217,7 @@ class LoopWatch:
         """Return the time in which the loop could run: on a crowded machine it may not run for seconds."""
         return now_ns - self._asked_ns - (queued_ns(self._native_thread) - self._queued_ns)
 
-    def _note_busy(self, now_ns: int) -> None:
+    def _record_busy(self, now_ns: int) -> None:
         """Report the rank with the most samples of this turn; the running one if there are none."""
         busy_ns = now_ns - self._asked_ns
         seen = self._turn.longest(now_ns)

@@ -133,7 +133,7 @@ class Reports:
 
         return sentence_on(self.stood, soon=soon)
 
-    async def note_on(self, interrupt: BaseException) -> None:
+    async def add_note_to(self, interrupt: BaseException) -> None:
         """Add a line for each waiting rank to an interrupt."""
         self.take_stock()
         await self.gather()

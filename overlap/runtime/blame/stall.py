@@ -22,7 +22,7 @@ from ...notice import notify
 if TYPE_CHECKING:
     from ...processes.control import ControlPlane
     from ...waits.ends import RankView
-    from ...waits.judge import Verdict
+    from ...waits.judge import WaitVerdict
     from .reports import LocalRank
 
 #: A step rarely takes longer, and people do not look at a silent terminal for much longer without asking.
@@ -38,7 +38,7 @@ _MOST_PATIENT = 16
 class StallLimits:
     """Limits of the time in which a world makes no progress; each process counts its own time (`transports.delays`)."""
 
-    tell_s: float = STALL_S  # Time until a report on waiting ranks
+    report_s: float = STALL_S  # Time until a report on waiting ranks
     give_up_s: float | None = None  # Time until the world is ended; None: `HOPELESS_S`, and only if it can never go on
 
 
@@ -65,15 +65,15 @@ class StallWatch:
         self._since: dict[int, Instant] = {}  # first look at each mark
         # numbers and absent ranks of the operations of quiet ranks, as the other processes know them
         self._sent: dict[int, list[tuple[int, tuple[int, ...] | None]]] = {}
-        self._began: Instant | None = None  # first look at the present stall, which is `tell_s` old by then
+        self._began: Instant | None = None  # first look at the present stall, which is `report_s` old by then
         self._certain_since: Instant | None = None  # first look since which none of the ranks can ever go on
         self._reported = False  # whether the present stall was reported
-        self._patience_s = limits.tell_s
+        self._patience_s = limits.report_s
 
     @property
     def period_s(self) -> float:
         """Seconds between two looks."""
-        return min(1.0, self._limits.tell_s / 10)
+        return min(1.0, self._limits.report_s / 10)
 
     def look(self) -> None:
         """Look once; the loop's thread only."""
@@ -100,10 +100,10 @@ class StallWatch:
         if last is None or last[0] is not mark[0] or last[1] != mark[1]:
             self._marks[rank], self._since[rank] = mark, now
         # If an error is known that no task awaited, a waiting rank counts as quiet sooner.
-        quiet_s = 2 * self.period_s if watched.has_unseen_error else self._limits.tell_s
+        quiet_s = 2 * self.period_s if watched.has_unseen_error else self._limits.report_s
         return now.since(self._since[rank]) >= quiet_s
 
-    def _update_stall(self, stall: Verdict | None, views: Mapping[int, RankView], now: Instant) -> None:
+    def _update_stall(self, stall: WaitVerdict | None, views: Mapping[int, RankView], now: Instant) -> None:
         """Report a stall that lasts, and end the world at its limit; None ends the stall."""
         if stall is None:
             self._end_stall(now)
@@ -117,22 +117,22 @@ class StallWatch:
         self._began = self._began or now
         # at one look a thread may be about to issue an operation: it counts how long none could
         self._certain_since = (self._certain_since or now) if stall.is_certain else None
-        quiet_s = self._limits.tell_s + now.since(self._began)
+        quiet_s = self._limits.report_s + now.since(self._began)
         limit_s = self._limits.give_up_s or (HOPELESS_S if stall.is_certain else None)
         since = self._began if self._limits.give_up_s or self._certain_since is None else self._certain_since
         delay_s = 2 * self.period_s if self._others is not None else 0.0  # for the reports of other processes
         if not self._reported and quiet_s >= self._patience_s + delay_s:
             self._reported = True
             head = f"no progress for {self._patience_s:g} s: {sentence}"
-            self._patience_s = min(2 * self._patience_s, _MOST_PATIENT * self._limits.tell_s)
+            self._patience_s = min(2 * self._patience_s, _MOST_PATIENT * self._limits.report_s)
             notify("\n  ".join([head, *errors, *table, _outlook(limit_s)]))
-        if limit_s is not None and self._limits.tell_s + now.since(since) >= limit_s:
+        if limit_s is not None and self._limits.report_s + now.since(since) >= limit_s:
             self._give_up(limit_s)
 
     def _end_stall(self, now: Instant) -> None:
         """End a stall, with a notice if it was reported."""
         if self._reported and self._began is not None:
-            quiet_s = self._limits.tell_s + now.since(self._began)
+            quiet_s = self._limits.report_s + now.since(self._began)
             notify(f"goes on, after {quiet_s:.0f} s without progress")
         self._reported, self._began, self._certain_since = False, None, None
 

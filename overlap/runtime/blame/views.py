@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ...diagnostics import where
 from ...errors import in_one_line
 from ...waits.ends import End, EndState, RankView, Seen, call_of
-from ...waits.judge import Kind, Verdict, judge
+from ...waits.judge import Kind, WaitVerdict, judge
 from ...waits.wording import lines, report_lines, rows, sentence, unawaited_line
 from ..compute import ComputeFuture
 from ..context import RankContext
@@ -91,7 +91,7 @@ def _program_lines(context: RankContext) -> list[str]:
     return program_places(context.nursery.parent_task, context.rank) if context.nursery is not None else []
 
 
-def _judge_running(views: Sequence[RankView], size: int) -> Verdict:
+def _judge_running(views: Sequence[RankView], size: int) -> WaitVerdict:
     """Return the verdict on ranks that have not ended: an error that no task was given may yet be awaited."""
     return judge([replace(view, error="") for view in views], size)
 
@@ -102,7 +102,7 @@ def sentence_on(views: Sequence[RankView], *, soon: bool) -> str:
     return "" if verdict.kind in (Kind.WIRE, Kind.NOBODY) or (soon and verdict.is_certain) else sentence(verdict)
 
 
-def find_stall(views: Mapping[int, RankView], size: int) -> Verdict | None:
+def find_stall(views: Mapping[int, RankView], size: int) -> WaitVerdict | None:
     """Return the verdict on the ranks that wait for ranks without progress; None if there are none.
 
     Args:
@@ -114,7 +114,7 @@ def find_stall(views: Mapping[int, RankView], size: int) -> Verdict | None:
     return verdict if waits else None
 
 
-def stall_lines(stall: Verdict, views: Mapping[int, RankView]) -> tuple[str, list[str], list[str]]:
+def stall_lines(stall: WaitVerdict, views: Mapping[int, RankView]) -> tuple[str, list[str], list[str]]:
     """Return the sentence of a stall, a line for each error that no task was given, and a table."""
     errors = [unawaited_line(view) for _, view in sorted(views.items()) if view.error]
     table = lines(rows(views.values(), 0, stall), time_ns())

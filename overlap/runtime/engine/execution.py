@@ -18,7 +18,7 @@ from transports import Delivery, Request, Wire
 
 from ...collectives.reduce import Array
 from ..handover import Handover, OperationRun
-from ..signature import Signature
+from ..signature import CallSignature
 from .arithmetic import apply, pieces_of
 from .host_bytes import as_numbers
 from .laid_out import LaidOut, LaidStep, StepChain
@@ -71,7 +71,7 @@ class Execution(OperationRun):
         tag: int,
         priority: int,
         spawn: Callable[..., None],
-        signature: Signature | None = None,
+        signature: CallSignature | None = None,
     ) -> None:
         self._laid, self._buffers, self._station = laid, buffers, station
         self._tag, self._priority, self._spawn, self._signature = tag, priority, spawn, signature

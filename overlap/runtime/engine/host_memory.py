@@ -166,11 +166,11 @@ class HostPlan(CallPlan):
         if self.call.shared:
             run.take_result()
         if self._gives_only or self._given:
-            self.note_end(operation)
+            self.record_end(operation)
         operation.finish(operation.context.now_ns(), operation.describe(self.call, operation.started_ns))
         return True
 
-    def note_end(self, operation: Operation) -> None:
+    def record_end(self, operation: Operation) -> None:
         """Note an operation in which the rank only gave; with another, compare the calls of the others in those.
 
         A rank that only gives reads no row, and rows are soon used again.
@@ -340,7 +340,7 @@ class HostRun(OperationRun):
             except Exception as raised:
                 error = raised
         if error is None:
-            self._plan.note_end(self.operation)
+            self._plan.record_end(self.operation)
         self._close()
         self.operation.stopped()
         self._plan.communicator.settle(self._match, self.operation, error)

@@ -25,7 +25,7 @@ PIECE_BYTES = 512 << 10
 Piece = Callable[[], None]
 
 
-class _Job:
+class _CopyJob:
     """Pieces in the order they are taken; `order` sorts jobs of equal priority by age."""
 
     def __init__(self, pieces: Sequence[Piece], done: Callable[[BaseException | None], None]) -> None:
@@ -54,7 +54,7 @@ class Workers:
     def __init__(self, threads: int | None = None) -> None:
         self.quiet: Context = _silent()
         self._size = threads or os.cpu_count() or 1
-        self._jobs: list[tuple[int, int, _Job]] = []
+        self._jobs: list[tuple[int, int, _CopyJob]] = []
         self._order = itertools.count()
         self._lock = threading.Lock()
         self._bell: SimpleQueue[bool] = SimpleQueue()  # wakes a thread in a third of the time a Condition takes
@@ -67,7 +67,7 @@ class Workers:
             return
         self._start_threads()
         with self._lock:
-            heapq.heappush(self._jobs, (priority, next(self._order), _Job(pieces, done)))
+            heapq.heappush(self._jobs, (priority, next(self._order), _CopyJob(pieces, done)))
         for _ in range(min(len(pieces), self._size)):
             self._bell.put(True)
 
@@ -96,7 +96,7 @@ class Workers:
             start_thread(thread)
             self._threads.append(thread)
 
-    def _take_piece(self) -> tuple[_Job, Piece] | None:
+    def _take_piece(self) -> tuple[_CopyJob, Piece] | None:
         """Return the next piece of the first job; None without a job."""
         with self._lock:
             if not self._jobs:
@@ -115,7 +115,7 @@ class Workers:
                 self._do_piece(*taken)
                 del taken  # an idle thread must not hold arrays
 
-    def _do_piece(self, job: _Job, piece: Piece) -> None:
+    def _do_piece(self, job: _CopyJob, piece: Piece) -> None:
         """Do a piece of a job; the last piece ends the job."""
         try:
             piece()

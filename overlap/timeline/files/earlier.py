@@ -30,13 +30,13 @@ class _Args(ReadArgs, gc=False):
     role: Role = ""
 
 
-class _Event(Event, gc=False):
+class _EarlierEvent(Event, gc=False):
     args: _Args = msgspec.field(default_factory=_Args)
 
 
 class _Document(msgspec.Struct):
     overlap: Any
-    events: list[_Event] = msgspec.field(name="traceEvents")
+    events: list[_EarlierEvent] = msgspec.field(name="traceEvents")
 
 
 def earlier_timeline(data: bytes, *, complete: bool) -> Timeline:

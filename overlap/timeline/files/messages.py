@@ -36,7 +36,7 @@ _KERNEL_OPS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class CollectiveFields:
     """Fields of a collective's event, which the profiler has copied from the call to the kernel."""
 
     op: str

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..columnar import Table
-from .messages import Message, collective_name, message_bytes
+from .messages import CollectiveFields, collective_name, message_bytes
 from .packed import open_unpacked, read_piece
 
 PIECE_BYTES = 4 << 20
@@ -105,7 +105,7 @@ class RankProfile:
     sequence: Int64s  # of a forward operator and its backward; -1 without one
     names: list[str]
     threads: list[tuple[object, object]]  # (process or device, thread or stream)
-    messages: dict[int, Message] = field(default_factory=dict)  # by row
+    messages: dict[int, CollectiveFields] = field(default_factory=dict)  # by row
     backwards: int = 0  # events that end before they start: left out
     unreadable: int = 0  # events with a field of another type: left out
     cut: bool = False  # whether the file ends within its events
@@ -168,7 +168,7 @@ class _ColumnBuilder:
     names: _NameNumbers = field(default_factory=_NameNumbers)
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
-    messages: dict[int, Message] = field(default_factory=dict)
+    messages: dict[int, CollectiveFields] = field(default_factory=dict)
     orders: set[int] = field(default_factory=set)  # names of events of MTIA that do no work
     dma: set[int] = field(default_factory=set)  # names of copies of MTIA
     calls: set[int] = field(default_factory=set)  # names of collectives and calls of them on the host
@@ -228,13 +228,13 @@ def _encode_optional(values: list[int | None]) -> Int64s:
         return np.array([-1 if number is None else number for number in values], np.int64)
 
 
-def _build_message(name: str, args: _ProfilerArgs) -> Message:
+def _build_message(name: str, args: _ProfilerArgs) -> CollectiveFields:
     """Return the message that an event's arguments describe; without its operation there, the event's name has it."""
     ranks = args.ranks if isinstance(args.ranks, list) else re.findall(r"\d+", args.ranks or "")
     fields: dict[str, Any] = {"In msg nelems": args.in_count, "Out msg nelems": args.out_count, "dtype": args.dtype}
     if args.dims and args.types:
         fields |= {"Input Dims": msgspec.json.decode(args.dims), "Input type": msgspec.json.decode(args.types)}
-    return Message(
+    return CollectiveFields(
         op=collective_name(args.op if args.op is not None else name.partition(":")[2]),
         group=args.group or "",
         group_size=args.group_size or 0,

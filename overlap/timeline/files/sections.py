@@ -20,7 +20,7 @@ from ..span import Role
 from ..spans import CUT, LEFT_OUT, Timeline
 from .merge import CLOCK_ERROR, merged
 from .packed import read_piece
-from .trace import CLOCK, DEFAULT_ROLES, END, HEADER, VERSION, ClockAt, End, Header, SpanArgs
+from .trace import CLOCK, DEFAULT_ROLES, END, HEADER, VERSION, ClockAt, Header, SpanArgs, TraceEnd
 
 PIECE_BYTES = 1 << 20
 MAX_TEXT_BYTES = 256 << 20
@@ -55,11 +55,11 @@ class Event(msgspec.Struct, gc=False):
     args: ReadArgs = msgspec.field(default_factory=ReadArgs)
 
 
-class _Section:
+class _TraceSection:
     """Spans of one process in one world, as they are read."""
 
     def __init__(self, header: Header) -> None:
-        self.header, self.end = header, cast("End | None", None)
+        self.header, self.end = header, cast("TraceEnd | None", None)
         self.clocks: list[ClockAt] = []
         self.parts: list[SpanColumns] = []
 
@@ -85,7 +85,7 @@ class Sections:
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._sections: list[_Section] = []
+        self._sections: list[_TraceSection] = []
         self._left_out: list[SpanColumns] = []
         self._is_complete = False
         for events, self._is_complete in _read_arrays(file):
@@ -95,7 +95,7 @@ class Sections:
         """Return the timeline of all sections; spans that end before they start are left out, and `meta` says so."""
         if not self._sections:
             raise UsageError("not JSON, or cut off before its first event; record it again")
-        by_process: dict[int, list[_Section]] = {}
+        by_process: dict[int, list[_TraceSection]] = {}
         for section in self._sections:
             by_process.setdefault(section.header.process, []).append(section)
         timelines = [_in_sequence(sections) for _, sections in sorted(by_process.items())]
@@ -123,11 +123,11 @@ class Sections:
         """Begin a section, or add the facts of a metadata event to the last one."""
         fields = {name: value for name in event.args.__struct_fields__ if (value := getattr(event.args, name)) != UNSET}
         if event.name == HEADER:
-            self._sections.append(_Section(checked_header(fields, VERSION)))
+            self._sections.append(_TraceSection(checked_header(fields, VERSION)))
         elif self._sections and event.name == CLOCK:
             self._sections[-1].clocks.append(msgspec.convert(fields, ClockAt))
         elif self._sections:
-            self._sections[-1].end = msgspec.convert(fields, End)
+            self._sections[-1].end = msgspec.convert(fields, TraceEnd)
 
     def _add_spans(self, events: list[Event]) -> None:
         """Add spans to the last section."""
@@ -161,7 +161,7 @@ def checked_header(fields: object, version: int) -> Header:
     return msgspec.convert(fields, Header)
 
 
-def _in_sequence(sections: Sequence[_Section]) -> Timeline:
+def _in_sequence(sections: Sequence[_TraceSection]) -> Timeline:
     """Return one timeline of the worlds of a process, on the common clock of the last one."""
     timelines = [section.timeline(sections[-1].clocks) for section in sections]
     if len(timelines) == 1:

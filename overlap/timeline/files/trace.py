@@ -98,7 +98,7 @@ class ClockAt(msgspec.Struct, frozen=True, kw_only=True):
     error_ns: int
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class TraceEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that are known only at the end of a run; they replace the fields of the header."""
 
     dropped: int
@@ -112,7 +112,7 @@ class SectionWriter:
         self._rows: dict[tuple[int, int, str], list[list[int]]] = {}  # [tid, last end] of each row of a lane
         self._counts: dict[int, int] = {}  # rows of each rank
 
-    def note(self, name: str, content: Header | ClockAt | End) -> bytes:
+    def note(self, name: str, content: Header | ClockAt | TraceEnd) -> bytes:
         """Return a metadata event of ours."""
         return b",\n" + _encode({"ph": "M", "name": name, "pid": 0, "args": msgspec.to_builtins(content)})
 
@@ -208,7 +208,7 @@ def trace_pieces(timeline: Timeline) -> Iterator[bytes]:
     columns = timeline.columns
     for first in range(0, len(columns), _PIECE_SPANS):
         yield section.spans(columns.take(np.arange(first, min(first + _PIECE_SPANS, len(columns)))))
-    yield section.note(END, End(dropped=timeline.dropped, meta=timeline.meta)) + b"\n]\n"
+    yield section.note(END, TraceEnd(dropped=timeline.dropped, meta=timeline.meta)) + b"\n]\n"
 
 
 _PIECE_SPANS = 10_000

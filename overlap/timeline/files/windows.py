@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..measure.intervals import Interval, Merged, union
-from .messages import COMM_KERNEL, Message, operation_name
+from .messages import COMM_KERNEL, CollectiveFields, operation_name
 from .profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Int64s, RankProfile
 
 Rows = NDArray[np.intp]
@@ -220,7 +220,7 @@ def is_outermost(profile: RankProfile, rows: Rows) -> NDArray[np.bool_]:
     return np.concatenate([[True], profile.start_ns[rows][1:] >= until_ns[:-1]])
 
 
-def collective_messages(profile: RankProfile, comm: Rows) -> list[Message]:
+def collective_messages(profile: RankProfile, comm: Rows) -> list[CollectiveFields]:
     """Return the message of each row of communication, numbered within its operation and group.
 
     Without fields of the profiler, the name shows the operation; of ours, the call of c10d around it shows the size.
@@ -241,14 +241,14 @@ def collective_messages(profile: RankProfile, comm: Rows) -> list[Message]:
             inside = at >= 0 and profile.start_ns[row] <= profile.end_ns[around[at]]
             call = profile.messages.get(around[at]) if inside else None
             op = "send_recv" if sends and _SEND_RECV.search(name) else operation_name(name)
-            message = replace(call or Message(op=""), op=op)
+            message = replace(call or CollectiveFields(op=""), op=op)
         key = message.op, message.group
         numbers[key] = numbers.get(key, -1) + 1
         messages.append(message if message.seq is not None else replace(message, seq=numbers[key]))
     return messages
 
 
-def issuing_calls(profile: RankProfile, work: WorkRows, messages: Sequence[Message]) -> Rows:
+def issuing_calls(profile: RankProfile, work: WorkRows, messages: Sequence[CollectiveFields]) -> Rows:
     """Return, for each row of a host's communication, the row of the c10d call that issued it, or -1.
 
     Threads of gloo do not name the call; the last events of an operation belong to its last calls, in their order.

@@ -137,7 +137,7 @@ def test_urgent_messages_pass_at_chunk_boundaries(monkeypatch: pytest.MonkeyPatc
                     nursery.start_soon(partial(end.send, 0, tag, bytes(2 * CHUNK_BYTES), priority=priority))
                     await wait_all_tasks_blocked()
                 rail.idle = True
-                victim.efa.links[0].settle()
+                victim.efa.links[0].flush()
                 numbers = {fields[0]: fields[3] for _, fields, _ in [await impostor.hear() for _ in range(4)]}
                 for _ in range(8):
                     kind, fields, _ = await impostor.hear()
@@ -219,7 +219,7 @@ def test_an_urgent_message_stays_behind_its_elders_of_the_same_lane() -> None:
                     nursery.start_soon(partial(a.send, 1, tag, text, priority=priority))
                     await wait_all_tasks_blocked()
                 rail.idle = True
-                link.settle()
+                link.flush()
             arrived = world.efas[1].links[0].engine.incoming.arrived
             await wait_all_tasks_blocked()
             assert [(lane[2], a.number) for lane, queue in arrived.items() for a in queue] == [(2, 0), (1, 1), (1, 2)]

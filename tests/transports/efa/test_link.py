@@ -59,7 +59,7 @@ class Pipe(Rail):
         for frames in self.wire:
             other.read(frames)
         self.wire.clear()
-        other.owner.settle()
+        other.owner.flush()
 
     def read(self, frames: bytes) -> None:
         """Read as the other end has written."""
@@ -110,13 +110,13 @@ def test_news_of_a_death_that_is_lost_with_another_rail_is_told_again() -> None:
     mine[1].die("cut")
     theirs[2].die("cut")
     mine[0].idle = theirs[0].idle = True
-    here.settle()
-    there.settle()
+    here.flush()
+    there.flush()
     for _ in range(3):
         mine[0].deliver(theirs[0])
         theirs[0].deliver(mine[0])
     assert bytes(end.loan or b"") == b"12345678"
-    assert here._dead_rails == there._dead_rails == {}
+    assert here._lost_rails == there._lost_rails == {}
 
 
 def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_death_of_its_rail() -> None:
@@ -125,7 +125,7 @@ def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_deat
     array = bytearray(b"1" * (EAGER_BYTES + 1))
     end = Send((1, 0, 5), memoryview(array), 0)
     there.engine.outgoing.announce(end)
-    there.settle()
+    there.flush()
     assert end.ended
     (carrier,) = (i for i in range(2) if theirs[i].wire)
     array[:] = b"2" * len(array)
@@ -248,7 +248,7 @@ def test_rails_that_are_busy_are_measured_whenever_something_moves(monkeypatch: 
     for rail in rails:
         monkeypatch.setattr(rail, "measure_state", partial(look, rail.index))
     rails[1]._rate.sample(0.0, 10**6, 10**6)
-    link.settle()
+    link.flush()
     assert looked_at == [1]
 
 
@@ -268,7 +268,7 @@ def test_signs_of_life_are_no_progress_worth_waiting_for() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(live)
             link.engine.outgoing.announce(stuck)
-            link.settle()
+            link.flush()
             with trio.fail_after(60):
                 await link.leave()
             nursery.cancel_scope.cancel()

@@ -26,7 +26,9 @@ class ProvedSocket:
 
 def told(counts: list[tuple[int, int]], connection: ProvedSocket) -> list[str]:
     health = Health()
-    return [health.note_losses(cast("socket.socket", connection), TcpInfo(False, 0.0, 0.0, *count)) for count in counts]
+    return [
+        health.record_losses(cast("socket.socket", connection), TcpInfo(False, 0.0, 0.0, *count)) for count in counts
+    ]
 
 
 def test_much_that_is_lost_again_and_again_is_said_once_and_paced() -> None:
@@ -79,7 +81,7 @@ def test_a_busy_host_hears_nothing_and_keeps_its_congestion_control() -> None:
     connection, health = ProvedSocket(), Health()
     for look in range(1, 6):
         seen = tcp_info(cast("socket.socket", Told(157 * look, 4000 * look, 156 * look)))
-        assert health.note_losses(cast("socket.socket", connection), seen) == ""
+        assert health.record_losses(cast("socket.socket", connection), seen) == ""
     assert connection.chosen == []
 
 

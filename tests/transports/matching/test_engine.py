@@ -271,7 +271,7 @@ def test_what_may_wait_and_what_may_be_early_is_bounded() -> None:
         hear(engine, Kind.OFFER, [11, 1, 0, 5, 1000, 0])
     hear(engine, Kind.WITHDRAW, [4])
     for kind in (Kind.WITHDRAW, Kind.ABANDON):
-        with pytest.raises(ProtocolError, match="peer withdrew offer 5, beyond the window of 3"):
+        with pytest.raises(ProtocolError, match="peer took back offer 5, beyond the window of 3"):
             hear(engine, kind, [5])
 
 
