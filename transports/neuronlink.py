@@ -34,13 +34,13 @@ from transports.wire import OPEN, Envelope, Wire, check_tag, describe_ranks
 THREAD_COPY_BYTES = 1 << 20
 
 
-class _Send(Send):
+class _LocalSend(Send):
     """A send, with the time since which it waits for its receive."""
 
     since_ns: int
 
 
-class _Receive(Receive):
+class _LocalReceive(Receive):
     """A receive, whose delivery is the memory of its sender."""
 
     link: NeuronLink
@@ -82,8 +82,8 @@ class _Mailbox:
     __slots__ = ("receives", "sends", "watchers")
 
     def __init__(self) -> None:
-        self.sends: dict[Lane, deque[_Send]] = {}
-        self.receives: dict[Lane, deque[_Receive]] = {}
+        self.sends: dict[Lane, deque[_LocalSend]] = {}
+        self.receives: dict[Lane, deque[_LocalReceive]] = {}
         self.watchers: list[Callable[[], None]] = []
 
     def notify_watchers(self) -> None:
@@ -123,7 +123,7 @@ class NeuronLink(Transport):
             raise ArgumentError(f"ranks is {ranks!r}; name at least one rank, each once, from 0 up")
         self.peers: tuple[int, ...] = self.ranks
         self._thread_copy_bytes: float = float("inf") if thread_copy_bytes is None else thread_copy_bytes
-        self._copies: deque[tuple[Send, _Receive]] = deque()  # copies that wait for a thread
+        self._copies: deque[tuple[Send, _LocalReceive]] = deque()  # copies that wait for a thread
         # copies are bound by memory, so more of them at once than processors only take turns
         self._idle_threads = os.cpu_count() or 1
         # calls that have ended with their errors, and whose callbacks are due
@@ -178,7 +178,7 @@ class NeuronLink(Transport):
             raise TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag)
         return self.mailboxes[dst]
 
-    def match(self, sender: Send, receiver: _Receive) -> None:
+    def match(self, sender: Send, receiver: _LocalReceive) -> None:
         """Move the bytes of a message whose ends have both arrived."""
         wanted, sent, sent_bytes = receiver.signature, sender.signature, sender.nbytes
         agree = wanted is sent or wanted is None or sent is None or wanted.agrees(sent.fingerprint)
@@ -224,7 +224,7 @@ class NeuronLink(Transport):
             copy = partial(np.copyto, np.asarray(receiver.view), np.asarray(sender.view))
             start_thread_soon(copy, partial(_call_in_loop, token, partial(self._finish_copy, sender, receiver)))
 
-    def _finish_copy(self, sender: Send, receiver: _Receive) -> None:
+    def _finish_copy(self, sender: Send, receiver: _LocalReceive) -> None:
         """End both ends of a copied message, and start the next copy."""
         self._idle_threads += 1
         self._copy_in_threads()
@@ -256,7 +256,7 @@ class _NeuronLinkWire(Wire):
     ) -> Request | None:
         """Match a waiting receive, or wait for one."""
         lane = self.rank, dst, tag
-        send, box = _Send(lane, as_bytes(data), priority, signature), self._link.receiver_mailbox(lane, dst)
+        send, box = _LocalSend(lane, as_bytes(data), priority, signature), self._link.receiver_mailbox(lane, dst)
         send.done, send._withdraw = done, box.withdraw
         if lane in box.receives:
             self._link.match(send, pop_first(box.receives, lane))
@@ -281,7 +281,7 @@ class _NeuronLinkWire(Wire):
     ) -> Request:
         """Match a waiting send, or wait for one."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
-        receive, box = _Receive(lane, view, nbytes, signature), self._link.receiver_mailbox(lane, src)
+        receive, box = _LocalReceive(lane, view, nbytes, signature), self._link.receiver_mailbox(lane, src)
         receive.done, receive._withdraw, receive.allocate, receive.link = done, box.withdraw, allocate, self._link
         if lane in box.sends:
             self._link.match(pop_first(box.sends, lane), receive)
