@@ -175,7 +175,7 @@ async def cut(rank, folder, dp, until):
     place = mesh.coordinates["pp"], mesh.coordinates["tp"]
     made = {"w": np.full(3, 10.0 * place[0] + place[1] + (100 if until == 3 else 0))}
     model = parallel.Sharded(rank, made, optimizer=ADAM, group=mesh["dp"])
-    checkpoints = parallel.Checkpoints(rank, folder, part=f"stage {place[0]}, tp {place[1]}")
+    checkpoints = parallel.Checkpoints(rank, folder, cuts={"w": parallel.Cut(f"stage {place[0]}, tp {place[1]}/w")})
     restored = await checkpoints.restore(model)
     for _ in range(model.steps, until):
         model.reduce("w", np.arange(3.0) + place[0] - place[1])
@@ -193,19 +193,6 @@ def test_a_checkpoint_has_all_parts_of_a_model(tmp_path):
     parts = {place: found for place, _, found in through}
     for place, exact, found in overlap.run(cut, tmp_path / "run", 1, 4, ranks=4, timeout_s=60):
         assert (exact, found) == (False, parts[place])
-
-
-def test_a_part_that_is_not_there_is_told_on_every_rank(tmp_path):
-    overlap.run(cut, tmp_path, 1, 1, ranks=4, timeout_s=60)
-
-    async def main(rank):
-        model = parallel.DataParallel(rank, {"w": np.zeros(3)}, optimizer=ADAM)
-        with pytest.raises(overlap.UsageError) as caught:
-            await parallel.Checkpoints(rank, tmp_path, part="stage 7").restore(model)
-        return str(caught.value)
-
-    told = f"part: {checkpoint(tmp_path, 1)} has no part 'stage 7'; name one that was saved"
-    assert overlap.run(main, ranks=2) == [told] * 2
 
 
 def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkeypatch):

@@ -160,12 +160,12 @@ async def saves_two_weights(rank, folder):
     await checkpoints.finish()
 
 
-def refused(tmp_path, cuts, ranks=2, **options):
+def refused(tmp_path, cuts, ranks=2):
     """Return what restoring two weights by other cuts says on every rank."""
 
     async def main(rank):
         with pytest.raises(overlap.UsageError) as caught:
-            await parallel.Checkpoints(rank, tmp_path, cuts=cuts(rank), **options).restore(two_weights(rank))
+            await parallel.Checkpoints(rank, tmp_path, cuts=cuts(rank)).restore(two_weights(rank))
         return str(caught.value)
 
     [told] = set(overlap.run(main, ranks=ranks, timeout_s=60))
@@ -173,7 +173,7 @@ def refused(tmp_path, cuts, ranks=2, **options):
 
 
 def test_what_does_not_fit_is_told_on_every_rank(tmp_path):
-    a, b = parallel.Cut("a"), parallel.Cut("b")
+    a = parallel.Cut("a")
     overlap.run(saves_two_weights, tmp_path, ranks=2, timeout_s=60)
     of = f"model: {next(tmp_path.glob('checkpoint-*'))} is of another model:"
     assert refused(tmp_path, lambda rank: {"a": parallel.Cut("a", 0, rank.rank, 2)}) == (
@@ -187,9 +187,6 @@ def test_what_does_not_fit_is_told_on_every_rank(tmp_path):
     assert refused(tmp_path, lambda rank: {"c": a}) == "cuts: the model has no 'c'; it has a, b"
     assert refused(tmp_path, lambda rank: {"a": parallel.Cut("a", 1, 0, 2)}) == "cuts: 'a' has shape (6,) and no axis 1"
     assert refused(tmp_path, lambda rank: {"b": "b"}) == "cuts: 'b' is of type str; expected parallel.Cut"
-    assert refused(tmp_path, lambda rank: {"b": b}, part="x") == (
-        "part, cuts: cuts say which part of the model a rank has; give one of the two"
-    )
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,6 @@ class Checkpoints:
         folder: str | os.PathLike[str] | None = None,
         *,
         group: Group | None = None,
-        part: str = "",
         cuts: Mapping[str, Cut] | None = None,
         whole: bool = False,
         keep: int = 2,
@@ -118,18 +117,16 @@ class Checkpoints:
             rank: This rank.
             folder: Folder that all ranks see; by default the one of `--state-dir`.
             group: The ranks that have the model, with all its parts; by default all.
-            part: Which part of a model this rank has, if they share it otherwise than by data parallelism, such as
-                "stage 0, tp 1": the same on all ranks of the group whose gradients are averaged. A checkpoint has all
-                parts, or is not there, and is restored by ranks that have the same parts.
-            cuts: Where this rank's weights lie in the whole model, by the model's names of them; others are
-                whole, under their own names. Then ranks that share a model otherwise, with more or fewer of them for
-                matrices and stages, go on from it. `ColumnLinear.cuts` and `RowLinear.cuts` tell the cuts of a layer.
+            cuts: Where this rank's weights lie in the whole model, by the model's names of them; others are whole, under
+                their own names. A checkpoint has all blocks, or is not there. Ranks that share a model otherwise, with
+                more or fewer of them for matrices and stages, go on from it. `ColumnLinear.cuts` and `RowLinear.cuts`
+                tell the cuts of a layer.
             whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
                 it goes through the first rank's memory. Otherwise each rank's share is a file.
             keep: Number of complete checkpoints to keep.
 
         Raises:
-            UsageError: If no folder is known, `keep` is no number from 1, or both a part and cuts are given.
+            UsageError: If no folder is known, `keep` is no number from 1, or `cuts` has something else.
         """
         check_is_rank(rank)
         check_count("keep", keep)
@@ -139,8 +136,8 @@ class Checkpoints:
         if path is None and rank.state.real:
             raise UsageError("folder: no folder for checkpoints is known; pass one, or give --state-dir DIR")
         self._rank, self._group, self._whole = rank, resolve_group(rank, group), whole
-        self._naming = Naming(part, cuts)
-        self._part = part if cuts is None else f"rank {self._group.rank} {self._naming.digest}"
+        self._naming = Naming(cuts)
+        self._part = "" if cuts is None else f"rank {self._group.rank} {self._naming.digest}"
         self._stream = rank.stream(_STREAM)
         self._store = rank.state.open_store(Saves(path, CHECKPOINTS), self._group, self._stream, keep=keep)
 
@@ -235,18 +232,13 @@ class Checkpoints:
     async def _check_model(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
         """Refuse a checkpoint whose tensors are not the model's; tensors without elements do not count."""
         self._naming.check_cuts(tensors)
-        prefix = self._naming.prefix
-        saved = {
-            name: (dtype, tuple(shape)) for name, (dtype, shape) in saved_tensors.items() if name.startswith(prefix)
-        }
+        saved = {name: (dtype, tuple(shape)) for name, (dtype, shape) in saved_tensors.items()}
         expected = {name: form for name, form in self._naming.tensors(tensors).items() if prod(form[1])}
-        if prefix and not saved:
-            raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}; name one that was saved")
         if self._naming.digest:  # others have the rest
             parts = await self._group.all_gather_object(expected, stream=self._stream, name="restore", call_site=site)
             for part in parts:
                 expected |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in part.items()}
-        wrong = describe_difference(saved, expected, prefix)
+        wrong = describe_difference(saved, expected)
         if wrong:
             raise UsageError(
                 f"model: {folder} is of another model: {wrong}; "

@@ -13,29 +13,23 @@ from .pieces import Cut, Shard, Tensors, rename_tensor, weight_name
 
 
 class Naming:
-    """The names of one rank's tensors in a checkpoint: in a part by itself, or as cuts of the whole model.
+    """The names of one rank's tensors in a checkpoint: those of the whole model.
 
     Args:
-        part: Name of the part, before all names; or empty.
         cuts: By the model's name of a weight; other weights are whole, under their own names. None, without cuts.
 
     Attributes:
-        prefix: Prefix of the names of this rank's tensors.
         digest: Tells ranks that have other blocks apart; empty without cuts.
 
     Raises:
-        UsageError: If both are given, or something else than cuts.
+        UsageError: If something else than cuts is given.
     """
 
-    prefix: str
-
-    def __init__(self, part: str, cuts: Mapping[str, Cut] | None) -> None:
-        if part and cuts is not None:
-            raise UsageError("part, cuts: cuts say which part of the model a rank has; give one of the two")
+    def __init__(self, cuts: Mapping[str, Cut] | None) -> None:
         for name, cut in (cuts or {}).items():
             if not isinstance(cut, Cut):
                 raise UsageError(f"cuts: {name!r} is of type {type(cut).__name__}; expected parallel.Cut")
-        self.prefix, self._cuts = f"{part}/" if part else "", cuts
+        self._cuts = cuts
         blocks = [[name, cut.name, cut.axis, cut.index, cut.of] for name, cut in sorted((cuts or {}).items())]
         self.digest: str = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(blocks).encode())
 
@@ -59,32 +53,31 @@ class Naming:
     def rename_piece(self, piece: Shard) -> Shard:
         """Return a piece of the model under the name that it has in a checkpoint."""
         cut = self.find_cut(piece.tensor)
-        return replace(piece, tensor=self.prefix + cut.name, cut=cut if cut.of > 1 else None)
+        return replace(piece, tensor=cut.name, cut=cut if cut.of > 1 else None)
 
     def tensors(self, tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of the whole model's tensors of which this rank has blocks."""
         found = {}
         for name, (dtype, shape) in tensors.items():
             cut = self.find_cut(name)
-            found[self.prefix + cut.name] = (dtype, cut.whole(shape))
+            found[cut.name] = (dtype, cut.whole(shape))
         return found
 
 
-def describe_difference(saved: Tensors, expected: Tensors, prefix: str = "") -> str:
+def describe_difference(saved: Tensors, expected: Tensors) -> str:
     """Return the first difference between the models of a checkpoint and of this process; empty without one.
 
     Args:
         saved: The checkpoint's tensors, by name.
         expected: The model's.
-        prefix: Prefix of all names, left out of the text.
     """
     for name in [*expected, *saved]:
-        saved_form, model_form, short_name = saved.get(name), expected.get(name), name.removeprefix(prefix)
+        saved_form, model_form = saved.get(name), expected.get(name)
         if saved_form == model_form:
             continue
         if saved_form is None:
-            return f"it has no {short_name!r}"
+            return f"it has no {name!r}"
         if model_form is None:
-            return f"it has {short_name!r}, which this one has not"
-        return f"{short_name!r} is {' '.join(map(str, saved_form))} there and {' '.join(map(str, model_form))} here"
+            return f"it has {name!r}, which this one has not"
+        return f"{name!r} is {' '.join(map(str, saved_form))} there and {' '.join(map(str, model_form))} here"
     return ""
