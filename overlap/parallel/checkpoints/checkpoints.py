@@ -117,8 +117,8 @@ class Checkpoints:
             rank: This rank.
             folder: Folder that all ranks see; by default the one of `--state-dir`.
             group: The ranks that have the model, with all its parts; by default all.
-            cuts: Where this rank's weights lie in the whole model, by the model's names of them; others are whole, under
-                their own names. A checkpoint has all blocks, or is not there. Ranks that share a model otherwise, with
+            cuts: Where this rank's weights lie in the whole model, by the model's names of them; others are whole,
+                under their own names. A checkpoint has all blocks, or is not there. Ranks that share a model otherwise, with
                 more or fewer of them for matrices and stages, go on from it. `ColumnLinear.cuts` and `RowLinear.cuts`
                 tell the cuts of a layer.
             whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
