@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from overlap.kernel_facts import process_identity
 from overlap.launch import memory_folder as module
 from overlap.launch.memory_folder import memory_folder
 from tests.faults.job import Job
@@ -19,28 +21,22 @@ def memory(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_a_start_removes_what_no_launcher_has_a_lock_on(memory):
-    old = memory / "witness-1-ab.locked"
-    (old / "state").mkdir(parents=True)
-    (old / "state" / "weights").write_text("many")
-    other = memory / "witness-of-another-program"
-    other.mkdir()
+def test_a_start_removes_the_folders_of_launchers_that_have_ended(memory):
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        identity = process_identity(ended.pid)
+    owners = {"ended": identity, "elsewhere": identity.replace("/pid:", "/pid:9"), "unknown": "", "lives": None}
+    for name, owner in owners.items():
+        (memory / f"witness-{name}" / "state").mkdir(parents=True)
+        (memory / f"witness-{name}" / "state" / "weights").write_text("many")
+        (memory / f"witness-{name}" / "launcher").write_text(process_identity() if owner is None else owner)
+    (memory / "witness-of-another-program").mkdir()
+    others = {*memory.iterdir()} - {memory / "witness-ended"}
     with memory_folder() as first, memory_folder() as second:
-        assert {*memory.iterdir()} == {other, first, second}
+        assert {*memory.iterdir()} == others | {first, second}
+        assert first.stat().st_mode & 0o777 == 0o700
         (second / "file").touch()
-    assert [*memory.iterdir()] == [other]
-
-
-def test_a_folder_is_never_there_without_its_lock(memory, monkeypatch):
-    lock, seen = module.fcntl.flock, []
-
-    def locked(descriptor, how):
-        seen.extend(memory.glob("witness-*.locked"))
-        lock(descriptor, how)
-
-    monkeypatch.setattr(module.fcntl, "flock", locked)
-    with memory_folder():
-        assert seen == []
+    assert {*memory.iterdir()} == others
 
 
 @pytest.mark.slow

@@ -118,9 +118,9 @@ class Checkpoints:
             folder: Folder that all ranks see; by default the one of `--state-dir`.
             group: The ranks that have the model, with all its parts; by default all.
             cuts: Where this rank's weights lie in the whole model, by the model's names of them; others are whole,
-                under their own names. A checkpoint has all blocks, or is not there. Ranks that share a model otherwise, with
-                more or fewer of them for matrices and stages, go on from it. `ColumnLinear.cuts` and `RowLinear.cuts`
-                tell the cuts of a layer.
+                under their own names. A checkpoint has all blocks, or is not there. Ranks that share a model otherwise,
+                with more or fewer of them for matrices and stages, go on from it. `ColumnLinear.cuts` and
+                `RowLinear.cuts` tell the cuts of a layer.
             whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
                 it goes through the first rank's memory. Otherwise each rank's share is a file.
             keep: Number of complete checkpoints to keep.
