@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from contextlib import nullcontext
 from functools import partial, wraps
 from pathlib import Path
@@ -86,6 +88,35 @@ def test_a_file_is_its_writers_though_the_answer_to_the_link_was_lost(tmp_path, 
     assert witness.propose(EpochWorld(epoch=1, members=(1,), step=0))
     monkeypatch.undo()
     assert not witness._create("epoch-1", {})
+
+
+def test_many_members_report_at_once_without_waiting_for_each_other(tmp_path):
+    """Each writes its file in as many calls as one alone, under names that no other member uses; no lock."""
+    world, touched = EpochWorld(epoch=0, members=tuple(range(64)), step=0), []
+    witnesses = [Witness(tmp_path, 0, 0, member, world) for member in world.members]
+
+    def listen(event, arguments):
+        if is_heard and any(str(tmp_path) in str(argument) for argument in arguments):
+            touched.append((event, threading.get_ident()))
+
+    def report(member):
+        meeting.wait()
+        witnesses[member].report(0, Report(step=member, endpoint=("h", 1)))
+
+    is_heard, meeting = True, threading.Barrier(64)
+    sys.addaudithook(listen)
+    threads = [threading.Thread(target=report, args=(member,)) for member in world.members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    is_heard = False
+    assert {member: report.step for member, report in witnesses[0].reports(0, world.members).items()} == dict(
+        enumerate(world.members)
+    )
+    events = Counter(event for event, _ in touched)
+    assert events == {"open": 64, "os.link": 64, "os.remove": 64}
+    assert len({thread for _, thread in touched}) == 64
 
 
 @in_trio
