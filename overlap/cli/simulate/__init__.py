@@ -7,9 +7,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
+from time import perf_counter
 
 from ...errors import UsageError
 from ..options import add_options, check_width, shared_option, values
@@ -18,7 +19,7 @@ from ..parser import Parser
 from ..program import add_program, named_program, report_late_options, report_traces
 from .page import describe, drawing, page
 from .setting import PARAMETERS, check_setting
-from .simulation import SAMPLES, Simulation, showing_progress, simulate
+from .simulation import SimulatedRun, showing_progress, simulate
 
 _DESCRIPTION = """\
 Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
@@ -29,7 +30,7 @@ clock=overlap.Virtual(...). Computes take the time that they state: seconds=, or
 device's peak.
 """
 
-_EPILOG = f"""\
+_EPILOG = """\
 examples:
   overlap simulate --cluster "trn2.48xlarge x4" train.py --epochs 3
   overlap simulate --cluster "trn2.48xlarge x4" --json train.py
@@ -37,8 +38,6 @@ examples:
 What follows the script is the script's.
 
 The exit code is 0, 1 if the program fails, 2 for bad usage, 130 for Ctrl-C.
-
-A program that has a global name {SAMPLES} gets a throughput too.
 """
 
 OPTIONS = {name: shared_option(name) for name in ("trace", "json", "width", "ascii")}
@@ -73,22 +72,24 @@ def main(args: argparse.Namespace) -> int:
     aside = redirect_stdout(sys.stderr) if args.json else nullcontext()
     folder = args.state_dir and os.path.abspath(args.state_dir)
     with aside, report_traces(args.trace, trace, verdict=False), showing_progress() as pulse:
-        simulation = simulate(program, setting, trace=trace, state_dir=folder, pulse=pulse)
-    meta = [run.timeline.meta for run in simulation.runs]
-    document = {"wall_s": simulation.wall_s, "meta": meta, "runs": [describe(run.outcome) for run in simulation.runs]}
-    return show(args, lambda: document, partial(_page_lines, args, simulation))
+        begun_s = perf_counter()
+        runs = simulate(program, setting, trace=trace, state_dir=folder, pulse=pulse)
+        wall_s = perf_counter() - begun_s
+    meta = [run.timeline.meta for run in runs]
+    document = {"wall_s": wall_s, "meta": meta, "runs": [describe(run.outcome) for run in runs]}
+    return show(args, lambda: document, partial(_page_lines, args, runs, wall_s), version=2)
 
 
-def _page_lines(args: argparse.Namespace, simulation: Simulation) -> Iterator[str]:
+def _page_lines(args: argparse.Namespace, runs: Sequence[SimulatedRun], wall_s: float) -> Iterator[str]:
     """Yield the lines of all runs, and print their pictures."""
     from ..console import Console
 
     console = Console(width=args.width, highlight=False)
     look = {"ascii": args.ascii or console.plain, "color": console.coloured}
-    for number, run in enumerate(simulation.runs, 1):
-        if len(simulation.runs) > 1:
-            yield f"run {number} of {len(simulation.runs)}"
-        yield from page(run.outcome, run.request, simulation.wall_s, console.width)
+    for number, run in enumerate(runs, 1):
+        if len(runs) > 1:
+            yield f"run {number} of {len(runs)}"
+        yield from page(run.outcome, run.request, wall_s, console.width)
         yield ""
         for line in drawing(run.timeline, run.outcome, width=console.width, **look):
             console.print(line)

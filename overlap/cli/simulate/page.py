@@ -14,9 +14,9 @@ from ...simulation import AlikeBy, Profile
 from ...simulation.compute_cost import short_dtype
 from ...timeline.draw.view import TimelineView
 from ...timeline.spans import Timeline
-from ...units import format_bytes, format_ns, wrapped
+from ...units import format_bytes, wrapped
 from ..output import field as figure_lines
-from .simulation import Busiest, Shape, StepSummary
+from .simulation import Shape, StepSummary
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -39,12 +39,6 @@ def page(outcome: StepSummary, request: RunConfig, wall_s: float, width: int) ->
         *field("    exposed", f"{exact(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
         *(field("  queued", f"{exact(row.queued_ns)}") if row.queued_ns else []),
         *field("  idle", f"{exact(row.idle_ns)}"),
-        *(
-            field("throughput", f"{rate:.2f} samples/s, {outcome.samples:g} a step")
-            if (rate := outcome.samples_per_s)
-            else []
-        ),
-        *(field("busiest", _busiest_text(outcome.busiest)) if outcome.busiest else []),
         *field("extrapolated", extrapolation_text(outcome)),
         *field("simulated in", f"{wall_s:.2f} s"),
     ]
@@ -98,14 +92,6 @@ def _alike_text(alike: AlikeBy) -> list[str]:
     return [f"{who} behave alike, and two of them run for all"]
 
 
-def _busiest_text(busiest: Busiest) -> str:
-    """Return the operation that takes most time in words: shape, algorithms, count, and times."""
-    waited = f" after {format_ns(busiest.wait_ns)} of waiting for the last rank" if busiest.wait_ns else ""
-    times = "once" if busiest.count == 1 else f"{busiest.count} times"
-    how = f", {', '.join(busiest.algorithms)}" if any(busiest.algorithms) else ""
-    return f"{shape_text(busiest.shape)}{how}, {times}, {exact(busiest.transfer_ns)} in all{waited}"
-
-
 def shape_text(shape: Shape) -> str:
     """Write a shape: `all_reduce of 25 MiB bfloat16 on 64 ranks`."""
     dtype = f" {shape.dtype}" if shape.dtype else ""
@@ -150,11 +136,10 @@ _FIGURES = ("rank", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "que
 
 def describe(outcome: StepSummary) -> dict[str, object]:
     """Return the figures of a run for `--json`: integers of nanoseconds, shares from 0 to 1 or null."""
-    own = ("world_size", "step", "steps", "step_ns", "exposed_share", "samples_per_s")
+    own = ("world_size", "step", "steps", "step_ns", "exposed_share")
     return {
         **{name: getattr(outcome, name) for name in own},
         **{name: getattr(outcome.longest, name) for name in _FIGURES},
-        "busiest": asdict(outcome.busiest) if outcome.busiest else None,
         "communicated": list(map(asdict, outcome.shapes)),
         "extrapolated": list(map(asdict, outcome.extrapolated)),
     }

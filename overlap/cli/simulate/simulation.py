@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from time import monotonic, perf_counter
+from functools import cached_property
+from time import monotonic
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
-from topology import Cluster, TopologyError
+from topology import Cluster
 
 from ...config import RunConfig, overriding, setting_environment
 from ...cost.parameters import is_measured
-from ...cost.select import plan, size_class
-from ...errors import ScheduleError, UsageError
+from ...errors import UsageError
 from ...notice import notify
 from ...signals import handling_signals
 from ...timeline.measure.metrics import Breakdown, breakdowns
@@ -43,17 +42,6 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busiest:
-    """The shape of the operations that together took the most time on a rank."""
-
-    shape: Shape  # The shape
-    algorithms: tuple[str, ...]  # Their algorithms, with what those are made of
-    count: int  # Their number
-    transfer_ns: int  # Their time after the last rank had come
-    wait_ns: int  # Their time of waiting for the last rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
     """One simulated run, measured at the longest rank of its median step."""
 
@@ -63,11 +51,9 @@ class StepSummary:
     # Where the time went on the rank whose step is longest; of several the one with the most exposed communication,
     # then with the most compute, then the first.
     longest: Breakdown
-    busiest: Busiest | None  # Busiest shape of the longest rank; None without communication
     shapes: tuple[Shape, ...]  # Everything that was communicated in the step, on any rank
     extrapolated: tuple[Shape, ...]  # Shapes outside published measurements
     rated: bool  # Whether computes were priced by the peak of the device
-    samples: float | None  # Samples of a step, if the program states them
 
     @property
     def step_ns(self) -> int:
@@ -79,19 +65,13 @@ class StepSummary:
         """Part of the step in which there is only communication, from 0 to 1."""
         return self.longest.exposed_ns / self.step_ns if self.step_ns else 0.0
 
-    @property
-    def samples_per_s(self) -> float | None:
-        """Throughput, if the program says how many samples a step has."""
-        return self.samples / (self.step_ns / 1e9) if self.samples is not None and self.step_ns else None
 
-
-def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = None) -> StepSummary:
+def measure(timeline: Timeline, cluster: Cluster) -> StepSummary:
     """Read a timeline of virtual time.
 
     Args:
         timeline: Of one run.
         cluster: That it was simulated on.
-        samples: That a step trains on, if known.
 
     Raises:
         UsageError: If the timeline is empty.
@@ -106,76 +86,31 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
         step=step,
         steps=len(timeline.steps()),
         longest=longest,
-        busiest=_busiest_shape(
-            (span.info for span in spans if span.rank == longest.rank),
-            partial(_algorithm_label, cluster, peer_direct=timeline.meta.get("peer direct") != "no"),
-        ),
         shapes=shapes,
         extrapolated=tuple(
             each for each in shapes if not is_measured(cluster, each.ranks, each.op, each.nbytes, each.dtype)
         ),
         rated="peak" in timeline.meta,
-        samples=samples,
     )
-
-
-def _busiest_shape(infos: Iterable[CollectiveInfo | None], label: Callable[[CollectiveInfo], str]) -> Busiest | None:
-    """Return the shape of operations that together take the most time, summed up; None without operations."""
-    by_shape: dict[Shape, list[CollectiveInfo]] = {}
-    for info in infos:
-        if info is not None:
-            by_shape.setdefault(Shape.of(info), []).append(info)
-    if not by_shape:
-        return None
-    shape, same = min(by_shape.items(), key=lambda item: (-_transfer_ns(item[1]), item[0]))
-    return Busiest(
-        shape=shape,
-        algorithms=tuple(sorted({label(info) for info in {info.algorithm: info for info in same}.values()})),
-        count=len(same),
-        transfer_ns=_transfer_ns(same),
-        wait_ns=sum(info.last_rank_wait_ns for info in same),
-    )
-
-
-def _algorithm_label(cluster: Cluster, info: CollectiveInfo, *, peer_direct: bool) -> str:
-    """Return the algorithm of an operation with its parts; of a message, or an unknown one, just the name."""
-    dtype, nbytes = info.dtype or "uint8", size_class(info.nbytes)
-    try:
-        found = plan(
-            info.op, nbytes, cluster, info.ranks or None, dtype=dtype, algorithm=info.algorithm, peer_direct=peer_direct
-        )
-        return found.option.label
-    except (ScheduleError, TopologyError, UsageError):
-        return info.algorithm
-
-
-def _transfer_ns(infos: Iterable[CollectiveInfo]) -> int:
-    return sum(info.transfer_ns for info in infos)
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
 
 _FIRST_S, _AGAIN_S = 2.0, 10.0  # before the first line of progress, and between two
 
-SAMPLES = "samples_per_step"
-"""Global name by which a program says how many samples, of all ranks together, one step trains on."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
     """One call of `overlap.run` in virtual time."""
 
     request: RunConfig  # Its configuration, by the program and the setting
-    timeline: Timeline  # Its timeline
-    outcome: StepSummary  # Its measures
+    timeline: Timeline
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """The runs of a program in virtual time."""
-
-    runs: tuple[SimulatedRun, ...]  # In order
-    wall_s: float  # Seconds of real time that it took
+    @cached_property
+    def outcome(self) -> StepSummary:
+        """Measures of its median step."""
+        assert isinstance(self.request.cluster, Cluster)
+        return measure(self.timeline, self.request.cluster)
 
 
 def simulate(
@@ -185,8 +120,8 @@ def simulate(
     trace: str | None = None,
     state_dir: str | None = None,
     pulse: Callable[[RunConfig, int, int | None], None] | None = None,
-) -> Simulation:
-    """Run a program once.
+) -> list[SimulatedRun]:
+    """Run a program once, and return its runs in virtual time, in order.
 
     Args:
         program: Runs it.
@@ -196,7 +131,7 @@ def simulate(
         pulse: Called again and again with the configuration of the run, the instant in ns, and the newest step.
 
     Raises:
-        UsageError: If it simulates nothing, or what it says of its samples cannot be meant.
+        UsageError: If it simulates nothing.
     """
     requests: list[RunConfig] = []
     seen: list[tuple[RunConfig, Timeline]] = []
@@ -212,20 +147,17 @@ def simulate(
         assert pulse is not None
         pulse(requests[-1], now_ns, step)
 
-    begun_s = perf_counter()
     wanted = RunConfig.from_environment().changed("--trace", trace=trace)
     if state_dir is not None:
         wanted = wanted.changed("--state-dir", state_dir=state_dir)
     with setting_environment(wanted), as_main(), overriding(revise=revise, watcher=watch, pulse=pulse and beat):
-        names = _call_program(program)
-    wall_s = perf_counter() - begun_s
+        _call_program(program)
     if not seen:
         raise UsageError(
             "simulate: the program did not call overlap.run, so there is nothing in virtual time; "
             "call it in the program"
         )
-    samples = _read_samples(names.get(SAMPLES))
-    return Simulation(runs=tuple(_measure_run(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
+    return [SimulatedRun(request=request, timeline=timeline) for request, timeline in seen]
 
 
 @contextmanager
@@ -272,26 +204,10 @@ def _alike_hint(request: RunConfig, ranks: int) -> str:
     return f"; if they all do equal work, {options} runs two of them for all"
 
 
-def _measure_run(request: RunConfig, timeline: Timeline, samples: float | None) -> SimulatedRun:
-    assert isinstance(request.cluster, Cluster)
-    outcome = measure(timeline, request.cluster, samples=samples)
-    return SimulatedRun(request=request, timeline=timeline, outcome=outcome)
-
-
-def _call_program(program: Program) -> dict[str, object]:
-    """Run the program and return its variables; none if it exits without an error code."""
+def _call_program(program: Program) -> None:
+    """Run the program; an exit without an error code ends it well."""
     try:
-        return program()
+        program()
     except SystemExit as end:
         if end.code:
             raise
-        return {}
-
-
-def _read_samples(value: object) -> float | None:
-    """Return the samples of a step, the variable `SAMPLES` of a program: a positive number, or None without it."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise UsageError(f"{SAMPLES}: expected a positive number, got {value!r}")
-    return float(value)
