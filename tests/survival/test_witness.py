@@ -101,7 +101,7 @@ def test_many_members_report_at_once_without_waiting_for_each_other(tmp_path):
 
     def report(member):
         meeting.wait()
-        witnesses[member].report(0, Report(step=member, endpoint=("h", 1)))
+        witnesses[member].report(0, WitnessReport(step=member, endpoint=("h", 1)))
 
     is_heard, meeting = True, threading.Barrier(64)
     sys.addaudithook(listen)

@@ -14,12 +14,13 @@ from dataclasses import replace
 from ...data import digits
 from ...errors import UsageError
 from ...settings import Option
+from ...timeline import TimelineView
 from ...timeline.files.trace import write_trace
 from ...units import integer
 from ..console import Console
 from ..options import add_options, shared_option
 from ..output import output_path
-from .report import drawings, gain, gain_verdict, introduction, progress, summary
+from .report import drawings, introduction, median_steps, progress, summary, verdict
 from .training import Task, compare, fitting_bandwidth
 
 __all__ = ["fill", "main"]
@@ -31,8 +32,7 @@ Show what overlap does: train a classifier of handwritten digits, data-parallel,
 once with all communication after the backward pass, once with each gradient travelling while the next one is
 computed.
 
-Both compute exactly the same numbers; the report says how much time overlap saved, and how much was
-possible.
+Both compute exactly the same numbers; the report says how much time overlap saved, and what is left.
 """
 
 _EPILOG = """\
@@ -77,13 +77,14 @@ def main(args: argparse.Namespace) -> int:
     task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
     console.print(introduction(task, images=len(digits().split()[0]), width=console.width), soft_wrap=True)
     comparison = compare(task, progress(console, steps=2 * task.steps))
-    gained = gain(comparison)
+    steps = median_steps(comparison)
     if args.trace:
         write_trace(comparison.timeline, args.trace)
         console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
     console.print()
-    for line in drawings(comparison, gained, width=console.width, ascii=console.plain, color=console.coloured):
+    for line in drawings(comparison, steps, width=console.width, ascii=console.plain, color=console.coloured):
         console.print(line)
-    console.print(summary(comparison, gained), soft_wrap=True)
-    console.print(gain_verdict(comparison, gained, width=console.width), soft_wrap=True)
+    view = TimelineView(comparison.timeline, step=steps.overlapped.index)
+    console.print(summary(comparison, steps), soft_wrap=True)
+    console.print(verdict(view, width=console.width), soft_wrap=True)
     return 0 if comparison.identical else 1

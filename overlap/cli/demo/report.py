@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -29,89 +28,41 @@ LOGGED = 4  # lines of progress
 class StepTimes:
     """One step; each figure is that of the rank where it is largest.
 
-    In an ideal step the shorter of compute and communication hides behind the longer. Waiting for other ranks counts
-    as communication: ranks share the cores of this machine, and are late for that reason.
+    Waiting for other ranks counts as communication: ranks share the cores of this machine, and are late for that
+    reason.
     """
 
     index: int
     wall_ns: int
-    ideal_wall_ns: int
-    compute_ns: int
     comm_ns: int
     overlapped_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredGain:
-    """Time that overlap saves in a step."""
+class MedianSteps:
+    """The median steps of both trainings, by their wall times."""
 
-    without: StepTimes  # The median step without overlap
-    overlapped: StepTimes  # The median step with it
+    without: StepTimes  # Without overlap
+    overlapped: StepTimes  # With it
     counted: int  # Number of steps behind each median
-    # Median deviation of wall times from the median step, of the kind of steps in which it is larger.
-    spread_ns: int
-
-    @property
-    def possible_ns(self) -> int:
-        """Time that ideal overlap would save."""
-        return self.without.wall_ns - self.without.ideal_wall_ns
-
-    @property
-    def saved_ns(self) -> int:
-        """Time that overlap has saved."""
-        return self.without.wall_ns - self.overlapped.wall_ns
-
-    @property
-    def share(self) -> float | None:
-        """The saved part of the possible saving; None if the steps do not allow the statement.
-
-        Steps that differ among themselves by as much as the possible saving do not, nor does a larger saving than the
-        possible one: another cause, which made the steps with overlap shorter, may explain any part of it.
-        """
-        is_significant = self.possible_ns > self.spread_ns and self.saved_ns <= self.possible_ns
-        return self.saved_ns / self.possible_ns if is_significant else None
-
-    def __str__(self) -> str:
-        """Return the saving in words."""
-        saved, possible, spread = map(format_ns, (self.saved_ns, self.possible_ns, self.spread_ns))
-        if self.share is not None:
-            return f"{self.share:.0%}: {saved} of the {possible} that ideal overlap saves"
-        if self.possible_ns == 0:
-            return "n/a: there is no communication to hide"
-        if self.possible_ns <= self.spread_ns:
-            return f"n/a: ideal overlap saves {possible}, steps differ by {spread}"
-        return f"about all: {saved} of {possible}; steps differ by {spread}"
 
 
-def gain(comparison: DemoComparison) -> MeasuredGain:
-    """Return the gain of a comparison; the first step of each training does not count, if there are others."""
+def median_steps(comparison: DemoComparison) -> MedianSteps:
+    """Return the median steps; the first step of each training does not count, if there are others."""
     counted = range(min(1, comparison.steps - 1), comparison.steps)
     kinds = [step_times(comparison.timeline, (first + step for step in counted)) for first in (0, comparison.steps)]
     without, overlapped = (sorted(steps, key=lambda one: one.wall_ns)[(len(steps) - 1) // 2] for steps in kinds)
-    return MeasuredGain(
-        without=without, overlapped=overlapped, counted=len(counted), spread_ns=max(map(spread_ns, kinds))
-    )
+    return MedianSteps(without=without, overlapped=overlapped, counted=len(counted))
 
 
 def step_times(timeline: Timeline, steps: Iterable[int]) -> list[StepTimes]:
     """Return the times of the steps of a timeline; each figure is the largest of any rank."""
-    names = ("wall_ns", "compute_ns", "comm_ns", "overlapped_ns")
+    names = ("wall_ns", "comm_ns", "overlapped_ns")
     rows = {step: breakdowns(timeline, step=step) for step in steps}
     return [
-        StepTimes(
-            index=step,
-            ideal_wall_ns=max(row.wall_ns - min(row.compute_ns, row.comm_ns) + row.overlapped_ns for row in rows[step]),
-            **{name: max(getattr(row, name) for row in rows[step]) for name in names},
-        )
+        StepTimes(index=step, **{name: max(getattr(row, name) for row in rows[step]) for name in names})
         for step in rows
     ]
-
-
-def spread_ns(steps: list[StepTimes]) -> int:
-    """Return the median absolute deviation of the wall times, which a few slow steps do not raise; 0 of one step."""
-    walls_ns = [step.wall_ns for step in steps]
-    middle_ns = statistics.median(walls_ns)
-    return round(statistics.median(abs(wall_ns - middle_ns) for wall_ns in walls_ns))
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -130,11 +81,11 @@ def introduction(task: Task, *, images: int, width: int) -> str:
     return "\n".join(wrapped(text, width))
 
 
-def summary(comparison: DemoComparison, gain: MeasuredGain) -> str:
+def summary(comparison: DemoComparison, steps: MedianSteps) -> str:
     """Return the figures as lines of at most 79 characters."""
-    before, after = gain.without, gain.overlapped
+    before, after = steps.without, steps.overlapped
     times = [
-        (f"step (median of {gain.counted})", before.wall_ns, after.wall_ns),
+        (f"step (median of {steps.counted})", before.wall_ns, after.wall_ns),
         ("communication", before.comm_ns, after.comm_ns),
         ("  hidden under compute", before.overlapped_ns, after.overlapped_ns),
     ]
@@ -145,7 +96,6 @@ def summary(comparison: DemoComparison, gain: MeasuredGain) -> str:
             *_weights(comparison),
             f"speed-up           {before.wall_ns / after.wall_ns:.2f}x; "
             f"test accuracy {comparison.right / comparison.tests:.1%} of {comparison.tests} images",
-            f"possible gain      {gain}",
         ]
     )
 
@@ -164,11 +114,11 @@ def _weights(comparison: DemoComparison) -> Iterator[str]:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def drawings(comparison: DemoComparison, gain: MeasuredGain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+def drawings(comparison: DemoComparison, steps: MedianSteps, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
     """Draw the median step without overlap above the one with it, with one ruler and one legend for both."""
     views = {
         f"{title}, step {step.index}": TimelineView(comparison.timeline, step=step.index, rows=ROWS)
-        for title, step in (("without overlap", gain.without), ("with overlap", gain.overlapped))
+        for title, step in (("without overlap", steps.without), ("with overlap", steps.overlapped))
     }
     ranks, length_ns = comparison.timeline.world_size, max(view.length_ns for view in views.values())
     for number, (title, view) in enumerate(views.items(), 1):
@@ -186,11 +136,6 @@ def drawings(comparison: DemoComparison, gain: MeasuredGain, *, width: int, asci
 
 def _is_lane(line: list[tuple[str, str]]) -> bool:
     return line[-1][0] in ("│", "|")
-
-
-def gain_verdict(comparison: DemoComparison, of: MeasuredGain, *, width: int) -> str:
-    """Return the verdict on the step `of.overlapped`, the median one with overlap, in lines of that width."""
-    return verdict(TimelineView(comparison.timeline, step=of.overlapped.index), width=width)
 
 
 def verdict(view: TimelineView, *, width: int) -> str:
