@@ -137,11 +137,12 @@ class TraceWriter:
 
     def take_part(self) -> bytes:
         """Return the content of the file of this process, and remove it; b"" without one."""
-        if self._file is None:
-            return b""
-        part = self._file.path.read_bytes()
-        self._file.path.unlink()
-        return part
+        with suppress(OSError):
+            if self._file is not None:
+                part = self._file.path.read_bytes()
+                self._file.path.unlink()
+                return part
+        return b""
 
     def write_virtual(self, timeline: Callable[[], Timeline]) -> None:
         """Write the spans of a world in virtual time, whose ranks are all here."""
