@@ -48,7 +48,7 @@ from .wire import (
 )
 
 if TYPE_CHECKING:
-    from ..runtime.agreement import History
+    from ..runtime.history import History
     from ..runtime.lane import Lane
     from ..runtime.operation import Operation
 

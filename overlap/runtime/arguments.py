@@ -95,17 +95,17 @@ def describe_value(x: object) -> str:
 
 def _call_with(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Call:
     """Return the call of a rank that passes an array to a collective, or a tree of some form that is packed in it."""
-    kind, shape, size = operation.kind, x.shape, operation.member.size
+    kind, shape, size, given = operation.kind, x.shape, operation.member.size, operation.arguments
     counts: Counts = ()
-    if operation.counts is not None:
-        shape, counts = agreed_shape(kind, shape, cast(Counts, operation.counts), size, operation.member.rank)
+    if given.counts is not None:
+        shape, counts = agreed_shape(kind, shape, cast(Counts, given.counts), size, operation.member.rank)
     try:
         return (uneven_call if counts else call)(
-            kind.text, operation.reduction, x.dtype, shape, size, operation.root, operation.pairs, counts,
-            operation.exact, operation.shared, operation.requested_algorithm, form,
+            kind.text, given.op, x.dtype, shape, size, given.root, given.pairs, counts, given.exact, given.shared,
+            given.algorithm, form,
         )  # fmt: skip
     except TypeError as error:  # not hashable
-        raise UsageError(f"op: {shown(operation.reduction)} is unknown; known are {', '.join(OPS)}") from error
+        raise UsageError(f"op: {shown(given.op)} is unknown; known are {', '.join(OPS)}") from error
 
 
 def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
@@ -119,9 +119,10 @@ def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
         return call(kind.text, None, None, None, 2) if out is None else call(kind.text, None, out.dtype, out.shape, 2)
     if not kind.traits.rooted and kind is not BARRIER:
         raise UsageError(f"x: {operation.op} needs an array, got None")
+    given = operation.arguments
     return call(
-        kind.text, None, None, None, operation.member.size, operation.root, operation.pairs, (), operation.exact,
-        operation.shared, operation.requested_algorithm,
+        kind.text, None, None, None, operation.member.size, given.root, given.pairs, (), given.exact, given.shared,
+        given.algorithm,
     )  # fmt: skip
 
 
@@ -263,7 +264,7 @@ def check_peer(group: GroupLike, argument: str, peer: int | None, tag: int, tags
 
 def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
     """Raise `UsageError` if there is no such root, or an array is missing or given where none is used."""
-    kind, root, rank = operation.kind, operation.root, group.rank
+    kind, root, rank = operation.kind, operation.arguments.root, group.rank
     check_rank(group, "root", root)
     only_root = kind is REDUCE or kind is GATHER
     if operation.input is None and (root == rank or only_root):
@@ -276,19 +277,18 @@ def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
 
 def check_options(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
     """Check `exact`, `shared` and `algorithm`, which few calls pass."""
-    if type(operation.exact) is not bool:
-        raise UsageError(f"exact: expected True or False, got {shown(operation.exact)}")
-    if type(operation.shared) is not bool:
-        raise UsageError(f"shared: expected True or False, got {shown(operation.shared)}")
-    if operation.shared and operation.out is not None:
+    given = operation.arguments
+    for option, value in (("exact", given.exact), ("shared", given.shared)):
+        if type(value) is not bool:
+            raise UsageError(f"{option}: expected True or False, got {shown(value)}")
+    if given.shared and operation.out is not None:
         raise UsageError("out: a result that ranks share lies in memory of its own; pass out= or shared=True")
-    if operation.requested_algorithm is not None:
+    if given.algorithm is not None:
         from ..cost.select import check_algorithm_for  # and with it the generators
 
-        check_algorithm_for(operation.op, operation.requested_algorithm, group.size, exact=operation.exact)
-        operation.requested_algorithm = (
-            operation.requested_algorithm if group.size > 1 else None
-        )  # a rank that is alone needs none
+        check_algorithm_for(operation.op, given.algorithm, group.size, exact=given.exact)
+        if group.size == 1:  # a rank that is alone needs none
+            operation.arguments = given._replace(algorithm=None)
 
 
 def check_pairs(group: GroupLike, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

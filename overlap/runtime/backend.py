@@ -108,7 +108,7 @@ class RealBackend(Backend):
     """Real time: threads compute and bytes move."""
 
     name: ClockName = "real"
-    now_ns = staticmethod(perf_counter_ns)
+    now_ns: staticmethod[[], int] = staticmethod(perf_counter_ns)
 
     def __init__(self) -> None:
         super().__init__()

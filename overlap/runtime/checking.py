@@ -43,7 +43,7 @@ def _check_arrival(arrive: Callable[[Place, Any], None], place: Place, operation
     elif isinstance(place, Port):
         place.communicator.withdraw(operation, Failure(error))
     else:
-        place.fail_one(operation, Failure(error))
+        place.withdraw(operation, Failure(error))
 
 
 def sends(operation: Operation) -> bool:
@@ -52,8 +52,8 @@ def sends(operation: Operation) -> bool:
     if operation.source is None or operation.context.arrays.shapes_only:
         return False
     if kind in (Collective.BROADCAST, Collective.SCATTER):
-        return position == operation.root
-    return kind is not Collective.PERMUTE or position in {src for src, _ in operation.pairs}
+        return position == operation.call.root
+    return kind is not Collective.PERMUTE or position in {src for src, _ in operation.call.pairs}
 
 
 def _watch(operation: Operation) -> None:

@@ -9,10 +9,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import GroupAbortedError
-from .agreement import History
 from .callbacks import call_when_done
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
+from .history import History
 from .inbox import Inbox
 from .interceptor import Interceptor
 from .lane import Lane
@@ -53,9 +53,6 @@ class Communicators:
             lane, and by number.
     """
 
-    engine: BaseEngine
-    left: set[int]
-    closing: set[int]
     later: Callable[[Callable[[], None]], None]
     over = False
     far: ControlPlane
@@ -67,7 +64,10 @@ class Communicators:
             engine: Engine of the world.
             local: World ranks of this process, if there are others.
         """
-        self.engine, self.left, self.closing, self.local = engine, set[int](), set[int](), local
+        self.engine: BaseEngine = engine
+        self.left: set[int] = set()
+        self.closing: set[int] = set()
+        self.local: frozenset[int] | None = local
         self.spanning: dict[int, Communicator] = {}
         self.early: OrderedDict[tuple[int, int, int], list[Report]] = OrderedDict()
         self._finished: dict[int, dict[int, int]] = {}  # operations of finished ranks elsewhere

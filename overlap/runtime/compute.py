@@ -26,7 +26,7 @@ from .ending import leave
 from .failure import Failure
 from .future import Future, outcome, source_of
 from .memory.buffer_locks import arrays_in, explain
-from .outstanding import CallSite, arose_here, code_place, seconds_since
+from .outstanding import CallSite, IssuedFuture, arose_here, code_place, seconds_since
 from .own_code import OwnCode
 from .settling import advance, deliver, settle
 from .state import BLOCKED, DONE, ISSUED, QUEUED, RUNNING
@@ -56,8 +56,6 @@ class ComputeFuture(OwnCode[T_co]):
         "args", "awaited", "cost", "function", "issued_ns", "locked", "prompt", "record", "span", "started_ns", "step",
         "stream",
     )  # fmt: skip
-    args: tuple[object, ...]
-    step: int | None
 
     def __init__(
         self,
@@ -68,11 +66,12 @@ class ComputeFuture(OwnCode[T_co]):
         caller: CallSite,
     ) -> None:
         # the base class's part is inlined, as in `CollectiveFuture`
-        self.state, self._taken = ISSUED, False
+        issued: IssuedFuture[T_co] = self
+        issued.state, self._taken, issued.context, issued.name = ISSUED, False, context, name
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
-        self.context, self.step = context, context.step
+        self.step: int | None = context.step
         self.function: Callable[..., T_co] | None = function
-        self.args, self.name = args, name
+        self.args: tuple[object, ...] = args
         self.locked: list[Array] = []  # arrays locked for it
         self.awaited: list[Future[object]] = []  # futures among the arguments
         self.prompt: bool = False
@@ -82,7 +81,7 @@ class ComputeFuture(OwnCode[T_co]):
         self.span: RawSpan | None = None
         self.cost: tuple[int, str] | None = None
         self.stream: str | None = None
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+        issued.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
 
     @property
     def label(self) -> str:
@@ -247,6 +246,8 @@ class ComputeStream(ABC):
 
 class ThreadedCompute(ComputeStream):
     """Compute stream in real time: one thread runs the functions, after `prepare`; it starts with the first of them."""
+
+    busy_ns: int
 
     def __init__(self, context: RankContext, prepare: Callable[[], None], lane: str = DEFAULT_LANE) -> None:
         super().__init__(context, lane)

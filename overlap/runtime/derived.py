@@ -24,7 +24,12 @@ class Derived(Future[T_co]):
         label: Name in messages; by default the name of the first part.
     """
 
-    __slots__ = ("_label", "_make", "_parts", "_remaining", "context")
+    context: Loop
+    _parts: Sequence[Future[Any]]
+    _make: Callable[[list[Any]], T_co]
+    _label: str
+    _remaining: int
+    __slots__ = tuple(__annotations__)
 
     def __init__(
         self, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T_co], context: Loop, label: str = ""

@@ -135,7 +135,8 @@ class Absent:
     __slots__ = ("dtype", "shape")
 
     def __init__(self, shape: Shape, dtype: np.dtype[np.generic]) -> None:
-        self.shape, self.dtype = shape, dtype
+        self.shape: Shape = shape
+        self.dtype: np.dtype[np.generic] = dtype
 
 
 def _placeholders(node: object) -> object:

@@ -314,7 +314,10 @@ class Future(Settling, NotAValue, Generic[T_co]):
 class Item(Future[object]):
     """Future of one item of another future's result; it has no state of its own."""
 
-    __slots__ = ("_index", "_whole", "context")
+    context: Loop
+    _whole: Future[Any]
+    _index: object
+    __slots__ = tuple(__annotations__)
 
     def __init__(self, whole: Future[object], index: object) -> None:
         super().__init__()

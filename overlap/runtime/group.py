@@ -39,7 +39,8 @@ class GroupRank:
     __slots__ = ("_group", "key", "label", "name", "rank", "size")
 
     def __init__(self, group: Group, key: Key) -> None:
-        self._group, self.key = ref(group), key
+        self._group = ref(group)
+        self.key: Key = key
         self.name: str = group.name
         self.label: tuple[str, tuple[int, ...]] = group.label
         self.rank: int = group.rank
@@ -58,10 +59,11 @@ class GroupUse:
     event loop, and changes nothing that programs see.
     """
 
-    __slots__ = ("_communicators", "_context", "key")
+    __slots__ = ("__weakref__", "_communicators", "_context", "key")
 
     def __init__(self, context: RankContext, communicators: Communicators, key: Key) -> None:
-        self._context, self._communicators, self.key = context, communicators, key
+        self._context, self._communicators = context, communicators
+        self.key: Key = key
 
     def __del__(self) -> None:
         if not self._context.ending.forked:

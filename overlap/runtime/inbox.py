@@ -13,7 +13,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -21,12 +21,13 @@ from transports import LinkLostError
 
 from ..collectives.reduce import Array
 from ..errors import PeerFailedError, RankLeftError, in_one_line
+from . import transfer
 from .failure import Failure
 from .lane import TAG_BITS, Lane, Queue, QueueName, lane_id, wire_tag
 from .match import Key, RankCall, mismatch
-from .message import Message
-from .state import ADMITTED, ISSUED, MATCHING
-from .withdrawal import Returned
+from .message import ARRIVALS, Message, Returned
+from .state import ADMITTED, DONE, ISSUED, MATCHING
+from .stream import activate_late
 
 if TYPE_CHECKING:
     from transports import Envelope
@@ -64,7 +65,7 @@ class Inbox:
         self.queues: dict[QueueName, Queue] = {}
         self.counts: dict[tuple[int, int, int, int], tuple[Key, list[int]]] = {}
         self.lost_count: bool = False
-        self.arrive: Callable[[Message[object]], None] = self.match
+        self.arrive: Callable[[Message[Any]], None] = self.match
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
@@ -76,43 +77,39 @@ class Inbox:
         queue.lanes, queue.receives, queue.searching, queue.scope = {}, deque(), None, None
         return queue
 
-    def lane(self, message: Message[object]) -> Lane:
-        """Return the lane of a message with a peer, made if there is none."""
-        messages, peer = message.messages, message.peer
-        assert messages is not None, "this is a bug in overlap: a message that was taken goes on"
-        assert peer is not None, "this is a bug in overlap: a message without a peer"
-        src, dst = (peer, message.member.rank) if message.receives else (message.member.rank, peer)
-        name = messages.group_id, dst, message.tag
-        queue = self.queues.get(name) or self.open_queue(name, messages.group.key)
-        lane = queue.lanes.get(src)
-        if lane is None:
-            lane = queue.lanes[src] = Lane()
-            ranks, wires = queue.group.ranks, messages.wires
-            lane.inbox, lane.queue, lane.src, lane.members = self, queue, src, (ranks[src], ranks[dst])
-            lane.by_wire = (wires[peer] if peer in wires else messages.wire(peer)) is not None
-            lane.lines, lane.arrived, lane.numbers, lane.returned = (deque(), deque()), [None, None], [0, 0], []
-            if self.counts:
-                _, lane.numbers = self.counts.pop((*name, src), (None, lane.numbers))
-        return lane
-
-    def admit(self, message: Message[object]) -> bool:
+    def admit(self, message: Message[Any]) -> bool:
         """Put a message into its lane, and number it; return whether it is the first there."""
-        if message.peer is None:
-            messages = message.messages
-            assert messages is not None, "this is a bug in overlap: a message that was taken goes on"
-            name = messages.queue_name(message)
-            queue = self.queues.get(name) or self.open_queue(name, messages.group.key)
-            queue.receives.append(message)
-            message.lane = cast("Lane", queue)
-            return queue.receives[0] is message
-        lane, end = self.lane(message), message.receives
-        message.lane, message.seq = lane, lane.numbers[end]
-        lane.numbers[end] += 1
-        line = lane.lines[end]
+        messages, peer, end, rank = message.messages, message.peer, message.receives, message.member.rank
+        name = messages.group_id, rank if end or peer is None else peer, message.tag
+        queue = self.queues.get(name) or self.open_queue(name, message.member.key)
+        lane: Any = queue
+        if peer is None:
+            line = queue.receives
+        else:
+            lane = queue.lanes.get(peer if end else rank) or self.open_lane(queue, message)
+            line = lane.lines[end]
+            message.seq = lane.numbers[end]
+            lane.numbers[end] += 1
+        message.lane = lane
         line.append(message)
         return line[0] is message
 
-    def leave(self, message: Message[object], failure: Failure | None, *, gives_back: bool = False) -> None:
+    def open_lane(self, queue: Queue, message: Message[Any]) -> Lane:
+        """Return the lane of a message with a peer, made if there is none."""
+        messages, peer = message.messages, cast("int", message.peer)
+        src = peer if message.receives else message.member.rank
+        if src in queue.lanes:
+            return queue.lanes[src]
+        lane = queue.lanes[src] = Lane()
+        lane.inbox, lane.queue, lane.src, lane.members = self, queue, src, cast("tuple[int, int]", message.members)
+        wires = messages.wires
+        lane.by_wire = (wires[peer] if peer in wires else messages.wire(peer)) is not None
+        lane.lines, lane.arrived, lane.numbers, lane.returned = (deque(), deque()), [None, None], [0, 0], []
+        if self.counts:
+            _, lane.numbers = self.counts.pop((*queue.name, src), (None, lane.numbers))
+        return lane
+
+    def leave(self, message: Message[Any], failure: Failure | None, *, gives_back: bool = False) -> None:
         """Remove a message that has ended, or that gives its place back, and let the next one of its lane arrive.
 
         Args:
@@ -121,6 +118,8 @@ class Inbox:
             gives_back: Whether its number goes to the next receive.
         """
         lane, message.lane = message.lane, None
+        if message.state >= DONE:
+            message._use = None
         if lane is None:
             return
         outstanding = message.context.outstanding
@@ -146,7 +145,7 @@ class Inbox:
             line.popleft()
             if line:
                 line[0]._enter(ADMITTED)
-                message.context.soon(line[0].activate_late)
+                message.context.soon(partial(activate_late, line[0]))
         else:
             line.remove(message)
         # remove a lane and a queue without messages; numbers are kept that differ, or of which only one end is here
@@ -166,7 +165,7 @@ class Inbox:
 
     # -- matching ------------------------------------------------------------------------------------------------------
 
-    def match(self, message: Message[object]) -> None:
+    def match(self, message: Message[Any]) -> None:
         """Match a message that has arrived, or let it wait."""
         lane, shared = message.lane, self.shared
         if not isinstance(lane, Lane):  # a receive from any source
@@ -189,10 +188,7 @@ class Inbox:
             if shared.left or shared.early:
                 self._check_peer(lane, message)
             if message.state is MATCHING:
-                messages, peer = message.messages, message.peer
-                wires = messages.wires  # type: ignore[union-attr]
-                wire = wires[peer] if peer in wires else messages.wire(peer)  # type: ignore[union-attr, arg-type, index]
-                message.begin(wire, lane.queue.tag, lane.members[not message.receives])  # type: ignore[arg-type]
+                message.messages.transfer(message, lane.queue.tag)
             return
         other = lane.arrived[not end]
         if other is not None:
@@ -217,14 +213,14 @@ class Inbox:
         elif not end and lane.queue.receives:
             self._search_soon(lane.queue)
 
-    def _check_peer(self, lane: Lane, message: Message[object]) -> None:
+    def _check_peer(self, lane: Lane, message: Message[Any]) -> None:
         """Fail a message if the other end, in another process, is known not to take part."""
         self._fail_if_left(lane, message, lane.members[not message.receives])
         for error in self.shared.take_early(lane, message.seq):
             message.fail(Failure(error()))  # type: ignore[operator]  # ranks that wait for messages do not ask
 
     @staticmethod
-    def _fail_unfit(send: Message[object], receive: Message[object], error: BaseException) -> None:
+    def _fail_unfit(send: Message[Any], receive: Message[Any], error: BaseException) -> None:
         """Fail both ends of a match that cannot be carried out."""
         rank = receive.context.rank
         text = f"rank {rank} failed before {receive.label} ({receive.call_site}): {in_one_line(error)}"
@@ -232,7 +228,7 @@ class Inbox:
         send.fail(Failure(PeerFailedError.caused_by(error, text, culprit=rank)))
 
     @staticmethod
-    def _fail_different(lane: Lane, send: Message[object], receive: Message[object]) -> None:
+    def _fail_different(lane: Lane, send: Message[Any], receive: Message[Any]) -> None:
         """Fail both ends of a match that differ."""
         src, dst = lane.members
         error = mismatch(
@@ -244,23 +240,23 @@ class Inbox:
         send.fail(Failure(error()))
         receive.fail(Failure(error()))
 
-    def fail_one(self, message: Message[object], failure: Failure) -> None:
+    def withdraw(self, message: Message[Any], failure: Failure) -> None:
         """Fail a message that cannot take part, and with it the other end, now or when that arrives."""
         lane, error, seq, rank = message.lane, failure.error, message.seq, message.context.rank
         text = f"rank {rank} failed before {message.label} ({message.call_site}): {in_one_line(error)}"
+        failed = partial(PeerFailedError.caused_by, error, text, culprit=rank)
         message.fail(failure)
         if not isinstance(lane, Lane):
             return
         if self.here is None or lane.members[not message.receives] in self.here:
             if not message.receives:
-                self.put_back(lane, Returned.failed(lambda: PeerFailedError.caused_by(error, text, culprit=rank)))
+                self.put_back(lane, Returned(next(ARRIVALS), error=failed))
         else:
-            failed = PeerFailedError.caused_by(error, text, culprit=rank)
-            self.shared.far.send_operation_failed(lane, seq, failed)
+            self.shared.far.send_operation_failed(lane, seq, failed())
 
-    def fail_broken_wire(self, message: Message[object], error: BaseException) -> None:
+    def fail_broken_wire(self, message: Message[Any], error: BaseException) -> None:
         """Fail a message whose wire broke; if a report of the cause may be on its way, a moment later."""
-        fail = partial(self.fail_one, message, Failure(error))
+        fail = partial(self.withdraw, message, Failure(error))
         if self.here is None or not isinstance(error, LinkLostError) or error.evident:
             fail()
         else:
@@ -279,7 +275,7 @@ class Inbox:
 
     # -- messages that are given back ------------------------------------------------------------------------------
 
-    def withdraw_receive(self, receive: Message[object], later: Callable[[], None]) -> bool | None:
+    def withdraw_receive(self, receive: Message[Any], later: Callable[[], None]) -> bool | None:
         """Take a receive out of matching, as if it had never been issued, unless a message has met it.
 
         Args:
@@ -292,11 +288,17 @@ class Inbox:
         if self.intercept is not None and self.intercept.withdraw(receive):
             return True
         if receive.request is not None:
-            return receive.withdraw_request(later)
+            return transfer.withdraw(receive, later)
         lane = receive.lane
         return (lane.arrived[1] if isinstance(lane, Lane) else cast("Queue", lane).searching) is receive
 
-    def put_back(self, lane: Lane, message: Returned, giver: Message[object] | None = None) -> None:
+    def give_back(self, receive: Message[Any], message: Returned) -> None:
+        """Give the message of an ended receive to the next one of its lane."""
+        name = receive.messages.queue_name(receive)
+        queue = self.queues.get(name) or self.open_queue(name, receive.member.key)
+        self.put_back(self.open_lane(queue, receive), message)
+
+    def put_back(self, lane: Lane, message: Returned, giver: Message[Any] | None = None) -> None:
         """Give a message that no task has taken to the next receive of its lane."""
         queue = self.queues.setdefault(lane.queue.name, lane.queue)
         lane = queue.lanes.setdefault(lane.src, lane)
@@ -307,15 +309,15 @@ class Inbox:
         elif lane.arrived[1] is waiting:
             lane.arrived[1] = None
             self._take_returned(lane, waiting)
-        elif waiting.request is not None and waiting.withdraw_request(partial(self._restart, waiting)):
+        elif waiting.request is not None and transfer.withdraw(waiting, partial(self._restart, waiting)):
             self.arrive(waiting)
 
-    def _restart(self, receive: Message[object]) -> None:
+    def _restart(self, receive: Message[Any]) -> None:
         """Let a receive arrive again that the transport has given back, so that it gets a returned message."""
         if not receive.done:
             self.arrive(receive)
 
-    def _take_returned(self, lane: Lane, receive: Message[object]) -> None:
+    def _take_returned(self, lane: Lane, receive: Message[Any]) -> None:
         """Give a receive the oldest returned message; fail the receive if its call differs."""
         message = lane.returned.pop(0)
         receive.order = message.order
@@ -343,14 +345,12 @@ class Inbox:
 
     # -- receives from any source ------------------------------------------------------------------------------------
 
-    def has_message(self, receive: Message[object]) -> bool:
+    def has_message(self, receive: Message[Any]) -> bool:
         """Whether a parked receive would meet a message at once."""
-        messages = receive.messages
-        assert messages is not None
-        name = messages.queue_name(receive)
+        name = receive.messages.queue_name(receive)
         queue = self.queues.get(name)
         if queue is None:
-            queue = self.open_queue(name, messages.group.key)
+            queue = self.open_queue(name, receive.member.key)
             del self.queues[name]
         elif receive.asked is None and queue.receives:
             return False
@@ -389,14 +389,13 @@ class Inbox:
             if sources and found is not None and (oldest is None or found.since_ns < oldest[0]):
                 oldest = found.since_ns, sources[0]
         if oldest is not None:
-            messages = receive.messages
-            assert messages is not None
             receive.context.flight.ended(receive.record, receive.context.now_ns())
             self.leave(receive, None)
-            receive.priority -= receive.stream.priority
+            receive.priority -= receive.port.stream.priority
             receive._enter(ISSUED)
             receive.peer = oldest[1]
-            messages.begin(receive)
+            receive.members = queue.group.ranks[oldest[1]], receive.context.rank
+            receive.messages.begin(receive)
         elif self._all_left(queue):
             rank = receive.context.rank
             cause = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
@@ -405,13 +404,11 @@ class Inbox:
             queue.scope = trio.CancelScope()
             receive.context.spawn(self._wait_announced, queue, receive, [choice for _, choice in choices], queue.scope)
 
-    def _choices(self, queue: Queue, receive: Message[object]) -> list[tuple[int, tuple[int, int]]]:
+    def _choices(self, queue: Queue, receive: Message[Any]) -> list[tuple[int, tuple[int, int]]]:
         """Return the senders in other processes without a receive that names them, with their world rank and tag."""
-        messages = receive.messages
-        assert messages is not None
+        messages, tag, lanes = receive.messages, queue.tag, queue.lanes
         if not messages.has_wires:
             return []
-        tag, lanes = queue.tag, queue.lanes
         return [
             (src, (rank, tag))
             for src, rank in enumerate(queue.group.ranks)
@@ -426,7 +423,7 @@ class Inbox:
             queue.scope = None
 
     async def _wait_announced(
-        self, queue: Queue, receive: Message[object], choices: list[tuple[int, int]], scope: trio.CancelScope
+        self, queue: Queue, receive: Message[Any], choices: list[tuple[int, int]], scope: trio.CancelScope
     ) -> None:
         """Wait for an announcement of another process, then search again; a lost wire fails the receive."""
         with scope:
@@ -439,13 +436,16 @@ class Inbox:
             # like `_search`, so that the next receive chooses only after this one has begun to take the message
             self._engine.choose_soon(receive.context, partial(self._search, queue, arrived))
 
+    def forget(self, seq: int) -> None:
+        """Do nothing: a lane drops a message when that ends."""
+
     # -- ends of ranks and groups ------------------------------------------------------------------------------------
 
-    def give_up(self, message: Message[object], failure: Failure) -> None:
+    def give_up(self, message: Message[Any], failure: Failure) -> None:
         """Fail a message, and all present and later ones of its lane: the state of the other end is unknown."""
         lane, rank = message.lane, message.context.rank
         message.fail(failure)
-        if isinstance(lane, Lane):
+        if isinstance(lane, Lane) and not message.flat:  # of PyTorch the message alone
             text = f"rank {rank} gave up: {failure.error}"
 
             def gave_up() -> PeerFailedError:
@@ -474,7 +474,7 @@ class Inbox:
             self._search_soon(queue)
 
     @staticmethod
-    def _under_way(lane: Lane) -> list[Message[object]]:
+    def _under_way(lane: Lane) -> list[Message[Any]]:
         """Return the messages of a lane that wait for their other end, or move over a wire."""
         if not lane.by_wire:
             return [message for message in lane.arrived if message is not None]
@@ -511,7 +511,7 @@ class Inbox:
             if group in (None, of)
         ]
 
-    def _fail_if_left(self, lane: Lane, message: Message[object], rank: int) -> None:
+    def _fail_if_left(self, lane: Lane, message: Message[Any], rank: int) -> None:
         """Fail a message if the other end has finished its program, and never issued its own."""
         if rank in self.shared.left and self.shared.sent_no_more(rank, lane.id, message.seq):
             needs = f"rank {message.context.rank} needs it in {message.label} ({message.call_site})"

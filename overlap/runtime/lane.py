@@ -13,8 +13,7 @@ from .state import ADMITTED
 
 if TYPE_CHECKING:
     from .inbox import Inbox
-    from .message import Message
-    from .withdrawal import Returned
+    from .message import Message, Returned
 
 QueueName: TypeAlias = tuple[int, int, int]
 """Id of the group, group rank of the receiver, and tag."""

@@ -1,14 +1,27 @@
-"""Message: one rank's end of a message, from the call through its lane and a match to its end."""
+"""Message: one rank's end of a message, from the call through its lane and a match to its end.
+
+A receive with only one awaiting task gives its place back when that task is cancelled, so that no message is lost:
+
+* If no message has met it, it leaves its lane at once, and it is `PARKED`.
+* If a message has met it, or the transport cannot decide at once, it is `UNWANTED` and goes on; at its end the message
+  is returned to the lane, for the next receive.
+* If it was done, and the await was cancelled at its checkpoint, the message is returned at once.
+
+A parked receive takes part again, behind all others, once the program uses it again: by `await`, `result`,
+`exception`, `wait`, `add_done_callback`, as an input, or by `done` if a message has arrived. None of this depends on
+references to the future: a finalizer would run at an arbitrary time for cycles, held tracebacks and interpreters
+without a GIL, and a receive that lives on by accident would swallow a message.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from threading import get_ident
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar, cast
-from weakref import ref
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 import trio
@@ -16,48 +29,81 @@ import trio
 from transports import Request, Wire
 
 from ..collectives.call import Call
-from ..errors import UsageError
-from ..timeline.recording import RawGroup, RawMatch, RawSpan
-from .arguments import prepare_late
-from .callbacks import call_when_done
-from .derived import resolve
+from ..collectives.kinds import P2P
+from ..collectives.reduce import Array
+from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
+from ..flight.recorder import Known
+from ..timeline.recording import RawMatch
+from . import transfer
+from .arguments import take_output
+from .context import STEP_OF_TASK
 from .engine.polling import linger
 from .failure import Failure
-from .forms import pack_form
-from .future import Future
-from .operation import NOWHERE
-from .outstanding import CallSite, Outstanding, checked_name, code_place
-from .received import unpack
-from .settling import LONGEST_WAIT_S, settle_and_deliver
-from .signature import signature_of
-from .state import (
-    ADMITTED,
-    BLOCKED,
-    DONE,
-    FOLLOWS,
-    ISSUED,
-    MATCHING,
-    RUNNING,
-    STOPPING,
-    UNWANTED,
-)
-from .transfer import MESSAGE_ALGORITHM, form_call
-from .withdrawal import ARRIVALS, LEFT_STATES, Withdrawable
+from .memory.foreign import as_input, as_output
+from .operation import CollectiveFuture
+from .outstanding import CallSite, Outstanding, check_timeout, checked_name, code_place
+from .received import ReceiveBuffers, unpack
+from .settling import LONGEST_WAIT_S, Flag, settle_and_deliver, take_back
+from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
+from .trees import leaves_of
 
 if TYPE_CHECKING:
-    from .messages import Messages
+    from .inbox import Inbox
+    from .lane import Lane
+    from .messages import MessagePort
+    from .port import Port
 
 T_co = TypeVar("T_co", covariant=True)
 
+LEFT_STATES = (UNWANTED, CANCELLING)
+"""States of receives whose message goes to the next one, unless a task waits for them again."""
 
-class Message(Withdrawable[T_co]):
+ARRIVALS = count(1)
+"""Order of arrival of messages: numbers of a lane would restart when it is opened again."""
+
+# Time limits up to this one need no further check.
+_LONGEST_S = 1e9
+
+
+class Returned(NamedTuple):
+    """A message in a lane without a sender that waits: received and not taken, or failed before it was sent."""
+
+    order: int  # Order of arrival among the messages of one source and tag
+    call: Call | None = None  # Kind, dtype, shape and form
+    flat: bool = False  # Whether its shape is open
+    data: Array | None = None  # Flat, in memory of its own; None in a simulation without data
+    error: Callable[[], BaseException] | None = None  # Makes the error of the receive that meets it
+
+
+class Message(CollectiveFuture[T_co]):
     """One rank's end of a message."""
 
-    __slots__ = ()
+    messages: MessagePort  # Messages of its rank on its group; the same object as `port`
+    receives: bool  # Whether it is the receiver's end
+    peer: int | None  # Group rank of the other end; None: any source, none chosen yet
+    asked: int | None  # The same, as the program has asked for it
+    tag: int
+    members: tuple[int, ...]  # World ranks of the sender and the receiver; empty for a receive without a sender
+    lane: Lane | None  # Lane of its messages; None until the loop has put it there
+    order: int  # Order of arrival of the message of a receive; 0 before
+    pattern: Call | None  # Call of the message that has met a receive
+    buffers: ReceiveBuffers | None  # Arrays that a receive of a tree, or of any message, fills
+    flat: bool  # Whether its shape is open: it agrees with any shape of as many elements
+    at_once: bool  # Whether its data must move within its match, without modelled time
+    request: Request | None  # Its transfer over a wire, while that goes on
+    wire: Wire  # That wire
+    form: bytes | bytearray | None  # Form of a tree, while it travels
+    half_met: bool  # Whether the form of a tree has arrived, and its data has not
+    refused: Request | None  # Form of a tree that the receiver has refused
+    on_withdrawn: Callable[[], None] | None  # Called once the wire has given a receive back
+    over: trio.Event | None  # Set at the end of a transfer that is given up
+    _given_out: object  # The array that the caller has given a receive
+    _use: object  # Keeps the group in use until the message ends
+    __slots__ = tuple(__annotations__)
 
     def __init__(
         self,
-        messages: Messages,
+        messages: MessagePort,
         receives: bool,
         peer: int | None,
         tag: int,
@@ -65,25 +111,42 @@ class Message(Withdrawable[T_co]):
         out: object,
         priority: int,
         name: str | None,
+        timeout_s: float | None,
         caller: CallSite,
+        flat: bool,
     ) -> None:
-        self.state, self._taken = ISSUED, False
+        operation: CollectiveFuture[T_co] = self  # which declares some
+        context, group = messages.context, messages.group
+        operation.state, self._taken = ISSUED, False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
-        self._past = None
-        self.messages, self.context, self.member = messages, messages.context, messages.group
-        self.receives, self.peer, self.asked, self.tag, self.lane = receives, peer, peer, tag, None
-        self.input, self.out, self._place = x, out, out  # type: ignore[assignment]
-        self.caller_out = self.input_changed = self.source = self.target = self.buffers = None
-        self.locked, self._input_locked, self._tree_locked, self.at_once = (), False, False, False
-        self.name, default = "recv" if receives else "send", name is None
+        self.messages, self._use, operation.port = messages, messages.use(), cast("Port", messages)
+        operation.kind, operation.context, operation.member = P2P, context, group
+        self.receives, self.peer, self.asked, self.tag, self.flat, self.lane = receives, peer, peer, tag, flat, None
+        ranks = group.label[1]
+        if peer is None:
+            self.members = ()
+        else:
+            self.members = (ranks[peer], context.rank) if receives else (context.rank, ranks[peer])
+        operation.input, operation.out, self._given_out = x, out, out  # type: ignore[assignment]  # checked later
+        operation.caller_out = operation.input_changed = operation.source = operation.target = operation.plan = None
+        operation.memory = operation.awaited_ns = operation.scope = operation.poll = operation.deadline_s = None
+        self.buffers = self.pattern = self.request = self.form = self.refused = self.on_withdrawn = self.over = None
+        operation.locked, self.at_once, self.half_met, self.order = (), False, False, 0
+        operation.priority, operation.algorithm, operation.record, operation.seq = priority, "direct", -1, 0
+        operation.name, default = "recv" if receives else "send", name is None
         if not default:
-            self.name = checked_name(name, self.name)
-        self.priority, self.order = priority, 0
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
-        self.deadline_s = self.awaited_ns = self.scope = self.poll = None
-        self.algorithm, self.record, self.port = "direct", -1, NOWHERE
-        self.seq, self.pattern, self.request, self._form, self._over, self._half_met = 0, None, None, None, None, False
-        self._refused, self.flat = None, False
+            operation.name = checked_name(name, operation.name)
+        operation.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+        if context.closed:
+            raise context.ended()
+        if type(priority) is not int and not isinstance(priority, int):
+            raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(priority)}")
+        if timeout_s is not None:
+            if not (type(timeout_s) is float and 0 < timeout_s < _LONGEST_S):
+                check_timeout(timeout_s)
+            operation.deadline_s = timeout_s
+        rank, step = STEP_OF_TASK.get()
+        operation.step = step if rank is context else context.step
 
     # -- its names -----------------------------------------------------------------------------------------------------
 
@@ -93,37 +156,35 @@ class Message(Withdrawable[T_co]):
         return self.peer if self.receives else self.member.rank
 
     @property
-    def towards(self) -> str:
-        """The other end, in messages."""
-        ranks = self.member.label[1]
-        peer = "any rank" if self.peer is None else f"rank {ranks[self.peer]}"
-        return f" {'from' if self.receives else 'to'} {peer}{f' with tag {self.tag}' if self.tag else ''}"
-
-    @property
     def label(self) -> str:
         """Name of the message in messages."""
-        number = "" if self.peer is None else f" #{self.seq}"
-        return f"{self.name}{number}{self.towards} on group '{self.member.name}'"
+        number, peer = "", "any rank"
+        if self.peer is not None:
+            number, peer = f" #{self.seq}", f"rank {self.members[not self.receives]}"
+        tag = f" with tag {self.tag}" if self.tag else ""
+        return f"{self.name}{number} {'from' if self.receives else 'to'} {peer}{tag} on group '{self.member.name}'"
+
+    @property
+    def identity(self) -> str:
+        """Name of its lane in few characters, the same on every rank."""
+        if self.peer is None:
+            return f"any source, {self.context.rank}"
+        return self.lane.identity if self.lane is not None else self.messages.identity(self)
+
+    def flight_fields(self) -> dict[str, object]:
+        """Return the fields of `waits.ends.CallRecord`, which all messages of this call at this line share."""
+        op = "recv" if self.receives else "send"
+        return {**super().flight_fields(), "op": op, "tag": self.tag, "any_source": self.peer is None}
+
+    @property
+    def known(self) -> Known:
+        """Calls of its peer and tag that the flight record has fields for."""
+        return self.messages.known(self)
 
     @property
     def awaits(self) -> Sequence[int]:
         """World ranks that have not arrived at it, once this one has."""
         return self.lane.missing(self) if MATCHING <= self.state <= STOPPING and self.lane is not None else ()
-
-    def concerns(self, ranks: Container[int]) -> bool:
-        """Whether any of some world ranks takes part."""
-        return any(rank in ranks for rank in self.members)
-
-    def flight_fields(self) -> dict[str, object]:
-        """Return the fields of `waits.ends.CallRecord`, which all messages of this call at this line share."""
-        key = self.lane.identity if self.lane is not None else cast("Messages", self.messages).identity(self)
-        return {
-            **super().flight_fields(),
-            "op": "recv" if self.receives else "send",
-            "key": f"any source, {self.context.rank}" if self.peer is None else key,
-            "tag": self.tag,
-            "any_source": self.peer is None,
-        }
 
     def agrees(self, sent: Call, flat: bool) -> bool:
         """Whether a message with a call fits this receive; `flat` says whether that is a flat message."""
@@ -138,200 +199,18 @@ class Message(Withdrawable[T_co]):
 
     def describe(self, pattern: Call, met_ns: int) -> RawMatch:
         """Return the part of its timeline entry that both ends share."""
-        group: RawGroup = self.member.name, self.members, self.tag
+        group = self.member.name, self.members, self.tag
         return pattern.kind.text, self.algorithm, group, self.seq, pattern.nbytes, pattern.dtype, met_ns
 
-    # -- the way to its match ------------------------------------------------------------------------------------------
-
-    def activate(self) -> None:
-        """Let it arrive, now that it is the first of its lane, once its input exists."""
-        if isinstance(self.input, Future):
-            self._enter(BLOCKED)
-            self.lock()
-            call_when_done(self.input, lambda: self.context.soon(self._input_settled))
-        else:
-            self._enter(MATCHING)
-            self._inbox.arrive(self)
-
-    def activate_late(self) -> None:
-        """Let it arrive after others, unless it was withdrawn or has failed in the meantime."""
-        if self.state is ADMITTED:
-            self.started_ns = self.context.now_ns()
-            self.activate()
-
-    def _input_settled(self) -> None:
-        """Continue after the end of its input: arrive, or fail with the input."""
-        if self.state >= DONE:  # the world failed in the meantime
-            return
-        self.input, failure = resolve(self.input)
-        if failure is None:
-            try:
-                prepare_late(self)
-            except Exception as error:  # no memory for a copy, or invalid arguments
-                failure = Failure(error)
-        if failure is not None:
-            self._inbox.fail_one(self, failure)
-            return
-        assert self.messages is not None
-        self.context.flight.described(self.record, self, self.messages.known(self), self.call)
-        self.started_ns = self.context.now_ns()
-        self._enter(MATCHING)
-        self._inbox.arrive(self)
-
-    def arrive(self) -> None:
-        """Match it with the other end."""
-        self._inbox.arrive(self)
+    # -- memory --------------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:
         """Make its arrays read-only for everybody else until it ends."""
         super().lock()
-        buffers = self.buffers
-        if buffers is not None and not self._tree_locked and buffers.arrays and not self.context.arrays.shapes_only:
-            self._tree_locked = True
-            self.locked += self.context.locks.lock(tuple(buffers.arrays))
-
-    def release(self) -> None:
-        """Unlock the arrays: no bytes move any more."""
-        super().release()
-        self._tree_locked = False
-
-    # -- its end -------------------------------------------------------------------------------------------------------
-
-    def finish(self, end_ns: int, meeting: RawMatch | None) -> None:
-        """Record the span, set the result and let the lane go on; or return the message for the next receive.
-
-        `meeting` is the part of its timeline entry that both ends share; None if there is only one end here.
-        """
-        if self.state >= DONE or (self.state in LEFT_STATES and self.return_if_left()):
-            return
-        if self.input_changed is not None and self.input_changed():
-            text = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
-            self.fail(Failure(UsageError(text)))
-            return
-        if self.receives:
-            self.order = self.order or next(ARRIVALS)
-            if self.buffers is not None and self.pattern is not None and self.pattern.form:
-                try:
-                    self.caller_out = unpack(self.buffers, self.pattern.form, self.out, self.context.arrays)
-                except Exception as error:  # no memory, or an invalid form
-                    self.fail(Failure(error))
-                    return
-        context, started_ns, lane, messages = self.context, self.started_ns, self.lane, self.messages
-        if meeting is None:
-            sent: Call = self.pattern or self.call
-            ranks = self.member.label[1]
-            members = lane.members if lane is not None else (ranks[self.member.rank], ranks[cast("int", self.peer)])
-            group: RawGroup = self.member.name, members, self.tag
-            meeting = sent.kind.text, self.algorithm, group, self.seq, sent.nbytes, sent.dtype, started_ns
-        info = meeting, self.issued_ns, self.priority, *self.place, self.awaited_ns, self.step
-        span: RawSpan = "comm", self.stream.name, self.name, started_ns, end_ns, info
-        context.flight.carried(self.record, started_ns, end_ns, span)
-        value = self.out if self.caller_out is None else self.caller_out
-        # unlock first: a waiter may need the same arrays at once; inlined from `release`, for a short latency
-        if self.locked:
-            context.locks.unlock(self.locked)
-            self.locked, self._tree_locked = (), False
-        self.input = self.source = self.target = self.out = self.caller_out = self.input_changed = None
-        # settle, inlined: only the loop, or a thread in its place, ends it
-        if not FOLLOWS[self.state][DONE]:
-            self._refuse(DONE)
-        if self.receives and messages is not None:
-            self._past = ref(messages)  # a future does not hold a group
-        self.messages, self._value, self.state = None, value, DONE
-        if self._threads is not None:
-            self._wake_threads()
-        if self._anywhere is not None:
-            self._call_anywhere()
-        if self.deadline_s is not None:
-            context.deadlines.drop(self, self.deadline_s)
-        if lane is not None:
-            lane.inbox.leave(self, None)
-        if self._waiters is not None or self._callbacks is not None:
-            if get_ident() == context.thread:
-                self._notify()
-            else:  # added after its end was found to wake nobody
-                context.from_thread(self._notify)
-
-    def fail(self, failure: Failure) -> None:
-        """End with an error; a receive that no task waits for gives its place back instead.
-
-        Bytes that are moving are stopped first, or waited for.
-        """
-        if self.state >= DONE:
-            return
-        if self._is_left:
-            if self.scope is None and self.request is None:  # else the transport ends it
-                self._leave_late()
-        elif self.scope is not None or self.request is not None:
-            if self.state is not STOPPING:
-                self._enter(STOPPING)
-                self._failure = failure  # the outcome once its bytes have stopped
-                self._stop()
-        else:
-            self.context.flight.ended(self.record, -self.context.now_ns())
-            self.release()
-            settle_and_deliver(self, None, failure)
-
-    def expire(self, error: BaseException) -> None:
-        """Fail because of a deadline, and with it all later messages of the lane; of PyTorch this one alone."""
-        if self.state < DONE and self.flat:
-            self.fail(Failure(error))
-        elif self.state < DONE:
-            self._inbox.give_up(self, Failure(error))
-
-    def drop(self) -> None:
-        """End a send that nobody is going to receive, as if it had been received."""
-        if self.state < DONE:
-            self.context.flight.ended(self.record, self.context.now_ns())
-            settle_and_deliver(self, None)
-            self._stop()
-
-    def abandon(self, error: BaseException) -> None:
-        """Fail with the world. Waiting tasks get the error before they are cancelled; the arrays are released later."""
-        settle_and_deliver(self, None, Failure(error, seen=True))
-        if self.scope is not None or self.request is not None:
-            self._stop()
-        else:
-            self.release()
-
-    def _stop(self) -> None:
-        """Stop its bytes, soon."""
-        if self.request is not None:
-            self.context.spawn(self._give_up_transfer)
-        elif self.scope is not None:
-            self.scope.cancel()
-
-    def _deliver(self) -> None:
-        """Deliver the end to the lane, the deadlines, and the tasks and callbacks that wait."""
-        if self.deadline_s is not None:
-            self.context.deadlines.drop(self, self.deadline_s)
-        if self.lane is not None:
-            self.lane.inbox.leave(self, self._failure)
-        self.messages = None
-        if self._waiters is not None or self._callbacks is not None:
-            if get_ident() == self.context.thread:
-                self._notify()
-            else:  # added after its end was found to wake nobody
-                self.context.from_thread(self._notify)
-
-    @property
-    def end_wakes_loop(self) -> bool:
-        """Whether its end wakes tasks, callbacks or other messages, which only the loop may do."""
-        if self._waiters is not None or self._callbacks is not None or self.context.outstanding.draining:
-            return True
-        return self.lane is None or len(self.lane.lines[self.receives]) > 1 or bool(self.lane.queue.receives)
-
-    def _ends_at_once(self) -> bool:
-        """Whether the result is available without waiting, after taking part again; note the start of a wait."""
-        if get_ident() != self.context.thread:
-            return super()._ends_at_once()
-        if self.state >= UNWANTED:
-            self._claim()
-        if self.poll is not None:
-            self.poll()
-        if self.state < DONE and self.awaited_ns is None:
-            self.awaited_ns = self.context.now_ns()
-        return self.state >= DONE
+        arrays = () if self.buffers is None or self.context.arrays.shapes_only else tuple(self.buffers.arrays)
+        if arrays and not any(each is arrays[0] for each in self.locked):
+            operation: CollectiveFuture[T_co] = self
+            operation.locked += self.context.locks.lock(arrays)
 
     def fit(self, pattern: Call) -> None:
         """Make the array of a receive, unless there is one; `pattern` has its dtype and shape.
@@ -339,112 +218,42 @@ class Message(Withdrawable[T_co]):
         Raises:
             MemoryError: If there is no memory for it.
         """
+        operation: CollectiveFuture[T_co] = self
         if self.target is None:
             if self.out is None and self.receives:
                 assert pattern.dtype is not None, "this is a bug in overlap: a message has no dtype"
-                self.out = self.context.arrays.empty(pattern.result_shape, pattern.dtype)
-            self.target = self.out
+                operation.out = self.context.arrays.empty(pattern.result_shape, pattern.dtype)
+            operation.target = self.out
         self.pattern = pattern
 
-    def begin(self, wire: Wire, tag: int, peer: int) -> None:
-        """Begin to send to a world rank over a wire, or to receive; a small message leaves at once.
+    # -- its transfer over a wire --------------------------------------------------------------------------------------
 
-        The form of a tree travels ahead, as a message of its own with the same tag.
-        """
-        call, source, messages = self.call, self.source, self.messages
-        assert messages is not None, "this is a bug in overlap: a message that was taken goes on"
-        self.wire, self.algorithm, signed = wire, MESSAGE_ALGORITHM, messages.signed
-        if signed is None or signed[0] is not call or signed[1] != self.place or signed[2] is not self.flat:
-            signed = call, self.place, self.flat, signature_of(call, self.place, flat=self.flat)
-            messages.signed = signed
-        try:
-            if source is not None:
-                if call.form:
-                    self._send_form(tag, call.form)
-                request = wire.begin_send(
-                    peer,
-                    tag,
-                    memoryview(source.reshape(-1).view(np.uint8)),  # type: ignore[arg-type]
-                    priority=(self.priority << 64) + self.issued_ns,
-                    signature=signed[3],
-                    done=self.request_done,
-                )
-            elif call.dtype is None:
-                self.lock()
-                request = self._receive(tag, None, call, self._allocate)
-            elif call.form:
-                self._form = pack_form(call.form)
-                self.lock()
-                request = self._receive(
-                    tag, memoryview(bytearray(len(self._form))), form_call(call.form, len(self._form))
-                )
-            else:
-                self.pattern, out = call, self.out
-                assert out is not None, "this is a bug in overlap: a receive of a known call has no array"
-                if self.target is None:
-                    self.target = out.view()
-                if not (self.flat or self.locked):  # nobody else has the array of a flat one
-                    self.locked = self.context.locks.lock((out,), out)
-                request = wire.begin_recv(
-                    peer,
-                    tag,
-                    memoryview(self.target.reshape(-1).view(np.uint8)),  # type: ignore[arg-type]
-                    call.nbytes,
-                    signature=signed[3],
-                    done=self.request_done,
-                )
-        except Exception as error:  # no memory, or no wire between the ranks
-            self._own()
-            self._inbox.fail_broken_wire(self, error)
-            return
-        if request is None:
-            self.finish(self.context.now_ns(), None)
-        elif not request.ended:
-            if self.lane is None:
-                self._own()
-            self.go_on(request)
-
-    def _own(self) -> None:
+    def own(self) -> None:
         """Give a send its place in its lane, unless it has one or has ended: it does not leave at once."""
-        if self.lane is None and not self.receives and self.messages is not None:
+        if self.lane is None and not self.receives and self.state < DONE:
             self.messages.own(self)
 
     def request_done(self, request: Request) -> None:
         """End the message with the end of its transfer; a thread in the loop's place leaves other ends to the loop."""
         if self.lane is None:
-            self._own()
-        lane, context = self.lane, self.context
+            self.own()
+        context = self.context
         plain = (
-            request.error is None and not request.withdrawn and self._form is None and self._refused is None
-            and self.state <= RUNNING and self._over is None and lane is not None
+            request.error is None and not request.withdrawn and self.form is None and self.refused is None
+            and self.state <= RUNNING and self.over is None and self.lane is not None
         )  # fmt: skip
-        if get_ident() != context.thread and (
-            not plain
-            or self._waiters is not None
-            or self._callbacks is not None
-            or context.outstanding.draining
-            or lane.queue.receives  # type: ignore[union-attr]  # a plain end has a lane
-            or len(lane.lines[self.receives]) > 1  # type: ignore[union-attr]
-        ):
-            context.from_thread(self._request_ended, request)
+        if get_ident() != context.thread and not (plain and not self.end_wakes_loop):
+            context.from_thread(transfer.request_ended, self, request)
         elif plain:
-            self.request = self.poll = None
-            self.finish(context.now_ns(), None)
+            operation: CollectiveFuture[T_co] = self
+            self.request = operation.poll = None
+            pattern, group = self.pattern or self.call, (self.member.name, self.members, self.tag)
+            meeting = pattern.kind.text, self.algorithm, group, self.seq, pattern.nbytes, pattern.dtype, self.started_ns
+            self.finish(context.now_ns(), meeting)
         else:
-            self._request_ended(request)
+            transfer.request_ended(self, request)
 
-    def go_on(self, request: Request) -> None:
-        """Note a transfer that has not ended."""
-        self.request = request
-        if self.state is MATCHING:
-            self.state = RUNNING
-        if not self.receives and not self.flat:
-            self.lock()
-        lane = self.lane
-        if lane is not None and lane.inbox.here is not None and lane.members[not self.receives] not in lane.inbox.here:
-            self.poll = self._look
-
-    def _look(self) -> None:
+    def look(self) -> None:
         """Process arriving messages for a moment, before a task sleeps until the end."""
         request = self.request
         if request is not None and not request.look():
@@ -464,6 +273,228 @@ class Message(Withdrawable[T_co]):
                         handover.post(request.settle)
         rest = None if timeout is None else max(0.0, start_s + timeout - perf_counter())
         return self.state >= DONE or super()._block(rest)
+
+    # -- its end -------------------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        """Whether a receive has ended otherwise, now that its message has arrived: by its return, or with an error."""
+        if self.state in LEFT_STATES and self._return_if_left():
+            return True
+        self.order = self.order or next(ARRIVALS)
+        if self.buffers is not None and self.pattern is not None and self.pattern.form:
+            operation: CollectiveFuture[T_co] = self
+            try:
+                operation.caller_out = unpack(self.buffers, self.pattern.form, self.out, self.context.arrays)
+            except Exception as error:  # no memory, or an invalid form
+                self.fail(Failure(error))
+                return True
+        return False
+
+    def fail(self, failure: Failure) -> None:
+        """End with an error; a receive that no task waits for gives its place back instead."""
+        if not self._is_left:
+            super().fail(failure)
+        elif not self._moves:  # else the transport ends it
+            self._leave_late()
+
+    @property
+    def _moves(self) -> bool:
+        return self.scope is not None or self.request is not None
+
+    def drop(self) -> None:
+        """End a send that nobody is going to receive, as if it had been received."""
+        if self.state < DONE:
+            self.context.flight.ended(self.record, self.context.now_ns())
+            settle_and_deliver(self, None)
+            self._stop()
+
+    def _stop(self) -> None:
+        """Stop its bytes, soon."""
+        if self.request is not None:
+            self.context.spawn(transfer.give_up, self)
+        else:
+            super()._stop()
+
+    @property
+    def end_wakes_loop(self) -> bool:
+        """Whether its end wakes tasks, callbacks or other messages, which only the loop may do."""
+        if self._waiters is not None or self._callbacks is not None or self.context.outstanding.draining:
+            return True
+        return self.lane is None or len(self.lane.lines[self.receives]) > 1 or bool(self.lane.queue.receives)
+
+    # -- receives that no task waits for -------------------------------------------------------------------------------
+
+    @property
+    def inbox(self) -> Inbox:
+        """Inbox of its process."""
+        return self.messages.communicator
+
+    @property
+    def done(self) -> Flag:
+        """Whether the message has ended, with a result or an error; `done()` is the same."""
+        if self.state is PARKED and get_ident() == self.context.thread and self.inbox.has_message(self):
+            self.at_once = True
+            self._resume()
+        return super().done
+
+    def cancel(self) -> bool:
+        """Withdraw a receive, unless a message has met it; see `Future.cancel`."""
+        return self.receives and (self.cancelled() or self.context.on_loop(self._cancel_on_loop))
+
+    def _await_cancelled(self) -> None:
+        """Leave the lane after a cancelled await, if the receive has no other user; return a received message."""
+        if not self.receives or self.state in (PARKED, CANCELLING, STOPPING) or self._has_user():
+            return
+        if self.lane is None and self.state < DONE:  # issued by another thread, and not on the loop yet
+            self._await_cancelled_elsewhere()
+        elif self.state < DONE:
+            if self._withdraw():
+                self._park()
+            elif self.state is not UNWANTED:
+                self._enter(UNWANTED)
+        elif self._failure is None and (use := self.messages.use()) is not None:
+            value = self._value
+            if take_back(self, PARKED):  # else a thread has just been given the result
+                self._use, message = use, self._take_message(value)
+                self._reset_for_reissue()
+                self.inbox.give_back(self, message)
+
+    def _await_cancelled_elsewhere(self) -> None:
+        """Let the loop's thread handle a cancelled await, unless the loop has ended."""
+        with suppress(PeerFailedError):  # the loop has ended
+            self.context.from_thread(self._await_cancelled)
+
+    def _has_user(self) -> bool:
+        """Whether a task, a thread, a callback or another operation waits for the result, or was given it."""
+        if self._taken or self._waiters or self._threads or self._anywhere or self._has_callers():
+            return True
+        return any(self in operation.inputs for operation in self.context.outstanding.operations)
+
+    def _claim(self) -> None:
+        """Take part again on the loop's thread, if the receive has left its lane or is about to."""
+        if self.state is PARKED or self.state is UNWANTED:
+            if get_ident() == self.context.thread:
+                self._resume()
+            else:
+                self.context.from_thread(self._resume)
+
+    def _resume(self) -> None:
+        """Take part again: in its place, or, if it had left its lane, behind the receives issued since."""
+        if self.state is UNWANTED:
+            self._enter(RUNNING if self._moves else MATCHING)
+        if self.state is not PARKED:
+            return
+        if self.context.closed:
+            settle_and_deliver(self, None, Failure(self.context.ended(), seen=True))
+            return
+        self._enter(ISSUED)
+        operation: CollectiveFuture[T_co] = self
+        operation.out = self._given_out  # type: ignore[assignment]  # checked below
+        if self.out is not None and not (type(self.out) is np.ndarray and self.out.flags.carray):
+            take_output(self)
+        self.peer = self.asked
+        if self.peer is None:
+            self.members = ()
+        self.messages.begin(self)
+
+    def _withdraw(self) -> bool | None:
+        """Remove the receive from its lane; False if a message has met it; None if that is not decided yet."""
+        if self.state > ADMITTED:
+            withdrawn = self.inbox.withdraw_receive(self, self._leave_late)
+            if not withdrawn:
+                return withdrawn
+        self._leave_lane()
+        return True
+
+    def _leave_late(self) -> None:
+        """Park or cancel the receive now that the transport has given it back; take part again if it has a user."""
+        if self.state >= DONE:
+            return
+        self._leave_lane()
+        self._park_or_cancel()
+        if self.state is PARKED and self._has_user():
+            self._resume()
+
+    def _leave_lane(self) -> None:
+        """Return the place and the number of the receive."""
+        self.context.flight.ended(self.record, self.context.now_ns())
+        self.inbox.leave(self, None, gives_back=True)
+
+    def _park(self) -> None:
+        self._enter(PARKED)
+        self._reset_for_reissue()
+
+    def _reset_for_reissue(self) -> None:
+        """Reset the values that the next issue of the receive sets again."""
+        if self.deadline_s is not None:
+            self.context.deadlines.drop(self, self.deadline_s)
+        self.release()
+        operation: CollectiveFuture[T_co] = self
+        self._value = operation.awaited_ns = self.lane = self.pattern = self.form = None
+        self.order, self.at_once, self.half_met = 0, False, False
+        operation.priority -= self.port.stream.priority
+
+    def _park_or_cancel(self) -> None:
+        """End the receive if it is being cancelled; otherwise park it."""
+        cancelled = self.state is CANCELLING
+        self._park()
+        if cancelled:
+            self._end_cancelled()
+
+    def _cancel_on_loop(self) -> bool:
+        """Cancel the receive on the loop's thread; False if a message has met it."""
+        if self.state >= DONE or self.state is CANCELLING:
+            return self.state is CANCELLING or self.cancelled()
+        if self.lane is None and self.state is not PARKED:  # issued by another thread, and not on the loop yet
+            self.release()
+        elif self.state is not PARKED:
+            withdrawn = self._withdraw()
+            if withdrawn is None:
+                self._enter(CANCELLING)
+            if not withdrawn:
+                return withdrawn is None
+            self._park()
+        self._end_cancelled()
+        return True
+
+    def _end_cancelled(self) -> None:
+        """End the receive with `FutureCancelledError`."""
+        settle_and_deliver(
+            self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
+        )
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the receive is being cancelled, or unwanted and without a user."""
+        return self.state is CANCELLING or (self.state is UNWANTED and not self._has_user())
+
+    def _return_if_left(self) -> bool:
+        """Return the arrived message if no task waits for it or the receive is cancelled; return whether it was."""
+        if not self._is_left:
+            return False
+        lane = self.lane
+        assert lane is not None, "this is a bug in overlap: a message has arrived outside a lane"
+        message = self._take_message(None)
+        self.context.flight.ended(self.record, self.context.now_ns())
+        self.inbox.put_back(lane, message, giver=self)
+        self.inbox.leave(self, None)  # the next receive, if any, takes it
+        self._park_or_cancel()
+        return True
+
+    def _take_message(self, value: object) -> Returned:
+        """Return the message: with `value`, or with the arrived bytes if there is no value yet."""
+        self.order = self.order or next(ARRIVALS)
+        pattern = self.pattern
+        assert pattern is not None, "this is a bug in overlap: a receive without a message returns it"
+        if self.context.arrays.shapes_only:
+            return Returned(self.order, pattern, self.flat)
+        if value is None or not pattern.form:
+            data = np.array(as_input(value) if value is not None else self.out).reshape(-1)
+        else:  # the leaves of a tree as one flat copy of bytes
+            leaves = [as_output(leaf, "like").reshape(-1).view(np.uint8) for leaf in leaves_of(value)]
+            assert pattern.dtype is not None, "this is a bug in overlap: a received message has no dtype"
+            data = np.concatenate(leaves).view(pattern.dtype)
+        return Returned(self.order, pattern, self.flat, data)
 
 
 def pending_sends(outstanding: Outstanding) -> list[Message[object]]:

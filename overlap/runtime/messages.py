@@ -2,89 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from functools import cached_property, partial
 from sys import _getframe
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
+from weakref import ref
 
-from numpy import ndarray
+from numpy import ndarray, uint8
 
 from transports.base import PAYLOAD_BYTES
 
 from ..collectives.call import Call, call
 from ..collectives.kinds import P2P
 from ..collectives.reduce import check_dtype
-from ..errors import PeerFailedError, UsageError, shown
+from ..errors import PeerFailedError, UsageError
 from ..flight.recorder import Known
+from ..timeline.recording import RawSpan
 from .arguments import TAGS, check_peer, prepare, receive_like, take_output
-from .context import STEP_OF_TASK, RankContext
+from .context import RankContext
 from .derived import check_here
 from .failure import Failure
+from .forms import pack_form
 from .future import Future
 from .inbox import Inbox
 from .lane import TAG_BITS, QueueName, lane_id, wire_tag
 from .message import Message
-from .outstanding import CallSite, check_timeout
+from .outstanding import CallSite
 from .received import ReceiveBuffers
 from .settling import settle_and_deliver
-from .signature import CallSignature, CodePlace
-from .state import MATCHING, QUEUED
-from .stream import Stream, Streams
+from .signature import CallSignature, CodePlace, signature_of
+from .state import DONE, MATCHING, QUEUED, RUNNING
+from .stream import Stream, Streams, activate
+from .transfer import MESSAGE_ALGORITHM, allocate, form_call, receive, send_form
 from .tree_operation import tree_future
 
 if TYPE_CHECKING:
     from transports import Wire
 
+    from ..collectives.reduce import Array
     from .communicator import BaseEngine
-    from .group import GroupRank
+    from .group import GroupRank, GroupUse
 
 # Most peers and tags with calls that the flight record knows: a program may use a new tag for each message.
 _KNOWN = 256
 _FORMS = (list, tuple, dict)
-# Time limits up to this one need no further check.
-_LONGEST_S = 1e9
 
 MOST_TAGS: int = (1 << 31) + 1
 """Number of tags of flat messages: those of PyTorch, and one for messages of its collectives."""
 
 
-class Messages:
-    """Messages of one rank on one group.
+class MessageStream:
+    """Stream of messages, which take no room in its window."""
 
-    Any thread of the process may send and receive. A call from a thread other than the event loop's is checked at once
-    and its arrays are locked at once; the loop puts it into its lane later, in the order of the calls.
+    in_flight = None
+    queue: tuple[()] = ()
 
-    Args:
+    def __init__(self, stream: Stream, inbox: Inbox) -> None:
+        self.name: str = stream.name
+        self.priority: int = stream.priority
+        self.finished: Callable[[Message[Any], Failure | None], None] = inbox.leave
+
+
+class MessagePort:
+    """One rank's messages on a group and a stream; they do not keep the group.
+
+    Attributes:
+        context: Context of the rank.
+        communicator: Inbox of its process.
+        stream: Name and priority of its messages.
         group: Place of the rank in the group.
-        use: Reference that is held as long as the rank may use the group.
+        use: Reference to the object that keeps the group in use.
+        wires: Wires by group rank, as far as known; None: messages match inside this process.
+        signed: The last signature, with what it follows from: most messages repeat it.
     """
 
-    context: RankContext
-    inbox: Inbox
-    group: GroupRank
+    position: int = 0
 
     def __init__(
         self,
         context: RankContext,
         inbox: Inbox,
         engine: BaseEngine,
-        streams: Streams,
+        stream: Stream,
         group: GroupRank,
-        use: object,
+        use: ref[GroupUse],
     ) -> None:
-        self.context, self.inbox, self.group, self._engine = context, inbox, group, engine
-        self.wires: dict[int, Wire | None] = {}  # by group rank, as far as known
-        self._streams, self._use = streams, use
-        self._known: dict[tuple[bool, int | None, int], Known] = {}
-        # the last signature, with what it follows from: most messages repeat it
+        self.context: RankContext = context
+        self.communicator: Inbox = inbox
+        self.stream: MessageStream = MessageStream(stream, inbox)
+        self.group: GroupRank = group
+        self.use: ref[GroupUse] = use
+        self.wires: dict[int, Wire | None] = {}
         self.signed: tuple[Call, CodePlace, bool, CallSignature] | None = None
-
-    def preferring(self, stream: Stream, group: GroupRank) -> Self:
-        """Return the same messages for another place object, with another default stream."""
-        other = copy(self)
-        other.group, other._streams = group, self._streams.preferring(stream)
-        return other
+        self._engine = engine
+        self._known: dict[tuple[bool, int | None, int], Known] = {}
 
     @cached_property
     def group_id(self) -> int:
@@ -103,171 +116,160 @@ class Messages:
             wires[peer] = self._engine.wire(self.context, self.group.label[1][peer])
         return wires[peer]
 
-    def send(
-        self,
-        x: object,
-        dst: int,
-        tag: int,
-        stream: Stream | str | None,
-        priority: int,
-        name: str | None,
-        timeout_s: float | None,
-        call_site: CallSite | None,
-        *,
-        flat: bool = False,
-    ) -> Message[Any]:
-        """Check and start the sender's end of a message; a flat one agrees with any shape of as many elements."""
-        caller, tags = _getframe(2) if call_site is None else call_site, MOST_TAGS if flat else TAGS
-        if type(x) is not ndarray:
-            if x is None:
-                raise UsageError("x: send needs an array or a tree of arrays, got None")
-            if isinstance(x, _FORMS):
-                x = tree_future(x, self.context)
-        if not (
-            type(dst) is type(tag) is int and 0 <= dst < self.group.size and 0 <= tag < (MOST_TAGS if flat else TAGS)
-        ):
-            check_peer(self.group, "dst", dst, tag, tags)
-            dst, tag = int(dst), int(tag)  # 1.0 would be the same as 1
-        message: Message[Any] = Message(self, False, dst, tag, x, None, priority, name, caller)
-        message.flat = flat
-        return self.begin(message, stream, timeout_s, is_new=True)
+    def begin(self, message: Message[Any], *, known_elsewhere: bool = False) -> None:
+        """Put a message into its lane, and let it arrive if it is the first there. A short send needs no lane.
 
-    def receive(
-        self,
-        like: object,
-        src: int | None,
-        tag: int,
-        stream: Stream | str | None,
-        priority: int,
-        name: str | None,
-        timeout_s: float | None,
-        call_site: CallSite | None,
-        *,
-        flat: bool = False,
-    ) -> Message[Any]:
-        """Check and start the receiver's end of a message. Without a source, a sender is chosen first."""
-        caller, tags = _getframe(2) if call_site is None else call_site, MOST_TAGS if flat else TAGS
-        out, buffers = like, None
-        if type(like) is ndarray:
-            check_dtype(like.dtype, "like")
-        else:
-            out = receive_like(like, self.context.arrays)
-            if type(out) is ReceiveBuffers:
-                buffers, out = out, out.packed
-        peer = 0 if src is None else src
-        if not (
-            type(peer) is type(tag) is int and 0 <= peer < self.group.size and 0 <= tag < (MOST_TAGS if flat else TAGS)
-        ):
-            check_peer(self.group, "src", peer, tag, tags)
-            src, tag = None if src is None else int(src), int(tag)
-        message: Message[Any] = Message(self, True, src, tag, None, out, priority, name, caller)
-        message.buffers, message.flat = buffers, flat
-        return self.begin(message, stream, timeout_s, is_new=True)
-
-    def begin(
-        self,
-        message: Message[Any],
-        stream: Stream | str | None = None,
-        timeout_s: float | None = None,
-        *,
-        is_new: bool = False,
-    ) -> Message[Any]:
-        """Put a message into its lane, and let it arrive if it is the first there.
-
-        A new message is checked before; an error leaves no trace. Any thread may pass one, the loop's thread others.
+        Args:
+            message: The message.
+            known_elsewhere: Whether another thread may wait for it already.
         """
-        context = self.context
-        if is_new:
-            if context.closed:
-                raise context.ended()
-            if type(message.priority) is not int and not isinstance(message.priority, int):
-                raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(message.priority)}")
-            if timeout_s is not None:
-                if not (type(timeout_s) is float and 0 < timeout_s < _LONGEST_S):
-                    check_timeout(timeout_s)
-                message.deadline_s = timeout_s
-            rank, step = STEP_OF_TASK.get()
-            message.step = step if rank is context else context.step
-            x, out = message.input, message.out
-            if out is not None and not (type(out) is ndarray and out.flags.carray):
-                take_output(message)
-            if type(x) is ndarray and x.flags.carray:
-                message.source, message.call = x, call(P2P.text, None, x.dtype, x.shape, 2)
-            elif type(out) is ndarray and message.buffers is None and x is None:
-                message.call = call(P2P.text, None, out.dtype, out.shape, 2)
-            elif isinstance(x, Future):
-                check_here(x, context.thread)
-            else:
-                prepare(message)
-            message.stream = self._streams.default if stream is None else self._streams.find(stream)
-            if get_ident() != context.thread:
-                self._begin_elsewhere(message)
-                return message
-        inbox = self.inbox
-        wire = self._idle_wire(message) if inbox.counts and not message.receives else None
+        context, inbox, peer, tag = self.context, self.communicator, message.peer, message.tag
+        # find the wire of a short send whose lane was used before and is idle, while nothing is wrong
+        wire, source, shared = None, message.source, inbox.shared
+        if not (source is None or not inbox.counts or source.nbytes > PAYLOAD_BYTES or message.input_changed
+                or message.deadline_s is not None or known_elsewhere):  # fmt: skip
+            counted = inbox.counts.get((self.group_id, peer, tag, self.group.rank))  # type: ignore[arg-type]
+            if not (
+                counted is None or message.call.form or (self.group_id, peer, tag) in inbox.queues
+                or inbox.intercept is not None or shared.left or shared.early or shared.broken
+                or context.outstanding.draining or (wire := self.wires.get(peer)) is None  # type: ignore[arg-type]
+            ):  # fmt: skip
+                message.seq = counted[1][0]
+                counted[1][0] += 1
         first = wire is not None or inbox.admit(message)
+        # record it
         if inbox.intercept is not None:
             inbox.intercept.issued(inbox, message)
-        message.priority += message.stream.priority
+        message.priority += self.stream.priority
         message.issued_ns = message.started_ns = now_ns = context.now_ns()
         try:
             call_: object = message.call
         except AttributeError:  # its input does not exist yet
             call_ = None
-        known = self._known.get((message.receives, message.peer, message.tag)) or self.known(message)
+        known = self._known.get((message.receives, peer, tag)) or self.known(message)
         message.record = context.flight.issued(message, known, call_, message.seq, now_ns)
+        # let it leave, or arrive
         if wire is not None:
             message.state = MATCHING
-            tag = (
-                wire_tag((self.group_id, 0, message.tag))
-                if message.tag >> TAG_BITS
-                else (self.group_id << TAG_BITS | message.tag)
-            )
-            message.begin(wire, tag, self.group.label[1][message.peer])  # type: ignore[index]
-            return message
+            high = tag >> TAG_BITS
+            wire_tag_ = wire_tag((self.group_id, 0, tag)) if high else self.group_id << TAG_BITS | tag
+            self.transfer(message, wire_tag_)
+            return
         if message.deadline_s is not None:
-            context.deadlines.add(message, message.deadline_s, context.spawn, context.now_ns)
+            context.expire(message, message.deadline_s)
         context.outstanding.operations[message] = None
         if not first:
             message._enter(QUEUED)
             message.lock()
         elif isinstance(message.input, Future):
-            message.activate()
-        else:  # inlined from `activate`, for a short latency
-            message.state = MATCHING
-            inbox.arrive(message)
-        return message
+            activate(message)
+        else:  # inlined from `activate`, and a receive from another process from `Inbox.match`, for a short latency
+            message.state, lane = MATCHING, message.lane
+            if (
+                peer is None or source is not None or not lane.by_wire or lane.returned  # type: ignore[union-attr]
+                or inbox.intercept is not None or shared.left or shared.early or shared.broken
+            ):  # fmt: skip
+                inbox.arrive(message)
+            else:
+                self.transfer(message, lane.queue.tag)  # type: ignore[union-attr]
 
-    def _idle_wire(self, message: Message[Any]) -> Wire | None:
-        """Return the wire of a short send that needs no place in its lane, unless it does not leave at once; number it.
+    def transfer(self, message: Message[Any], tag: int) -> None:
+        """Begin to send over the wire to the peer, or to receive; a small message leaves at once."""
+        call, source, place, flat, signed = message.call, message.source, message.place, message.flat, self.signed
+        context, peer = self.context, cast("int", message.peer)
+        wire = message.wire = cast("Wire", self.wires[peer] if peer in self.wires else self.wire(peer))
+        message.algorithm, peer = MESSAGE_ALGORITHM, message.members[not message.receives]
+        if signed is None or signed[0] is not call or signed[1] != place or signed[2] is not flat:
+            signed = self.signed = call, place, flat, signature_of(call, place, flat=flat)
+        try:
+            if source is not None:
+                if call.form:
+                    send_form(message, tag, call.form)
+                request = wire.begin_send(
+                    peer,
+                    tag,
+                    memoryview(source.reshape(-1).view(uint8)),  # type: ignore[arg-type]
+                    priority=(message.priority << 64) + message.issued_ns,
+                    signature=signed[3],
+                    done=message.request_done,
+                )
+            elif call.dtype is None:
+                message.lock()
+                request = receive(message, tag, None, call, partial(allocate, message))
+            elif call.form:
+                message.form = pack_form(call.form)
+                message.lock()
+                size = len(message.form)
+                request = receive(message, tag, memoryview(bytearray(size)), form_call(call.form, size))
+            else:
+                message.pattern, out = call, cast("Array", message.out)
+                if message.target is None:
+                    message.target = out.view()
+                if not (flat or message.locked):  # nobody else has the array of a flat one
+                    message.locked = context.locks.lock((out,), out)
+                request = wire.begin_recv(
+                    peer,
+                    tag,
+                    memoryview(message.target.reshape(-1).view(uint8)),  # type: ignore[arg-type]
+                    call.nbytes,
+                    signature=signed[3],
+                    done=message.request_done,
+                )
+        except Exception as error:  # no memory, or no wire between the ranks
+            message.own()
+            self.communicator.fail_broken_wire(message, error)
+            return
+        if request is None and message.lane is None:  # nobody waits for it yet
+            now_ns, started_ns = context.now_ns(), message.started_ns
+            info = message.describe(call, started_ns), message.issued_ns, message.priority, *place, None, message.step
+            span: RawSpan = "comm", self.stream.name, message.name, started_ns, now_ns, info
+            context.flight.carried(message.record, started_ns, now_ns, span)
+            message.input = message.source = message._use = None
+            message.state = DONE
+        elif request is None:
+            message.finish(context.now_ns(), message.describe(call, message.started_ns))
+        elif not request.ended:
+            message.request = request
+            if message.state is MATCHING:
+                message.state = RUNNING
+            if not message.receives:
+                message.own()
+                if not flat:
+                    message.lock()
+            if (here := self.communicator.here) is not None and peer not in here:
+                message.poll = message.look
 
-        The lane was used before and is idle, nothing is wrong, and there is no deadline.
-        """
-        inbox, peer, source, tag, shared = self.inbox, message.peer, message.source, message.tag, self.inbox.shared
-        counted = inbox.counts.get((self.group_id, peer, tag, self.group.rank))  # type: ignore[arg-type]  # a send has a peer
-        if (
-            counted is None or source is None or source.nbytes > PAYLOAD_BYTES or message.call.form
-            or message.deadline_s is not None or (self.group_id, peer, tag) in inbox.queues
-            or inbox.intercept is not None or shared.left or shared.early or shared.broken
-            or self.context.outstanding.draining
-        ):  # fmt: skip
-            return None
-        if (wire := self.wires.get(peer)) is not None:  # type: ignore[arg-type]
-            message.seq = counted[1][0]
-            counted[1][0] += 1
-        return wire
+    def arrive(self, message: Message[Any]) -> None:
+        """Match a message whose input exists now."""
+        self.communicator.arrive(message)
+
+    def own(self, send: Message[Any]) -> None:
+        """Give a send its place in its lane, which it has begun without."""
+        self.communicator.counts[self.group_id, send.peer or 0, send.tag, self.group.rank][1][0] -= 1
+        self.communicator.admit(send)
+        self.context.outstanding.operations[send] = None
 
     def identity(self, send: Message[Any]) -> str:
         """Name of the lane of a send in few characters, the same on every rank."""
         return f"{lane_id(self.group_id, send.peer or 0, send.tag, self.group.rank):x}"
 
-    def own(self, send: Message[Any]) -> None:
-        """Give a send its place in its lane, which it has begun without."""
-        self.inbox.counts[self.group_id, send.peer or 0, send.tag, self.group.rank][1][0] -= 1
-        self.inbox.admit(send)
-        self.context.outstanding.operations[send] = None
+    def queue_name(self, message: Message[Any]) -> QueueName:
+        """Return the name of the queue of a message."""
+        return self.group_id, self.group.rank if message.receives else message.peer or 0, message.tag
 
-    def _begin_elsewhere(self, message: Message[Any]) -> None:
+    def known(self, message: Message[Any]) -> Known:
+        """Return the calls of a peer and a tag that have fields in the flight record."""
+        ends = message.receives, message.peer, message.tag
+        known = self._known.get(ends)
+        if known is None:
+            if len(self._known) >= _KNOWN:
+                del self._known[next(iter(self._known))]
+            known = self._known[ends] = Known()
+        return known
+
+    # -- calls of other threads ----------------------------------------------------------------------------------------
+
+    def begin_elsewhere(self, message: Message[Any]) -> None:
         """Begin a message of another thread: in the place of the sleeping loop if no task starts, else on the loop.
 
         The arrays are locked at once.
@@ -292,8 +294,7 @@ class Messages:
         wire = self.wires[peer] if peer in self.wires else self.wire(peer)
         if wire is None or not wire.takes_threads(self.group.label[1][peer]):
             return False
-        name = self.group_id, self.group.rank if message.receives else peer, message.tag
-        if context.outstanding.draining or name in self.inbox.queues:
+        if context.outstanding.draining or self.queue_name(message) in self.communicator.queues:
             return False
         self.begin(message)
         return True
@@ -303,21 +304,127 @@ class Messages:
         if message.done:  # cancelled in the meantime
             return
         if not self.context.closed:
-            self.begin(message)
+            self.begin(message, known_elsewhere=True)
             return
         message.release()
         settle_and_deliver(message, None, Failure(self.context.ended(), seen=True))
 
-    def queue_name(self, message: Message[Any]) -> QueueName:
-        """Return the name of the queue of a message."""
-        return self.group_id, self.group.rank if message.receives else message.peer or 0, message.tag
 
-    def known(self, message: Message[Any]) -> Known:
-        """Return the calls of a peer and a tag that have fields in the flight record."""
-        ends = message.receives, message.peer, message.tag
-        known = self._known.get(ends)
-        if known is None:
-            if len(self._known) >= _KNOWN:
-                del self._known[next(iter(self._known))]
-            known = self._known[ends] = Known()
-        return known
+class Messages:
+    """Messages of one rank on one group, which they keep in use.
+
+    Any thread of the process may send and receive. A call from a thread other than the event loop's is checked at once
+    and its arrays are locked at once; the loop puts it into its lane later, in the order of the calls.
+
+    Args:
+        group: Place of the rank in the group.
+        use: Reference that is held as long as the rank may use the group.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        inbox: Inbox,
+        engine: BaseEngine,
+        streams: Streams,
+        group: GroupRank,
+        use: GroupUse,
+    ) -> None:
+        self._context, self._inbox, self._engine, self._streams = context, inbox, engine, streams
+        self._group, self._use = group, use
+        self._opened: dict[Stream, MessagePort] = {}
+
+    def preferring(self, stream: Stream, group: GroupRank) -> Self:
+        """Return the same messages for another place object, with another default stream."""
+        other = copy(self)
+        other._group, other._streams, other._opened = group, self._streams.preferring(stream), {}
+        return other
+
+    def _open(self, stream: Stream) -> MessagePort:
+        """Return the port of the messages on a stream."""
+        port = self._opened[stream] = MessagePort(
+            self._context, self._inbox, self._engine, stream, self._group, ref(self._use)
+        )
+        return port
+
+    def send(
+        self,
+        x: object,
+        dst: int,
+        tag: int,
+        stream: Stream | str | None,
+        priority: int,
+        name: str | None,
+        timeout_s: float | None,
+        call_site: CallSite | None,
+        *,
+        flat: bool = False,
+    ) -> Message[Any]:
+        """Check and start the sender's end of a message; a flat one agrees with any shape of as many elements."""
+        caller, tags = _getframe(2) if call_site is None else call_site, MOST_TAGS if flat else TAGS
+        context, group = self._context, self._group
+        if type(x) is not ndarray:
+            if x is None:
+                raise UsageError("x: send needs an array or a tree of arrays, got None")
+            if isinstance(x, _FORMS):
+                x = tree_future(x, context)
+        if not (type(dst) is type(tag) is int and 0 <= dst < group.size and 0 <= tag < tags):
+            check_peer(group, "dst", dst, tag, tags)
+            dst, tag = int(dst), int(tag)  # 1.0 would be the same as 1
+        lane = self._streams.default if stream is None else self._streams.find(stream)
+        port = self._opened.get(lane) or self._open(lane)
+        message: Message[Any] = Message(port, False, dst, tag, x, None, priority, name, timeout_s, caller, flat)
+        if type(x) is ndarray and x.flags.carray:
+            message.source, message.call = x, call(P2P.text, None, x.dtype, x.shape, 2)
+        elif isinstance(x, Future):
+            check_here(x, context.thread)
+        else:
+            prepare(message)
+        if get_ident() == context.thread:
+            port.begin(message)
+        else:
+            port.begin_elsewhere(message)
+        return message
+
+    def receive(
+        self,
+        like: object,
+        src: int | None,
+        tag: int,
+        stream: Stream | str | None,
+        priority: int,
+        name: str | None,
+        timeout_s: float | None,
+        call_site: CallSite | None,
+        *,
+        flat: bool = False,
+    ) -> Message[Any]:
+        """Check and start the receiver's end of a message. Without a source, a sender is chosen first."""
+        caller, tags = _getframe(2) if call_site is None else call_site, MOST_TAGS if flat else TAGS
+        context, group, out, buffers = self._context, self._group, like, None
+        if type(like) is ndarray:
+            check_dtype(like.dtype, "like")
+        else:
+            out = receive_like(like, context.arrays)
+            if type(out) is ReceiveBuffers:
+                buffers, out = out, out.packed
+        peer = 0 if src is None else src
+        if not (type(peer) is type(tag) is int and 0 <= peer < group.size and 0 <= tag < tags):
+            check_peer(group, "src", peer, tag, tags)
+            src, tag = None if src is None else int(src), int(tag)
+        lane = self._streams.default if stream is None else self._streams.find(stream)
+        port = self._opened.get(lane) or self._open(lane)
+        message: Message[Any] = Message(port, True, src, tag, None, out, priority, name, timeout_s, caller, flat)
+        message.buffers = buffers
+        if out is not None and not (type(out) is ndarray and out.flags.carray):
+            take_output(message)
+        out = message.out
+        if buffers is None and type(out) is ndarray:
+            message.call = call(P2P.text, None, out.dtype, out.shape, 2)
+        else:
+            prepare(message)
+        if get_ident() == context.thread:
+            port.begin(message)
+        else:
+            port.begin_elsewhere(message)
+        return message

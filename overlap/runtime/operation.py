@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
+from trio.lowlevel import reschedule
 
 from transports.base import PAYLOAD_BYTES
 
@@ -28,9 +29,9 @@ from ..collectives.call import Call, Pairs
 from ..collectives.kinds import BARRIER, GATHER, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
 from ..errors import UsageError
+from ..flight.recorder import Known
 from ..ranklist import listed
 from ..timeline.recording import RawMatch, RawSpan
-from .context import RankContext
 from .derived import sources
 from .event_loop import Cancels
 from .failure import Failure
@@ -39,7 +40,7 @@ from .handover import OperationRun
 from .memory.arrays import read_only
 from .outstanding import CallSite, IssuedFuture, checked_name, code_place
 from .settling import settle_and_deliver
-from .state import DONE, FOLLOWS, ISSUED, MATCHING, RUNNING, STOPPING
+from .state import DONE, FOLLOWS, ISSUED, MATCHING, RUNNING, STOPPING, UNWANTED
 
 if TYPE_CHECKING:
     from .group import GroupRank
@@ -56,6 +57,18 @@ class GroupLike(Protocol):
     label: tuple[str, tuple[int, ...]]  # Name and ranks in the timeline
     rank: int  # Index of this rank in the group
     size: int  # Number of ranks
+
+
+class CallArguments(NamedTuple):
+    """Arguments of a collective besides its arrays."""
+
+    op: str | None = None
+    root: int = 0
+    counts: object = None  # Rows of each block; once checked, as `check_counts` returns them, or None
+    exact: bool = False
+    shared: bool = False
+    algorithm: str | None = None  # Algorithm that the caller requests
+    pairs: Pairs = ()
 
 
 class _Nowhere:
@@ -83,53 +96,11 @@ class CollectiveFuture(IssuedFuture[T_co]):
     `out`; the result belongs to the caller.
     """
 
-    __slots__ = (
-        "_input_locked",
-        "algorithm",
-        "awaited_ns",
-        "call",
-        "caller_out",
-        "counts",
-        "deadline_s",
-        "exact",
-        "input",
-        "input_changed",
-        "issued_ns",
-        "kind",
-        "locked",
-        "member",
-        "memory",
-        "out",
-        "pairs",
-        "plan",
-        "poll",
-        "port",
-        "priority",
-        "record",
-        "reduction",
-        "requested_algorithm",
-        "root",
-        "scope",
-        "seq",
-        "shared",
-        "source",
-        "started_ns",
-        "step",
-        "target",
-    )  # fmt: skip
-
     # -- its arguments
     kind: Collective
-    context: RankContext
     member: GroupRank  # Place of the rank in the group that it was issued on
     call: Call  # Values that all ranks must agree on; known once the input exists
-    reduction: str | None
-    root: int
-    pairs: Pairs
-    exact: bool
-    shared: bool
-    requested_algorithm: str | None  # Algorithm that the caller requests
-    counts: object  # Rows of each block; once it is issued, as `check_counts` returns them, or None
+    arguments: CallArguments  # Arguments that became `call`; absent if an earlier call had the same
     priority: int  # Lower is more urgent
     input: object  # Input as passed by the caller: an array, a future of one, or None
     out: Array | None  # The caller's array; once it is issued, the array for the result
@@ -141,50 +112,35 @@ class CollectiveFuture(IssuedFuture[T_co]):
     source: Array | None  # Array that the operation reads
     target: Array | None  # A view of `out` that stays writable
     locked: tuple[Array, ...]  # Arrays to unlock at the end
-    _input_locked: bool
     # -- its life
     port: Port
     seq: int  # Position among the group's operations on its stream
     issued_ns: int
     started_ns: int
     step: int | None  # Step of the rank in which it was issued
-    name: str
-    place: tuple[CodeType, int]
+    deadline_s: float | None  # Time within which it must end
+    awaited_ns: int | None  # Start of the program's wait for it
+    scope: Cancels | None  # Handle of the moving bytes, while they move
+    poll: Callable[[], None] | None  # Processes messages that have arrived in the meantime
+    algorithm: str
+    record: int  # Number in the flight record
+    __slots__ = tuple(__annotations__)
+    receives = False  # Whether it is a receive of a message
 
     def __init__(
-        self,
-        kind: Collective,
-        x: object,
-        out: object,
-        caller: CallSite,
-        priority: int,
-        name: str | None,
-        reduction: str | None = None,
-        root: int = 0,
-        algorithm: str | None = None,
-        counts: object = None,
-        exact: bool = False,
-        shared: bool = False,
-        pairs: Pairs = (),
+        self, kind: Collective, x: object, out: object, caller: CallSite, priority: int, name: str | None
     ) -> None:
         # The base class's part is inlined, because this is on the path of every collective. Callers pass arguments by
         # position: with keywords an object takes half as long again.
-        self.state, self._taken = ISSUED, False
+        issued: IssuedFuture[T_co] = self  # which declares some
+        issued.state, self._taken = ISSUED, False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
-        self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
-        self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out  # type: ignore[assignment]
-        self.requested_algorithm = algorithm
+        self.kind, self.input, self.out = kind, x, out  # type: ignore[assignment]  # checked later
         self.caller_out = self.input_changed = self.source = self.target = self.memory = self.plan = None
-        self.port = NOWHERE
-        self.locked, self._input_locked = (), False
-        self.priority, self.name = priority, kind.text if name is None else checked_name(name, kind.text)
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
-        self.deadline_s: float | None = None  # time within which it must end
-        self.awaited_ns: int | None = None  # start of the program's wait for it
-        self.scope: Cancels | None = None  # handle of the moving bytes, while they move
-        self.poll: Callable[[], None] | None = None  # processes messages that have arrived in the meantime
-        self.algorithm: str = "direct"
-        self.record: int = -1  # number in the flight record
+        self.deadline_s = self.awaited_ns = self.scope = self.poll = None
+        self.port, self.locked, self.priority, self.algorithm, self.record = NOWHERE, (), priority, "direct", -1
+        issued.name = kind.text if name is None else checked_name(name, kind.text)
+        issued.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
 
     @property
     def op(self) -> str:
@@ -200,6 +156,16 @@ class CollectiveFuture(IssuedFuture[T_co]):
     def src(self) -> int | None:
         """Group rank that sends a message; None for collectives."""
         return None
+
+    @property
+    def identity(self) -> str:
+        """Name of its communicator in few characters, the same on every rank."""
+        return self.port.communicator.identity
+
+    @property
+    def known(self) -> Known:
+        """Calls of its communicator that the flight record has fields for."""
+        return self.port.known
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -229,7 +195,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     def concerns(self, ranks: Container[int]) -> bool:
         """Whether any of some world ranks takes part."""
-        return any(rank in ranks for rank in self.port.communicator.members)
+        return any(rank in ranks for rank in self.members)
 
     @property
     def since_ns(self) -> int | None:
@@ -245,7 +211,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
             "form": "" if call is None else str(call),
             "group": self.member.name,
             "members": listed(self.members),
-            "key": self.port.communicator.identity,
+            "key": self.identity,
             "nbytes": 0 if call is None else call.nbytes,
             "site": self.call_site,
         }
@@ -263,6 +229,8 @@ class CollectiveFuture(IssuedFuture[T_co]):
         """Poll once on the event loop, and note the start of a wait."""
         if get_ident() != self.context.thread:
             return super()._ends_at_once()
+        if self.state >= UNWANTED:
+            self._claim()
         if self.poll is not None:
             self.poll()
         if self.state >= DONE:
@@ -304,7 +272,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Record the span, set the result and let the stream go on; the loop's thread, or one in its place."""
-        if self.state >= DONE:
+        if self.state >= DONE or (self.receives and self._is_over()):
             return
         if self.input_changed is not None and self.input_changed():
             message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
@@ -315,7 +283,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         info = (meeting, self.issued_ns, self.priority, code, instruction, self.awaited_ns, self.step)
         span: RawSpan = "comm", stream.name, self.name, started_ns, end_ns, info
         context.flight.carried(self.record, started_ns, end_ns, span)
-        if self.shared and not context.arrays.shapes_only:
+        if self.call.shared and not context.arrays.shapes_only:
             self.out = read_only(cast(Array, self.out))
         value = self.out if self.caller_out is None else self.caller_out
         # unlock first: a waiter may need the same arrays at once; inlined from `release`, for a short latency
@@ -326,21 +294,33 @@ class CollectiveFuture(IssuedFuture[T_co]):
         # settle, inlined: only the loop, or a thread in its place, ends it
         if not FOLLOWS[self.state][DONE]:
             self._refuse(DONE)
-        self._value, self.state = value, DONE
+        issued: IssuedFuture[T_co] = self  # which declares the state
+        self._value, issued.state = value, DONE
         if self._threads is not None:
             self._wake_threads()
         if self._anywhere is not None:
             self._call_anywhere()
-        # let its stream go on, inlined where nothing waits for that
-        if self._waiters is not None or self._callbacks is not None:
-            self._deliver()
-            return
+        # deliver, inlined where nothing waits for the stream
         if self.deadline_s is not None:
             context.deadlines.drop(self, self.deadline_s)
         if stream.queue or stream.in_flight is None or context.outstanding.draining:
             stream.finished(self, None)
         else:
             del context.outstanding.operations[self], stream.in_flight[self]
+        waiters = self._waiters
+        if waiters is not None or self._callbacks is not None:
+            if get_ident() != context.thread:  # added after `end_wakes_loop` was false
+                context.from_thread(self._notify)
+            elif self._callbacks is not None:
+                self._notify()
+            else:
+                self._waiters = None
+                for task in waiters or ():
+                    reschedule(task)
+
+    def _is_over(self) -> bool:
+        """Whether a receive has ended otherwise, now that its message has arrived."""
+        return False
 
     @property
     def end_wakes_loop(self) -> bool:
@@ -365,11 +345,11 @@ class CollectiveFuture(IssuedFuture[T_co]):
         """
         if self.state >= DONE:
             return
-        if self.scope is not None:
+        if self._moves:
             if self.state is not STOPPING:
                 self._enter(STOPPING)
                 self._failure = failure  # the outcome once its bytes have stopped
-            self.scope.cancel()
+                self._stop()
         else:
             self.context.flight.ended(self.record, -self.context.now_ns())
             self.release()
@@ -384,10 +364,20 @@ class CollectiveFuture(IssuedFuture[T_co]):
         """Fail with the world. Waiting tasks get the error before they are cancelled; the arrays are released later."""
         self.port.communicator.forget(self.seq)
         settle_and_deliver(self, None, Failure(error, seen=True))
-        if self.scope is not None:
-            self.scope.cancel()
+        if self._moves:
+            self._stop()
         else:
             self.release()
+
+    @property
+    def _moves(self) -> bool:
+        """Whether its bytes move."""
+        return self.scope is not None
+
+    def _stop(self) -> None:
+        """Stop its bytes, soon."""
+        if self.scope is not None:
+            self.scope.cancel()
 
     def stopped(self) -> None:
         """Note that its bytes have stopped moving."""
@@ -406,7 +396,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         if self._waiters is not None or self._callbacks is not None:
             if get_ident() == self.context.thread:
                 self._notify()
-            else:  # added after `end_wakes_loop` was false
+            else:
                 self.context.from_thread(self._notify)
 
     # -- memory --------------------------------------------------------------------------------------------------
@@ -418,8 +408,8 @@ class CollectiveFuture(IssuedFuture[T_co]):
         arrays: tuple[Array, ...] = ()
         if out is not None and self.target is None:
             self.target, arrays = out.view(), (out,)
-        if x is not out and not self._input_locked and isinstance(x, np.ndarray):
-            self._input_locked, arrays = True, (x, out) if arrays else (x,)  # type: ignore[assignment]
+        if x is not out and isinstance(x, np.ndarray) and not any(each is x for each in self.locked):
+            arrays = (x, *arrays)
         if arrays:
             self.locked += context.locks.lock(arrays, out)
 

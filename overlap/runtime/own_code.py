@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import CodeType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from trio.lowlevel import checkpoint
@@ -31,9 +30,6 @@ class OwnCode(IssuedFuture[T_co]):
 
     __slots__ = ()
     runs_code = True
-    context: RankContext
-    name: str
-    place: tuple[CodeType, int]
 
     def _deliver(self) -> None:
         """Deliver the end; an error ends the rank unless the program awaits it."""

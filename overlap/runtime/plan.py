@@ -20,17 +20,19 @@ class CallPlan(ABC):
         call: The call that all ranks agree on; it has all its values.
         lasts: Whether the plan also serves later operations with this call, so that it is kept.
         together: Whether one start runs the ends of all ranks, which are in this process and have arrived.
-        signature: Signature of the last operation.
+        signature: CallSignature of the last operation.
         place: Line of the last operation; None before.
         takes_memory: Whether an operation may have addresses in place of arrays; see `CollectiveFuture.memory`.
     """
 
-    call: Call
     lasts: bool = True
     together = False
     signature: CallSignature
     place: CodePlace | None = None
     takes_memory: bool = False
+
+    def __init__(self, call: Call) -> None:
+        self.call: Call = call
 
     def sign(self, operation: Operation) -> CallSignature:
         """Return the signature of an operation; most are issued at the line of the one before."""

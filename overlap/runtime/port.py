@@ -25,7 +25,7 @@ from .failure import Failure
 from .future import Future
 from .interceptor import Interceptor
 from .match import Key, Match, Unfit
-from .operation import NOWHERE, CollectiveFuture
+from .operation import NOWHERE, CallArguments, CollectiveFuture
 from .outstanding import CallSite, check_timeout
 from .plan import CallPlan
 from .settling import settle_and_deliver
@@ -72,7 +72,10 @@ class Port:
         member: GroupRank,
         intercept: Interceptor | None,
     ) -> None:
-        self.context, self.communicator, self.stream, self.intercept = context, communicator, stream, intercept
+        self.context: RankContext = context
+        self.communicator: Communicator = communicator
+        self.stream: Stream | PartLane = stream
+        self.intercept: Interceptor | None = intercept
         self.position: int = member.rank
         self.place: int = communicator.place(member.rank, context.rank)
         self.next_seq: int = 0
@@ -170,7 +173,7 @@ class Port:
         elif type(operation.input) is not ndarray or operation.out is not None or operation.locked:
             operation.lock()
         elif not context.arrays.shapes_only:  # inlined from `lock`, for a short latency
-            operation._input_locked, operation.locked = True, context.locks.lock((operation.input,), None)
+            operation.locked = context.locks.lock((operation.input,), None)
 
     def _match_far(self, operation: CollectiveFuture[Any]) -> None:
         """Match an end with others in other processes: by its plan at once, while all is well."""
@@ -271,9 +274,7 @@ class Ports:
         """
         caller, context, plain = _getframe(2) if call_site is None else call_site, self.context, type(x) is ndarray
         future_class = CollectiveFuture if plain else self._future_class(kind, x, out)
-        operation: CollectiveFuture[Any] = future_class(
-            kind, x, out, caller, priority, name, op, root, algorithm, counts, exact, shared, pairs,  # type: ignore[arg-type]  # `_check` checks the pairs
-        )  # fmt: skip
+        operation: CollectiveFuture[Any] = future_class(kind, x, out, caller, priority, name)
         if context.closed:
             raise context.ended()
         if type(priority) is not int and not isinstance(priority, int):
@@ -299,6 +300,7 @@ class Ports:
         if plan is not None:
             operation.plan, operation.call, operation.source = plan, plan.call, array
         else:
+            operation.arguments = CallArguments(op, root, counts, exact, shared, algorithm, pairs)  # type: ignore[arg-type]  # `_check` checks the pairs
             self._check(operation)
             if port is not None and key is not None and operation.call in port.plans:
                 port.keep_plan(key, port.plans[operation.call])
@@ -317,7 +319,7 @@ class Ports:
 
     def _check(self, operation: CollectiveFuture[Any]) -> None:
         """Check the arguments of an operation; set its input, and its call if that exists already."""
-        context, group, kind = self.context, self.group, operation.kind
+        context, group, kind, given = self.context, self.group, operation.kind, operation.arguments
         if isinstance(operation, TreeOperation):
             operation.issue_part = self._issue_part
             if isinstance(operation.input, _FORMS):
@@ -326,10 +328,10 @@ class Ports:
         if kind.traits.rooted:
             check_root(group, operation)
         elif kind is PERMUTE:
-            operation.pairs = check_pairs(group, operation.pairs)
-        elif operation.counts is not None:
-            operation.counts = check_counts(kind, operation.counts, group.size)
-        if operation.exact is not False or operation.shared is not False or operation.requested_algorithm is not None:
+            operation.arguments = given._replace(pairs=check_pairs(group, given.pairs))
+        elif given.counts is not None:
+            operation.arguments = given._replace(counts=check_counts(kind, given.counts, group.size))
+        if given.exact is not False or given.shared is not False or given.algorithm is not None:
             check_options(group, operation)
         out, x = operation.out, operation.input
         if out is not None and not (type(out) is ndarray and out.flags.carray):
@@ -391,9 +393,7 @@ class Ports:
         if plan is None:
             return None
         call = plan.call
-        operation: CollectiveFuture[Any] = CollectiveFuture(
-            call.kind, None, None, caller, 0, name, call.op, call.root, None, None, call.exact
-        )
+        operation: CollectiveFuture[Any] = CollectiveFuture(call.kind, None, None, caller, 0, name)
         operation.memory, operation.plan, operation.call = memory, plan, call
         operation.member, operation.context, operation.step = self.group, context, context.step
         operation.deadline_s = timeout_s

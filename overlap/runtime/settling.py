@@ -234,10 +234,10 @@ def wait_for_lock(lock: threading.Lock, timeout_s: float | None = None) -> None:
             return
 
 
-wait_until_settled = Settling._block
+wait_until_settled: Callable[..., bool] = Settling._block
 """Wait in this thread until a future is settled; return whether it is, at the time limit in seconds."""
 
-settle = Settling._settle
+settle: Callable[..., bool] = Settling._settle
 """Give a future its outcome; see `Settling._settle`."""
 
 

@@ -156,7 +156,7 @@ def _input_settled(operation: Operation) -> None:
     if failure is not None:
         operation.port.communicator.withdraw(operation, failure)
         return
-    operation.context.flight.described(operation.record, operation, operation.port.known, operation.call)
+    operation.context.flight.described(operation.record, operation, operation.known, operation.call)
     operation.started_ns = operation.context.now_ns()
     operation._enter(MATCHING)
     operation.arrive()

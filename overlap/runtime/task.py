@@ -13,7 +13,7 @@ from ..errors import FutureCancelledError, RankLeftError, UsageError, shown
 from .context import RankContext
 from .failure import Failure
 from .interrupts import calls_program
-from .outstanding import CallSite, arose_here, code_place
+from .outstanding import CallSite, IssuedFuture, arose_here, code_place
 from .own_code import OwnCode
 from .settling import settle_and_deliver
 from .state import DONE, RUNNING
@@ -32,9 +32,11 @@ class TaskFuture(OwnCode[T_co]):
 
     def __init__(self, context: RankContext, name: str, caller: CallSite, *, prompt: bool, daemon: bool) -> None:
         super().__init__()
-        self.name, self._prompt, self.daemon = name, prompt, daemon
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
-        self.context, self._scope = context, trio.CancelScope()
+        issued: IssuedFuture[T_co] = self  # which declares these
+        issued.name, issued.context = name, context
+        issued.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+        self._prompt, self._scope = prompt, trio.CancelScope()
+        self.daemon: bool = daemon
 
     @property
     def label(self) -> str:

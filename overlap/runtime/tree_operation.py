@@ -40,7 +40,7 @@ class PartLane:
     """Lane of parts: each starts at once, as it takes no room besides that of its operation."""
 
     in_flight = None
-    queue = ()
+    queue: tuple[()] = ()
     started = 0
     has_room: bool = True
     end_wakes: bool = True
@@ -116,10 +116,8 @@ class TreeOperation(CollectiveFuture[Any]):
 
     def _part(self, packed: Array, call: Call) -> TreePart:
         """Return the operation of the packed arrays of one dtype."""
-        part = TreePart(
-            self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}", self.reduction, self.root,
-            self.requested_algorithm, None, self.exact,
-        )  # fmt: skip
+        part = TreePart(self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}")
+        part.arguments = self.arguments
         part.context, part.member, part.step = self.context, self.member, self.step
         part.source, part.call = packed, call
         part._callbacks = [self._part_ended]
@@ -240,7 +238,7 @@ def tree_future(x: object, context: RankContext) -> object:
 
 def check_tree(operation: CollectiveFuture[Any]) -> None:
     """Raise `UsageError` if an operation has arguments that are for single arrays."""
-    if operation.out is not None or operation.counts is not None:
+    if operation.out is not None or operation.arguments.counts is not None:
         raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; leave them out")
-    if operation.shared:
+    if operation.arguments.shared:
         raise UsageError("x: a list or dict of arrays cannot be shared; issue a call with shared=True for each")

@@ -248,20 +248,7 @@ class World:
                     await self._daemon_watch.end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
-                    error = make_presentable(raised)
-                    if hint := find_hint(error):
-                        error.add_note(hint)
-                    explain(unwrap_single_error(error), list(context.outstanding.operations), UNFINISHED)
-                    self._record_views(member, error)
-                    own, _ = split_stops(error, stops=_STOPS)
-                    if own is not None and context.failure is None:
-                        context.failure = Failure(unwrap_single_error(own), seen=True)
-                    self._abandon(member)
-                    context.nursery.cancel_scope.cancel()
-                    with trio.CancelScope(shield=True):
-                        await self._daemon_watch.end_daemons(
-                            context.outstanding, on_late=partial(self._report_failure, context)
-                        )
+                    error = await self._end_failed(member, raised)
                     if error is raised:
                         raise
                     raise error from None
@@ -281,6 +268,23 @@ class World:
                 self._processes.send_left(context.rank)
             self.communicators.rank_left(context.rank)
             context.flight.left()
+
+    async def _end_failed(self, member: LocalRank, raised: BaseException) -> BaseException:
+        """End the operations and daemons of a rank that has failed or is stopped; return its error to show."""
+        context, error = member.context, make_presentable(raised)
+        if hint := find_hint(error):
+            error.add_note(hint)
+        explain(unwrap_single_error(error), list(context.outstanding.operations), UNFINISHED)
+        self._record_views(member, error)
+        own, _ = split_stops(error, stops=_STOPS)
+        if own is not None and context.failure is None:
+            context.failure = Failure(unwrap_single_error(own), seen=True)
+        self._abandon(member)
+        assert context.nursery is not None
+        context.nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await self._daemon_watch.end_daemons(context.outstanding, on_late=partial(self._report_failure, context))
+        return error
 
     def _failure(self) -> BaseException | None:
         """Return the error of this world; None if no rank has failed."""

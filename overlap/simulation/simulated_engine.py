@@ -38,7 +38,8 @@ class ModelledPlan(CallPlan):
     together = True
 
     def __init__(self, begin: Callable[[Communicator, Match], None], communicator: Communicator, call: Call) -> None:
-        self._begin, self._communicator, self.call = begin, communicator, call
+        super().__init__(call)
+        self._begin, self._communicator = begin, communicator
 
     def __str__(self) -> str:
         return "model"

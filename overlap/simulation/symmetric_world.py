@@ -131,9 +131,10 @@ class SymmetricLane(Lane):
     place: int
 
     def __init__(self, queue: Queue, src: int, pairs: SymmetricCommunicator, place: int) -> None:
-        self.inbox, self.queue, self.src, self.by_wire = queue.inbox, queue, src, False
+        lane: Lane = self  # which declares these
+        lane.inbox, lane.queue, lane.src, lane.by_wire = queue.inbox, queue, src, False
+        lane.lines, lane.arrived, lane.numbers, lane.returned = (deque(), deque()), [None, None], [0, 0], []
         self.pairs, self.place = pairs, place
-        self.lines, self.arrived, self.numbers, self.returned = (deque(), deque()), [None, None], [0, 0], []
 
     def missing(self, message: Message[object]) -> list[int]:
         """Return the simulated ranks that have not arrived at a message."""
@@ -155,7 +156,6 @@ class SymmetricInbox(Inbox):
         """Put a message into the lane of its rank, and number it; return whether it is the first there."""
         if message.peer is None:
             raise UsageError("src: where ranks represent others, a receive must name its source; pass src=")
-        assert message.messages is not None
         name, group = message.messages.queue_name(message), message.member.key
         src = message.peer if message.receives else message.member.rank
         key = Key(group.ranks, group.occurrence, "", src, name[1], name[2])

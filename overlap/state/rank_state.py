@@ -93,7 +93,8 @@ class RankState:
         real: bool,
         note: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self.folder, self.real = folder, real
+        self.folder: str | None = folder
+        self.real: bool = real
         self.writing: dict[tuple[int, ...], Future[None]] = {}
         self._world, self._stream = world, stream
         self._open_store = partial(Store, real=real, note=note, drawn=set[int]())

@@ -43,10 +43,10 @@ class Count(NamedTuple):
 LIMITS = {
     "all_reduce, first rank": Count(5, 7),
     "all_reduce, last rank": Count(9, 17),
-    "send and recv, one process": Count(10, 32),
+    "send and recv, one process": Count(10, 31),
     "compute": Count(8, 30),
-    "send, between processes": Count(8, 14),
-    "recv, between processes": Count(15, 36),
+    "send, between processes": Count(8, 13),
+    "recv, between processes": Count(15, 34),
     "send, torch": Count(19, 39),
     "recv, torch": Count(20, 46),
     "all_reduce, torch": Count(12, 30),

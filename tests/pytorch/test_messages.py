@@ -353,7 +353,7 @@ def test_numbers_of_messages_take_no_memory_without_end(
         groups[0].send([torch.ones(1)], 1, tag).wait()
         groups[1].recv([x], 0, tag).wait()
     for group in groups:
-        inbox = group._group._messages.inbox
+        inbox = group._group._messages._inbox
         assert not inbox.queues
         assert len(inbox.counts) <= 10
 

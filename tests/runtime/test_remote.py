@@ -203,7 +203,7 @@ def test_the_end_of_messages_that_is_known_is_taken_for_no_other() -> None:
             assert isinstance(end, Message)
             await end
             got.append(float(x[0]))
-            lanes.append(end.stream.name)
+            lanes.append(end.port.stream.name)
         other: Any = 1 - rank.rank
         for wrong in ({"dst": float(other)}, {"dst": other, "tag": 0.0}, {"dst": other, "stream": [side]}):
             with pytest.raises(overlap.UsageError, match=list(wrong)[-1]):

@@ -85,7 +85,8 @@ class InProcessPlan(CallPlan):
     together = True
 
     def __init__(self, memory: InMemory, call: Call, ranks: int) -> None:
-        self._memory, self.call, self._quietly = memory, call, memory.workers.quiet.run
+        super().__init__(call)
+        self._memory, self._quietly = memory, memory.workers.quiet.run
         self._at_once = call.work_bytes * ranks <= INLINE_BYTES
 
     def __str__(self) -> str:

@@ -54,7 +54,8 @@ class ProgramPlan(CallPlan):
     _station: Station | None = None
 
     def __init__(self, programs: Programs, communicator: Communicator, call: Call) -> None:
-        self._programs, self._communicator, self.call = programs, communicator, call
+        super().__init__(call)
+        self._programs, self._communicator = programs, communicator
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
 
     def __str__(self) -> str:
