@@ -256,7 +256,9 @@ class _MemoryWire(LinkedWire[SharedMemory]):
         allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
         """Begin a receive in the engine."""
-        view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
+        view, lane = out if isinstance(out, memoryview) else None, (src, self.rank, tag)
+        if out is not None and not (view and view.format == "B" and view.ndim == 1 and not view.readonly):
+            view = as_bytes(out, name="out", writable=True)
         link, mine = self._transport.link(lane, src), signature or OPEN_SIGNATURE
         if link.gone is not None and not link.has_left:
             raise link.loss_error(lane)
