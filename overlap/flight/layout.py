@@ -33,8 +33,8 @@ RECORDS = 512
 KEPT = RECORDS // 4
 """Of them, those of the last operations that have ended: they stay, however many others are unfinished."""
 RECORD = Struct("=qqqqqq")
-"""issued, number, call (negative: without its input yet), step (-1: none); then ended (negative: badly) and started
-(of collectives only with the end).
+"""issued, number, call (twice its number, and 1 more without its input), step (-1: none); then ended (negative: badly)
+and started (of collectives only with the end).
 
 The last two are not set when an operation is issued, as stores cost time: they count if they are later than that.
 """

@@ -28,15 +28,8 @@ def unpickle_plain(content: bytes) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
-    dicts: dict[bytes, dict[Any, Any]] = {}  # by the opcodes of their items: a stack of calls repeats its frames
+    dicts: dict[bytes, dict[Any, Any]] = {}  # by the opcodes of their items, as long as no index gets another value
     push, at, end = stack.append, 0, len(content)
-
-    def memoize(index: int) -> None:
-        """Store the top of the stack in the memo; dicts that were read with an older value are dropped."""
-        if index in memo:
-            dicts.clear()
-        memo[index] = stack[-1]
-
     for _ in range(MOST_OPCODES):
         if at >= end:
             raise ValueError("pickle without an end")
@@ -45,12 +38,12 @@ def unpickle_plain(content: bytes) -> Any:
         if code == 0x68:  # BINGET
             push(memo[content[at]])
             at += 1
-        elif code == 0x71:  # BINPUT
-            memoize(content[at])
-            at += 1
-        elif code == 0x72:  # LONG_BINPUT
-            memoize(_LONG(content, at)[0])
-            at += 4
+        elif code in _PUTS:
+            index = content[at] if code == 0x71 else len(memo) if code == 0x94 else _LONG(content, at)[0]
+            at += _PUTS[code]
+            if index in memo:
+                dicts.clear()
+            memo[index] = stack[-1]
         elif code in (0x58, 0x8C):  # BINUNICODE, SHORT_BINUNICODE
             begin = at + (4 if code == 0x58 else 1)
             at = begin + (_LONG(content, at)[0] if code == 0x58 else content[at])
@@ -71,24 +64,18 @@ def unpickle_plain(content: bytes) -> Any:
         elif code == 0x6A:  # LONG_BINGET
             push(memo[_LONG(content, at)[0]])
             at += 4
-        elif code == 0x94:  # MEMOIZE
-            memoize(len(memo))
         elif code == 0x7D:  # EMPTY_DICT
-            if (match := _SMALL_DICT.match(content, at)) is None:
-                push({})
-                continue
-            loads: bytes = match[3]
-            if loads not in dicts:
-                dicts[loads] = dict(_checked_pairs([_read_value(each, memo) for each in _LOAD.findall(loads)]))
-            push(dict(dicts[loads]))
-            at = match.end()
-            if match[1] or match[2]:
-                memoize(match[1][0] if match[1] else _LONG(match[2], 0)[0])
+            match = _SMALL_DICT.match(content, at)
+            push({} if match is None else _small_dict(match[3], memo, dicts))
+            if match is not None:
+                at = match.end()
+                if match[1] or match[2]:
+                    index = match[1][0] if match[1] else _LONG(match[2], 0)[0]
+                    if index in memo:
+                        dicts.clear()
+                    memo[index] = stack[-1]
         elif code == 0x5D:  # EMPTY_LIST
             push([])
-        elif code == 0x61:  # APPEND
-            item = stack.pop()
-            list.append(stack[-1], item)
         elif code in _CONSTANTS:
             push(_CONSTANTS[code])
         elif code == 0x2E:  # STOP
@@ -96,6 +83,13 @@ def unpickle_plain(content: bytes) -> Any:
         else:
             at = _apply_rare_opcode(content, at, stack)
     raise ValueError(f"more than {MOST_OPCODES} opcodes")
+
+
+def _small_dict(loads: bytes, memo: Mapping[int, Any], dicts: dict[bytes, dict[Any, Any]]) -> dict[Any, Any]:
+    """Return a new dict of the values that some opcodes load, which are read once."""
+    if loads not in dicts:
+        dicts[loads] = dict(_checked_pairs([_read_value(each, memo) for each in _LOAD.findall(loads)]))
+    return dict(dicts[loads])
 
 
 def _read_value(load: bytes, memo: Mapping[int, Any]) -> Any:
@@ -147,6 +141,8 @@ _NUMBERS = {
     for code, each in ((0x4B, Struct("B")), (0x4D, Struct("<H")), (0x4A, Struct("<i")), (0x47, Struct(">d")))
 }
 """Opcodes with a number (BININT1, BININT2, BININT, BINFLOAT): its bytes, and how it is read."""
+_PUTS = {0x71: 1, 0x72: 4, 0x94: 0}
+"""Opcodes that store the top of the stack in the memo (BINPUT, LONG_BINPUT, MEMOIZE): bytes of their index."""
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
 _TO_MARK: dict[int, _Step] = {
@@ -161,6 +157,7 @@ _VALUES = ("INT", "LONG", "LONG1", "LONG4", "FLOAT", "UNICODE", "BINUNICODE8")
 _STEPS: dict[str, tuple[int, _Step] | None] = {
     "PROTO": None,
     "FRAME": None,
+    "APPEND": (1, lambda stack, items: list.append(stack[-1], *items)),
     "EMPTY_TUPLE": (0, lambda stack, _: stack.append(())),
     "TUPLE1": (1, lambda stack, items: stack.append(tuple(items))),
     "TUPLE2": (2, lambda stack, items: stack.append(tuple(items))),

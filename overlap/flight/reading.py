@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 
 import numpy as np
-from msgspec import MsgspecError
+from msgspec import MsgspecError, Struct, convert, field
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ..errors import UsageError
@@ -29,7 +30,7 @@ from .layout import (
     records_offset,
 )
 
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, MsgspecError)
 
 
 FORGOTTEN = CallRecord(op="operation", name="an operation whose call is no longer kept")
@@ -78,22 +79,20 @@ class RankTable:
         return sorted(ends, key=lambda end: (end.issued_ns, end.meeting))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldEnd:
+class WorldEnd(Struct, frozen=True, kw_only=True):
     """The end of a world, as one process saw it."""
 
     how: str  # "failed", "stalled" or "interrupted"
     rank: int | None  # The rank at fault, as far as is known
     line: str  # The error
     here: bool  # Whether it began in that process
-    at_ns: int  # When
+    at_ns: int = field(name="clock_ns")  # When; in a record by the clock of its process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class Flight(Struct, frozen=True, kw_only=True, eq=False):
     """The flight record of one process."""
 
-    path: str  # The file
+    path: str = ""  # The file
     job: str  # Name of the job
     attempt: int  # How often the job had been started again
     world: int  # Number among the program's worlds, from 0
@@ -103,7 +102,8 @@ class Flight:
     host: str  # Where it ran
     pid: int  # The process
     born: str  # When the process began, as its system counts; "" if that is not known
-    started_ns: int  # When the world began
+    started_ns: int = field(name="unix_ns")  # When the world began
+    clock_ns: int = 0  # The same by the clock of its process
     script: str = ""  # The program
     folder: str = ""  # The working directory in which the world began, or its end; "" if that is not known
     ranks: Sequence[RankTable] = ()  # Ranks of this process
@@ -141,12 +141,12 @@ class OpenRecord:
             self.close()
             raise UsageError(f"{path}: {error}") from None
         try:
-            start = json.loads(self._read_text_at(START_AT))
-            self.since_ns: int = int(start["unix_ns"]) - int(start["clock_ns"])
-            self.about: Flight = _parse_start(self.path, start)
+            start = convert({**json.loads(self._read_text_at(START_AT)), "ranks": (), "ending": None}, Flight)
         except _DAMAGE as error:
             self.close()
             raise _damage_error(path, error) from None
+        self.about: Flight = replace(start, path=self.path)
+        self.since_ns: int = start.started_ns - start.clock_ns
 
     @property
     def has_ended(self) -> bool:
@@ -158,15 +158,8 @@ class OpenRecord:
         text = self._read_text_at(ENDING_AT)
         if not text:
             return None
-        end = json.loads(text)
-        rank = end["rank"]
-        return WorldEnd(
-            how=str(end["how"]),
-            rank=None if rank is None else int(rank),
-            line=str(end["line"]),
-            here=bool(end["here"]),
-            at_ns=int(end["clock_ns"]) + self.since_ns,
-        )
+        end = convert(json.loads(text), WorldEnd)
+        return replace(end, at_ns=end.at_ns + self.since_ns)
 
     def ranks(self) -> list[RankTable]:
         """Return the last operations of each rank, and read the calls that are new."""
@@ -182,6 +175,7 @@ class OpenRecord:
     def _decode_operations(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return operations with instants in nanoseconds since 1970, 0 for instants that have not come yet."""
         issued, number, call, step, ended, started = table  # rows of the table, one element for each operation
+        call = np.where(call & 1, -(call >> 1), call >> 1)
         for each in set(np.unique(np.abs(call)).tolist()) - self.calls.keys():
             self._read_call(each)
         ended_at = np.abs(ended)  # the sign says whether it failed
@@ -220,26 +214,3 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
 
 def _damage_error(path: str | os.PathLike[str], error: Exception) -> UsageError:
     return UsageError(f"{path}: is damaged: {type(error).__name__}: {error}; leave it out")
-
-
-def _parse_start(path: str, start: Mapping[str, object]) -> Flight:
-    """Return the facts at the start of a flight record."""
-
-    def number(name: str) -> int:
-        return int(str(start[name]))
-
-    return Flight(
-        path=path,
-        job=str(start["job"]),
-        attempt=number("attempt"),
-        world=number("world"),
-        process=number("process"),
-        processes=number("processes"),
-        world_size=number("world_size"),
-        host=str(start["host"]),
-        pid=number("pid"),
-        born=str(start["born"]),
-        started_ns=number("unix_ns"),
-        script=str(start.get("script", "")),
-        folder=str(start.get("folder", "")),
-    )

@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from mmap import mmap
 from threading import Lock
 from time import perf_counter_ns, time_ns
 from types import CodeType
-from typing import Protocol, TypeAlias, cast
-from weakref import ref
+from typing import Protocol, cast
 
 from ..timeline.recording import RawSpan, Recorder
 from .layout import (
@@ -39,18 +37,15 @@ from .layout import (
     write_text,
 )
 
-_Found: TypeAlias = "tuple[tuple[CodeType, int], int]"  # a place, and the number of the call there
 
-
-class Known(dict[object, _Found]):
-    """The calls of a port, or the computes of a rank, that have a number already."""
-
-    __slots__ = ("__weakref__",)  # ports of messages come and go
+class Known(dict[object, "tuple[tuple[CodeType, int], int]"]):
+    """The calls of a port, or the computes of a rank, that have a number: where each was issued, and the number."""
 
 
 _MOST_STEPS = 1 << 62  # a larger one is not kept: it may not fit
 _WORD = 8  # bytes
 _RECORD_WORDS, _CALL, _ENDED, _STARTED = RECORD.size // _WORD, 2, 4, 5
+_pack_issue = ISSUE.pack_into
 _FRESH = CALLS // 2  # numbers that are still given out: a record in the ring should find its call for a while
 _LONGEST_LINE_BYTES = 1000  # of the error
 # Longest word of a call, and longest list of its members: all of them fit into `CALL_BYTES`.
@@ -64,41 +59,6 @@ class Recordable(Protocol):
 
     def flight_fields(self) -> Mapping[str, object]:
         """Return the fields of `waits.ends.CallRecord`, which all operations of one call at one place share."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFlight:
-    """Functions that record one rank; the loop's thread only, but for `started` and `ended`."""
-
-    # Takes an operation, the calls known to those like it, its own call (None: its input is not there yet), its number
-    # and the instant; returns its record, or a number below -1 to name it by until it has one.
-    issued: Callable[[Recordable, Known, object, int, int], int]
-    # Takes the record and the instant, negative if it failed; the thread that runs it.
-    ended: Callable[[int, int], None]
-    # Takes the record, the instants at which a collective began on this rank and ended well, and its span in the
-    # timeline, None for none: one call for both, at the end of every operation.
-    carried: Callable[[int, int, int, RawSpan | None], None]
-    # Takes the record and the instant at which a thread began to run it; any thread.
-    started: Callable[[int, int], None]
-    # Takes the record, the operation, and what `issued` took before the number: the call is known now.
-    described: Callable[[int, Recordable, Known, object], None]
-    step: Callable[[int], int]  # Takes the step that begins, and returns the one before it; -1 is none
-    left: Callable[[], None]  # The rank's program has finished
-    kept: Callable[[int], None]  # Takes a step whose state or checkpoint is on the disk
-
-
-def without_record(append: Callable[[RawSpan], None]) -> RankFlight:
-    """Return functions that record spans only, for ranks in simulated time: nothing is lost when their process ends."""
-    return RankFlight(
-        issued=lambda operation, known, call, number, now_ns: -1,
-        ended=lambda record, now_ns: None,
-        carried=lambda record, began_ns, now_ns, span: None if span is None else append(span),
-        started=lambda record, now_ns: None,
-        described=lambda record, operation, known, call: None,
-        step=lambda index: -1,
-        left=lambda: None,
-        kept=lambda index: None,
-    )
 
 
 class Writer:
@@ -117,7 +77,7 @@ class Writer:
         self._memory = cast("bytearray", memory)
         self._calls = _Calls(self._memory)
         self._places = {rank: (rank_offset(i), records_offset(i, len(ranks))) for i, rank in enumerate(ranks)}
-        self._redirects: list[Callable[[bytearray], None]] = []  # each rank to other memory
+        self._ranks: list[RankFlight] = []
         self.ended: bool = False
         clocks = {"unix_ns": time_ns(), "clock_ns": perf_counter_ns()}
         write_text(self._memory, START_AT, _json({**start, **clocks}), TEXT_LIMIT_BYTES)
@@ -126,10 +86,9 @@ class Writer:
         HEAD.pack_into(self._memory, 0, MAGIC, VERSION, len(ranks), RECORDS, CALLS)
 
     def rank(self, rank: int, spans: Recorder) -> RankFlight:
-        """Return the functions that record a rank of this process, and its spans in `spans`."""
-        flight, write_to = _recording_functions(self._memory, *self._places[rank], self._calls, spans)
-        self._redirects.append(write_to)
-        return flight
+        """Return the record of a rank of this process, whose spans go into `spans`."""
+        self._ranks.append(RankFlight(self._memory, *self._places[rank], self._calls, spans))
+        return self._ranks[-1]
 
     def end(self, how: str, *, rank: int | None, line: str, began_here: bool) -> None:
         """Write how the world ended; later calls change nothing.
@@ -149,43 +108,39 @@ class Writer:
     def close(self) -> None:
         """Stop writing into the file: later calls write to memory that is never read."""
         nowhere = bytearray(len(self._memory))
-        self._calls.write_to(nowhere)
-        for write_to in self._redirects:
-            write_to(nowhere)
+        self._calls.memory = nowhere
+        for rank in self._ranks:
+            rank.write_to(nowhere)
 
 
 class _Calls:
-    """Numbers of calls, under which the record has their words: name, group, place in the program."""
+    """Numbers of calls, under which the record has their words: name, group, place in the program.
+
+    Attributes:
+        oldest: Index from which on calls are known: the words of earlier ones may be overwritten.
+    """
 
     def __init__(self, memory: bytearray) -> None:
-        self._memory = memory
+        self.memory = memory
+        self.oldest = 0
         self._next = 1
         self._by_text: dict[str, int] = {}
-        self._kept: dict[int, dict[int, tuple[ref[Known], set[object]]]] = {}  # by number, and id of who knows it
 
-    def write_to(self, memory: bytearray) -> None:
-        """Write to other memory from now on."""
-        self._memory = memory
+    def find(self, operation: Recordable, known: Known, call: object) -> int:
+        """Return the index of a call at a place of the program, a new one for a new call; store it in `known`.
 
-    def find(self, operation: Recordable, numbers: Known, call: object) -> int:
-        """Return the number of a call at a place of the program, negative without its input; store it in `numbers`."""
+        The index is twice the number, and 1 more if the input of the operation does not exist yet.
+        """
         code, instruction = operation.place
         key = (id(code), instruction, call)
-        numbered = numbers.get(key)
-        if numbered is None:
+        found = known.get(key)
+        if found is None or found[1] < self.oldest:
+            if len(known) >= CALLS:  # calls that come once and never again
+                known.clear()
             number = self._number_of_words(_encode_words(operation.flight_fields()))
-            numbered = operation.place, number if call is not None else -number
-            self._store_number(numbers, key, numbered)
-        self._store_number(numbers, call, numbered)
-        return numbered[1]
-
-    def _store_number(self, known: Known, key: object, found: _Found) -> None:
-        """Store the number of a call in `known`, and note it, so that `_forget` can remove it."""
-        known[key] = found  # and with it the code, whose id is in some keys
-        kept, own = self._kept.setdefault(abs(found[1]), {}), id(known)
-        if own not in kept:
-            kept[own] = ref(known, lambda _: kept.pop(own, None)), set()
-        kept[own][1].add(key)
+            found = known[key] = operation.place, 2 * number + (call is None)  # and with it the code
+        known[call] = found
+        return found[1]
 
     def _number_of_words(self, text: str) -> int:
         """Return the number of these words; new words take the place of the words `CALLS` numbers before."""
@@ -194,21 +149,13 @@ class _Calls:
             number, self._next = self._next, self._next + 1
             self._by_text[text] = number
             at = call_offset(number)
-            CALL_HEAD.pack_into(self._memory, at, 0)
-            write_text(self._memory, at + CALL_HEAD.size, text, CALL_BYTES - CALL_HEAD.size - 4)
-            CALL_HEAD.pack_into(self._memory, at, number)
-            self._forget(number - _FRESH)
+            CALL_HEAD.pack_into(self.memory, at, 0)
+            write_text(self.memory, at + CALL_HEAD.size, text, CALL_BYTES - CALL_HEAD.size - 4)
+            CALL_HEAD.pack_into(self.memory, at, number)
+            if len(self._by_text) > _FRESH:
+                del self._by_text[next(iter(self._by_text))]
+                self.oldest = 2 * (self._next - _FRESH)
         return number
-
-    def _forget(self, number: int) -> None:
-        """Remove a number everywhere: its words are about to be overwritten. The call gets a new one next time."""
-        for known_by, keys in self._kept.pop(number, {}).values():
-            known = known_by()
-            for key in keys if known is not None else ():
-                if known is not None and abs(known.get(key, (None, 0))[1]) == number:
-                    del known[key]
-        for text in [text for text, own in self._by_text.items() if own == number][:1]:
-            del self._by_text[text]
 
 
 def _encode_words(fields: Mapping[str, object]) -> str:
@@ -287,104 +234,139 @@ class _RecordQueue:
             return self._taken.pop(name, -1)
 
 
-def _recording_functions(
-    memory: bytearray, base: int, begin: int, calls: _Calls, spans: Recorder
-) -> tuple[RankFlight, Callable[[bytearray], None]]:
-    """Return the functions that record a rank, and one that redirects them; closures are faster than methods.
+class RankFlight:
+    """Records one rank; the loop's thread only, but for `started` and `ended`.
 
     The index of its first word identifies a record: an item of a memoryview is cheaper to set than by `pack_into`.
     """
-    words = memoryview(memory).cast("q")
-    first = begin // _WORD
-    free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
-    count_span, push_span = spans.count, spans.push
-    take, give, pack = free.popleft, free.append, ISSUE.pack_into
-    step_at, left_at, kept_at = (base // _WORD + index for index in (1, 2, 3))
-    current = -1
 
-    def write(record: int, values: tuple[int, ...]) -> None:
+    __slots__ = (
+        "_calls", "_count_span", "_free", "_head", "_memory", "_push_span", "_queue", "_step", "_waiting", "_words",
+    )  # fmt: skip
+
+    def __init__(self, memory: bytearray, base: int, begin: int, calls: _Calls, spans: Recorder) -> None:
+        first = begin // _WORD
+        self._free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
+        self._head, self._step = base // _WORD, -1
+        self._calls, self._count_span, self._push_span = calls, spans.count, spans.push
+        self._queue = _RecordQueue(self._free, self._write)
+        self._waiting = self._queue.waiting
+        self.write_to(memory)
+
+    def write_to(self, memory: bytearray) -> None:
+        """Write to other memory from now on."""
+        self._memory, self._words = memory, memoryview(memory).cast("q")
+
+    def _write(self, record: int, values: tuple[int, ...]) -> None:
         """Write a queued operation into its record."""
-        RECORD.pack_into(memory, record * _WORD, *values, 0, 0)
+        RECORD.pack_into(self._memory, record * _WORD, *values, 0, 0)
 
-    queue = _RecordQueue(free, write)
-    waiting = queue.waiting
+    def issued(self, operation: Recordable, known: Known, call: object, number: int, now_ns: int) -> int:
+        """Record an operation that is issued; return its record, or its name in the queue without a free record.
 
-    def record_issue(operation: Recordable, numbers: Known, call: object, number: int, now_ns: int) -> int:
-        """Record an operation that is issued; return its record, or its name in the queue without a free record."""
-        hit = numbers.get(call)
-        index = hit[1] if hit is not None and hit[0] == operation.place else calls.find(operation, numbers, call)
+        Args:
+            known: Calls known to operations like it.
+            call: Its own call; None: its input does not exist yet.
+            number: Its position where its ends meet.
+        """
+        hit, calls, free = known.get(call), self._calls, self._free
+        if hit is None or hit[0] != operation.place or hit[1] < calls.oldest:
+            index = calls.find(operation, known, call)
+        else:
+            index = hit[1]
         if len(free) <= KEPT:
-            return queue.add((now_ns, number, index, current))
-        record = take()
-        pack(memory, record * _WORD, now_ns, number, index, current)
+            return self._queue.add((now_ns, number, index, self._step))
+        record = free.popleft()
+        _pack_issue(self._memory, record * _WORD, now_ns, number, index, self._step)
         return record
 
-    def record_end(record: int, now_ns: int) -> None:
-        """Record the end of an operation, and free its record."""
+    def ended(self, record: int, now_ns: int) -> None:
+        """Record the end of an operation, negative if it failed, and free its record; the thread that runs it."""
         if record < 0:
-            record = queue.end(record)
+            record = self._queue.end(record)
         if record >= 0:
-            words[record + _ENDED] = now_ns
-            give(record)
-            if waiting:
-                queue.go_on()
+            self._words[record + _ENDED] = now_ns
+            self._free.append(record)
+            if self._waiting:
+                self._queue.go_on()
 
-    def record_collective_end(record: int, began_ns: int, now_ns: int, span: RawSpan | None) -> None:
-        """Record the start and the end of a collective, free its record, and record its span."""
+    def carried(self, record: int, began_ns: int, now_ns: int, span: RawSpan | None) -> None:
+        """Record the start and the good end of a collective on this rank, and its span in the timeline."""
         if span is not None:
-            count_span()
-            push_span(span)
+            self._count_span()
+            self._push_span(span)
         if record < 0:
-            record = queue.end(record)
+            record = self._queue.end(record)
         if record >= 0:
+            words = self._words
             words[record + _STARTED] = began_ns
             words[record + _ENDED] = now_ns
-            give(record)
-            if waiting:
-                queue.go_on()
+            self._free.append(record)
+            if self._waiting:
+                self._queue.go_on()
 
-    def record_start(record: int, now_ns: int) -> None:
-        """Record that a thread has begun to run a compute."""
+    def started(self, record: int, now_ns: int) -> None:
+        """Record that a thread has begun to run a compute; any thread."""
         if record < 0:
-            record = queue.find(record)
+            record = self._queue.find(record)
         if record >= 0:
-            words[record + _STARTED] = now_ns
+            self._words[record + _STARTED] = now_ns
 
-    def record_call(record: int, operation: Recordable, numbers: Known, call: object) -> None:
-        """Record the call of an operation that was issued before its input was there."""
-        call_number = calls.find(operation, numbers, call)
+    def described(self, record: int, operation: Recordable, known: Known, call: object) -> None:
+        """Record the call of an operation that was issued before its input existed."""
+        index = self._calls.find(operation, known, call)
         if record < 0:
-            record = queue.describe(record, call_number)
+            record = self._queue.describe(record, index)
         if record >= 0:
-            words[record + _CALL] = call_number
+            self._words[record + _CALL] = index
 
-    def record_step(index: int) -> int:
-        """Record the step that begins; return the one before it."""
-        nonlocal current
-        before, current = current, index if 0 <= index < _MOST_STEPS else -1
-        words[step_at] = current
+    def step(self, index: int) -> int:
+        """Record the step that begins; return the one before it; -1 is none."""
+        before, self._step = self._step, index if 0 <= index < _MOST_STEPS else -1
+        self._words[self._head + 1] = self._step
         return before
 
-    def record_leave() -> None:
-        words[left_at] = 1
+    def left(self) -> None:
+        """Record that the rank's program has finished."""
+        self._words[self._head + 2] = 1
 
-    def record_saved_step(index: int) -> None:
-        words[kept_at] = index if 0 <= index < _MOST_STEPS else -1
+    def kept(self, index: int) -> None:
+        """Record a step whose state or checkpoint is on the disk."""
+        self._words[self._head + 3] = index if 0 <= index < _MOST_STEPS else -1
 
-    def write_to(new_memory: bytearray) -> None:
-        """Write to other memory from now on."""
-        nonlocal memory, words
-        words.release()
-        memory, words = new_memory, memoryview(new_memory).cast("q")
 
-    flight = RankFlight(
-        issued=record_issue,
-        ended=record_end,
-        carried=record_collective_end,
-        started=record_start,
-        described=record_call,
-        step=record_step,
-        left=record_leave,
-        kept=record_saved_step,
-    )
-    return flight, write_to
+class SpansOnly(RankFlight):
+    """Records the spans of a rank in simulated time: nothing is lost when its process ends."""
+
+    __slots__ = ("_append",)
+
+    def __init__(self, append: Callable[[RawSpan], None]) -> None:
+        self._append = append
+
+    def issued(self, operation: Recordable, known: Known, call: object, number: int, now_ns: int) -> int:
+        """Return -1: no record."""
+        return -1
+
+    def carried(self, record: int, began_ns: int, now_ns: int, span: RawSpan | None) -> None:
+        """Record the span of a collective."""
+        if span is not None:
+            self._append(span)
+
+    def step(self, index: int) -> int:
+        """Return -1: no step."""
+        return -1
+
+    def ended(self, record: int, now_ns: int) -> None:
+        """Record nothing."""
+
+    def started(self, record: int, now_ns: int) -> None:
+        """Record nothing."""
+
+    def described(self, record: int, operation: Recordable, known: Known, call: object) -> None:
+        """Record nothing."""
+
+    def left(self) -> None:
+        """Record nothing."""
+
+    def kept(self, index: int) -> None:
+        """Record nothing."""

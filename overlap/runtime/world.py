@@ -15,7 +15,7 @@ from transports import LinkLostError, Transport, TransportError
 
 from ..diagnostics import is_interrupt, make_presentable, origin, split_stops, unwrap_single_error, where
 from ..errors import PeerError, RemoteError, StallError, in_one_line, text_of, type_name
-from ..flight.recorder import Writer, without_record
+from ..flight.recorder import SpansOnly, Writer
 from ..hints import find_hint
 from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import ENDED, STARVED, Timeline
@@ -132,7 +132,7 @@ class World:
             handover=self._handover,
             thread=get_ident(),
             pause=self.backend.pause,
-            flight=self._flight.rank(rank, recorder) if self._flight is not None else without_record(recorder.append),
+            flight=self._flight.rank(rank, recorder) if self._flight is not None else SpansOnly(recorder.append),
         )
         place = divmod(rank, self._cluster.ranks_per_node or self.size)
         compute = ComputeStreams(partial(self.backend.compute_stream, context))

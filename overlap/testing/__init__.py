@@ -16,7 +16,7 @@ In a test of pytest::
 #   ranks        Ranks: the fixture; run_marked: the marker
 #   run          Run: the result of many ranks, and the questions of a test
 #   running      a setting becomes a run; seeds are tried, and a failing one is made smaller
-#   judging      from the error of a run to verdicts, by the judge of waits;  survived: the static pass
+#   judging      from the error of a run to verdicts, by the judge of waits;  latent: faults that did no harm this time
 #   record       every operation of every rank, as data
 #   faults       faults as data, drawn or written down;  world: the simulated world that records, with these faults
 #   turns        the order of ranks by priorities that change
@@ -25,7 +25,7 @@ In a test of pytest::
 #   hashing      sets whose order differs between ranks, as between processes
 #   programs     programs and functions that use torch.distributed;  guards: their effects on the process
 #   pytorch      puts torch.distributed into threads;  torch_rank: that of one rank;  torch_store: where ranks meet;
-#                torch_saves: threads that save checkpoints;  torch_profiler: the rank that has the profiler
+#                torch_threads: threads that save checkpoints;  torch_profiler: the rank that has the profiler
 #   checkpoints  whether a checkpoint can be restored
 #   watch        functions of PyTorch in a rank: times, buffers in flight, memory, weights
 

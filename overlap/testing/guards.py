@@ -27,7 +27,7 @@ import torch.multiprocessing
 import overlap
 
 from ..errors import UsageError
-from . import torch_saves
+from . import torch_threads
 from .threads import RankThread, UntestableError, owned_threads
 
 Thread: TypeAlias = "RankThread[Any]"
@@ -84,7 +84,7 @@ def guard_process(program: GuardedProgram) -> Iterator[None]:
     patches.replace(time, "sleep", program.sleep)
     if torch.distributed.rpc.is_available():
         patches.replace(torch.distributed.rpc, "init_rpc", _refuse(_CALLS_REMOTELY))
-    patches.replace(ThreadPoolExecutor, "submit", torch_saves.submit)
+    patches.replace(ThreadPoolExecutor, "submit", torch_threads.submit)
     patches.stack.enter_context(owned_threads())
     with patches.stack:
         sys.meta_path.insert(0, finder)

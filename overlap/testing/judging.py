@@ -22,7 +22,7 @@ from ..waits import judge as waits
 from ..waits.ends import End, Seen
 from ..waits.judge import Kind, WaitingWorld
 from ..waits.wording import sentence, title
-from . import survived
+from . import latent
 from .record import Issue, Record, Verdict
 from .threads import RealTimeError, UntestableError
 
@@ -59,16 +59,16 @@ def judge(
     """
     verdicts = [] if error is None else [_end_verdict(record, error)]
     finished = {rank for rank, how in record.left.items() if not how}
-    checks = [survived.groups(record, finished), survived.touches(record), survived.tags(record)]
-    checks.append(survived.gradients(record))
+    checks = [latent.groups(record, finished), latent.touches(record), latent.tags(record)]
+    checks.append(latent.gradients(record))
     if not any(verdict is not None and verdict.kind == "group of some" for verdict in checks):
-        checks.append(survived.group_order(record) or survived.group_members(record))
+        checks.append(latent.group_order(record) or latent.group_members(record))
     if shared_order and not any(verdict.kind == "cycle" for verdict in verdicts):
-        checks.append(survived.inversion(record))
+        checks.append(latent.inversion(record))
     if synchronised:
-        checks.append(survived.weights(record))
+        checks.append(latent.weights(record))
     if error is None:
-        checks.append(survived.leaks(record))
+        checks.append(latent.leaks(record))
     if unused:
         checks.append(Verdict(kind=UNUSED, text=unused))
     others = [verdict for verdict in checks if verdict is not None]
@@ -162,9 +162,9 @@ def _as_verdict(found: waits.WaitVerdict) -> Verdict:
 
 def _sends_of_one_tag(record: Record, end: End) -> list[str]:
     """Return the lines that send the messages of a tag, if these are not alike."""
-    sends = [send for send in record.issues if send.op == "send" and send.key == end.call.key]
-    alike = len({send.what for send in sends}) < 2
-    return [] if alike else list(dict.fromkeys(send.line for send in sends))
+    sends = [issue.call for issue in record.issues if (issue.call.op, issue.call.key) == ("send", end.call.key)]
+    alike = len({send.form for send in sends}) < 2
+    return [] if alike else list(dict.fromkeys(send.site for send in sends))
 
 
 def blocked_issues(record: Record) -> dict[int, Issue]:
@@ -175,7 +175,7 @@ def blocked_issues(record: Record) -> dict[int, Issue]:
 
 
 def _place(issue: Issue) -> tuple[str, str, int]:
-    return issue.op, issue.key, issue.seq
+    return issue.call.op, issue.call.key, issue.seq
 
 
 def wrong_group(record: Record, later: Record) -> Verdict | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..waits.ends import CallRecord, End, EndState, RankView, Seen, form_of
+from ..waits.ends import CallRecord, End, EndState, RankView, Seen
 from ..waits.wording import title
 
 
@@ -28,18 +28,9 @@ class Issue:
 
     rank: int
     index: int  # Its number among the operations of its rank
-    op: str  # Such as "all_reduce"; "send" and "recv" are messages
-    what: str  # The call as ranks must agree on it, such as "all_reduce(sum, float32 (4,))"
-    group: str  # Name of the group
-    members: tuple[int, ...]  # World ranks of the group; of a message its sender and its receiver
-    key: str  # Tells groups and streams of one name apart; the same on every rank
-    seq: int  # Its number among the operations of its group and stream
-    line: str  # "file.py:41"
+    call: CallRecord  # Its form is "" until its input exists; its site is "file.py:41"
+    seq: int  # Its number where its ends meet
     issued_ns: int
-    nbytes: int = 0
-    name: str = ""  # The call, where that is not `op`: its messages are parts of it
-    tag: int = 0  # Tag of a message
-    peer: int | None = None  # World rank of the other end of a message; None is any source
     ended_ns: int | None = None  # None: it never ended
     failed: bool = False
     waited_ns: int | None = None  # When its program had waited for it; None: it never did
@@ -56,21 +47,11 @@ class Issue:
         return self.ended_ns is None or self.failed
 
     @property
-    def is_message(self) -> bool:
-        """Whether the operation is one end of a message."""
-        return self.op in ("send", "recv")
-
-    @property
     def end(self) -> End:
         """The operation as an end for the judge of waits."""
-        any_source = self.op == "recv" and self.peer is None
-        call = CallRecord(
-            op=self.op, site=self.line, name=self.name, key=self.key, group=self.group, members=self.members,
-            form=form_of(self.what), nbytes=self.nbytes, tag=self.tag, any_source=any_source,
-        )  # fmt: skip
         state = EndState.FAILED if self.failed else EndState.WAITING if self.ended_ns is None else EndState.DONE
         return End(
-            rank=self.rank, call=call, seq=self.seq, state=state, issued_ns=self.issued_ns, done_ns=self.ended_ns,
+            rank=self.rank, call=self.call, seq=self.seq, state=state, issued_ns=self.issued_ns, done_ns=self.ended_ns,
             awaited=self.awaited or None,
         )  # fmt: skip
 
@@ -162,4 +143,6 @@ class Record:
         """Yield the trace: one line for each operation, in order; the same seed gives the same text."""
         for issue in self.issues:
             ended = "never" if issue.ended_ns is None else "failed" if issue.failed else f"{issue.ended_ns}"
-            yield f"{issue.issued_ns} rank {issue.rank} {issue.title} {issue.what} {issue.nbytes} B -> {ended}"
+            call = issue.call
+            what = f"{call.name or ('send/recv' if call.is_message else call.op)}({call.form})"
+            yield f"{issue.issued_ns} rank {issue.rank} {issue.title} {what} {call.nbytes} B -> {ended}"

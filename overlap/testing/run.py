@@ -19,7 +19,7 @@ from ..errors import OverlapError, UsageError
 from ..ranklist import named_ranks
 from ..timeline.measure.metrics import breakdowns
 from ..timeline.spans import Timeline
-from . import survived
+from . import latent
 from .faults import Fault
 from .folders import RunFolder
 from .record import Record, Verdict
@@ -196,7 +196,7 @@ class Run:
 
     def _same_updates(self) -> Answer:
         """Compare the weights of all ranks after each update, and at the end."""
-        differing = survived.weights(self.record)
+        differing = latent.weights(self.record)
         return self._same_weights() if differing is None else Answer(str(differing))
 
     def _same_weights(self) -> Answer:
@@ -209,7 +209,7 @@ class Run:
         for name in names:
             answer = self._same_weight(name)
             if answer.why:
-                differing = survived.weights(self.record, lasting=True)
+                differing = latent.weights(self.record, lasting=True)
                 return answer if differing is None else Answer(str(differing))
         return Answer()
 
@@ -294,7 +294,7 @@ class Run:
         """Bytes that the rank with the most has passed to operations."""
         sent = [0] * self.size
         for issue in self.record.issues:
-            sent[issue.rank] += issue.nbytes if issue.op != "recv" else 0
+            sent[issue.rank] += issue.call.nbytes if issue.call.op != "recv" else 0
         return max(sent, default=0)
 
     @property

@@ -107,8 +107,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         start = tensor.data_ptr()
         for address, (issue, nbytes, written) in self._flying.items():
             shared = start <= address < start + tensor.nbytes or address <= start < address + nbytes
-            if shared and (written or writes) and issue.line not in self._touched:
-                self._touched.add(issue.line)
+            if shared and (written or writes) and issue.call.site not in self._touched:
+                self._touched.add(issue.call.site)
                 self._record.touches.append(
                     Touch(
                         rank=self.rank, issue=issue, line=frame_line(users_frame()),
@@ -178,7 +178,7 @@ class ModelWatch:
 
     def operation_issued(self, issue: Issue, size: int, arrays: list[tuple[int, int, bool]]) -> None:
         """Note the memory that an operation adds up over all ranks."""
-        if issue.op == "all_reduce" and len(issue.members) == size:
+        if issue.call.op == "all_reduce" and len(issue.call.members) == size:
             self._summed += [(address, address + nbytes) for address, nbytes, written in arrays if written]
 
     def add_module(self, module: torch.nn.Module) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from ..runtime.callbacks import call_when_done
 from ..runtime.interceptor import Place
 from ..runtime.message import Message
@@ -22,6 +24,7 @@ from ..simulation.injector import FaultInjector
 from ..simulation.kernel import Kernel
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
 from ..timeline.spans import Timeline
+from ..waits.ends import CallRecord, form_of
 from .faults import Fault, FaultPlan
 from .record import Issue, Record
 
@@ -61,27 +64,24 @@ class RecordingInjector(FaultInjector):
         key = self._identity(place.communicator if isinstance(place, Port) else operation.lane)
         if id(operation) in self.unfinished:  # a receive from any source, which has found one
             issue = self.unfinished[id(operation)][0]
-            issue.key, issue.seq, issue.members = key, operation.seq, operation.members
-            issue.peer = issue.members[0]
+            issue.call = structs.replace(issue.call, key=key, members=operation.members, any_source=False)
+            issue.seq = operation.seq
             return
         index = self._counts[rank] = self._counts.get(rank, -1) + 1
-        issue = Issue(
-            rank=rank,
-            index=index,
+        call = CallRecord(
             op=operation.op if message is None else "recv" if message.receives else "send",
-            what="",
+            site=os.path.basename(operation.call_site),
             name=operation.name if operation.name in _EXCHANGES else "",
+            key=key or f"any source, {rank}, {index}",
             group=operation.group.name,
             members=operation.members,
-            key=key or f"any source, {rank}, {index}",
-            seq=operation.seq,
-            line=os.path.basename(operation.call_site),
-            issued_ns=operation.context.now_ns(),
             tag=0 if message is None else message.tag,
-            peer=None if message is None or message.asked is None else message.member.label[1][message.asked],
-            lost=rank in self.record.stopped,
-            ahead=_strategy_issues(),
+            any_source=message is not None and message.asked is None,
         )
+        issue = Issue(
+            rank=rank, index=index, call=call, seq=operation.seq, issued_ns=operation.context.now_ns(),
+            lost=rank in self.record.stopped, ahead=_strategy_issues(),
+        )  # fmt: skip
         self.record.issues.append(issue)
         self.unfinished[id(operation)] = issue, operation
         _describe(issue, operation)
@@ -89,7 +89,7 @@ class RecordingInjector(FaultInjector):
         def record_end() -> None:
             """Note end, failure and wait of the operation; a withdrawn receive leaves the record."""
             self.unfinished.pop(id(operation), None)
-            if issue.op == "recv" and operation.state is CANCELLED:  # nobody waits for its message
+            if issue.call.op == "recv" and operation.state is CANCELLED:  # nobody waits for its message
                 self.record.issues.remove(issue)
                 return
             issue.ended_ns = operation.context.now_ns()
@@ -144,11 +144,11 @@ class RecordingInjector(FaultInjector):
             sends: Whether sends count too, as in programs of PyTorch; ours may leave them to the end of a rank.
         """
         for issue, operation in self.unfinished.values():
-            counts = issue.rank == rank and not issue.ahead and (sends or issue.op != "send")
+            counts = issue.rank == rank and not issue.ahead and (sends or issue.call.op != "send")
             left = operation.state is PARKED  # its await was cancelled, and nobody waits for its message
             if counts and not left and not issue.waited_ns and operation.awaited_ns is None:
                 leak = f"has ended without waiting for {issue.title}, which is under way"
-                self.record.leaks.append((rank, leak, issue.line))
+                self.record.leaks.append((rank, leak, issue.call.site))
 
     def _identity(self, place: Any) -> str:
         """Return the name of a communicator or a lane that is the same on every rank.
@@ -179,8 +179,7 @@ def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:
     """Describe an operation in its issue, after its input has arrived."""
     call = getattr(operation, "call", None)
     if call is not None:
-        text = str(call)
-        issue.what, issue.nbytes = issue.name + text[text.index("(") :] if issue.name else text, call.nbytes
+        issue.call = structs.replace(issue.call, form=form_of(str(call)), nbytes=call.nbytes)
 
 
 _UNKNOWN_S = 1e-4

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -93,6 +93,7 @@ class WaitingWorld:
     Attributes:
         views: View of each rank; ranks without one have no record.
         doubtful: Ranks with views that contradict each other.
+        at: Ends by key, role ("" of collectives, else "send" or "recv"), number and rank.
         calls: Collectives of each rank by key, in the order of issue.
         waits: Operations in which each blocked rank waits: those that it awaits, else its oldest one.
     """
@@ -110,17 +111,17 @@ class WaitingWorld:
         for rank in {*range(size), *chain.from_iterable(named.values())}:
             self.views.setdefault(rank, RankView(rank=rank, seen=Seen.NO_RECORD))
         self.views = dict(sorted(self.views.items()))
-        self._at: dict[Meeting, dict[tuple[int, str], End]] = defaultdict(dict)
+        self.at: dict[tuple[str, str, int], dict[int, End]] = defaultdict(dict)
         self._newest: dict[tuple[str, int, str], int] = {}
         self._absent: dict[Meeting, tuple[int, ...]] = {}
         self.calls: dict[str, dict[int, list[End]]] = {}
-        at, newest = self._at, self._newest
+        at, newest = self.at, self._newest
         for view in self.views.values():
             for end in view.ends:
                 call, seq, rank = end.call, end.seq, end.rank
                 role = call.op if call.is_message else ""
                 if call.meets:
-                    at[call.key, seq][rank, role] = end
+                    at[call.key, role, seq][rank] = end
                     if seq > newest.get((call.key, rank, role), -1):
                         newest[call.key, rank, role] = seq
                     if not role:
@@ -151,11 +152,11 @@ class WaitingWorld:
         other = {"send": "recv", "recv": "send"}.get(call.op, "")
         if end.lacks is not None:
             return tuple(rank for rank in end.lacks if not self._has_come(rank, other, end))
+        if call.any_source:  # it meets no send until it has chosen one
+            return tuple(rank for rank in call.members or self.views if rank != end.rank)
         if call.is_message:
-            others = call.members if call.any_source or call.peer is None else (call.peer,)
-            others = others or (tuple(self.views) if call.any_source else ())
-            senders = [rank for rank in others if rank != end.rank] or list(others)
-            return () if any(self._has_come(rank, other, end) for rank in senders) else tuple(senders)
+            peers = call.members if call.peer is None else (call.peer,)
+            return () if any(self._has_come(rank, other, end) for rank in peers) else peers
         if end.meeting not in self._absent:
             members = call.members or self.calls[call.key]
             self._absent[end.meeting] = tuple(rank for rank in members if not self._has_come(rank, "", end))
@@ -163,18 +164,14 @@ class WaitingWorld:
         return tuple(rank for rank in absent if rank != end.rank) if end.rank in absent else absent
 
     def _has_come(self, rank: int, role: str, end: End) -> bool:
-        own = self._at[end.meeting].get((rank, role))
+        own = self.at[end.call.key, role, end.seq].get(rank)
         if own is not None:
             return own.has_arrived or not own.is_open
         return self._newest.get((end.call.key, rank, role), -1) > end.seq
 
     def all_called(self, end: End) -> bool:
         """Whether all known members have called an operation, also those that have not arrived at it."""
-        return all((rank, "") in self._at[end.meeting] for rank in self.absent(end))
-
-    def blocking(self, rank: int) -> End | None:
-        """Return the operation in which a rank waits for others, None if it waits for nobody."""
-        return next(iter(self.waits.get(rank, ())), None)
+        return all(rank in self.at[end.call.key, "", end.seq] for rank in self.absent(end))
 
     def waiters(self, culprits: Collection[int]) -> tuple[End | None, tuple[int, ...]]:
         """Return the operation in which most other ranks wait for some, and the ranks that wait in it."""
@@ -199,14 +196,6 @@ class WaitingWorld:
         """Whether a rank has moved since the last look, and runs no function."""
         view = self.views[rank]
         return view.seen is Seen.GOES_ON and view.running is None
-
-    def message_end(self, meeting: Meeting, rank: int, role: str) -> End | None:
-        """Return the end of a message that a rank has issued."""
-        return self._at[meeting].get((rank, role))
-
-    def at(self, key: str, seq: int) -> dict[int, End]:
-        """Return the ends of one number of a collective, by rank."""
-        return {rank: end for (rank, role), end in self._at[key, seq].items() if not role}
 
 
 def _newest_ns(view: RankView) -> int:
@@ -260,7 +249,7 @@ def _first_difference(
     first = max(ends[0].seq for ends in calls.values())  # records are cut: the first number that all may have
     last = max(ends[-1].seq for ends in calls.values())
     for seq in range(first, last + 1):
-        here = world.at(key, seq)
+        here: Mapping[int, End] = world.at[key, "", seq]
         if len({id(end.call) for end in here.values()}) < 2:
             continue
         here = {rank: end for rank, end in here.items() if end.has_arrived}
@@ -336,7 +325,7 @@ def _message_differences(world: WaitingWorld) -> Iterator[WaitVerdict]:
     for view in world.views.values():
         for send in view.ends:
             if send.call.op == "send" and send.is_open and send.call.peer is not None and send.call.form:
-                receive = world.message_end(send.meeting, send.call.peer, "recv")
+                receive = world.at[send.call.key, "recv", send.seq].get(send.call.peer)
                 if receive is not None and receive.is_open and receive.call.form not in ("", send.call.form):
                     yield WaitVerdict(
                         kind=Kind.MISMATCH, culprits=tuple(sorted((send.rank, receive.rank))), waiters=(receive.rank,),
@@ -426,45 +415,42 @@ def _other_tag(world: WaitingWorld, rank: int) -> WaitVerdict | None:
 
 
 def find_cycle(edges: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return the smallest strongly connected part of a graph that no edge leaves, ascending; [] without one.
+    """Return the smallest set of nodes that all lead to each other, and from which no edge leads on, ascending.
 
-    Tarjan's algorithm ("Depth-first search and linear graph algorithms", 1972), without recursion. Ranks with equal
-    edges share a node, with a number below 0, that has them. Targets without edges of their own do not count.
+    Nodes without edges do not count, nor those that lead to such nodes only; [] if no others are left.
     """
-    graph: dict[int, Sequence[int]] = {}
-    shared: dict[tuple[int, ...], int] = {}
-    for node, targets in edges.items():
-        graph[node] = [shared.setdefault(tuple(targets), -1 - len(shared))]
-    graph |= {number: [target for target in targets if target in edges] for targets, number in shared.items()}
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    part_of: dict[int, list[int]] = {}
-    for root in edges:
-        work = [] if root in index else [(root, iter(graph[root]))]
-        while work:
-            node, following = work[-1]
-            if node not in index:
-                index[node] = low[node] = len(index)
-                stack.append(node)
-            target = next(following, None)
-            if target is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    cut = stack.index(node)
-                    part = sorted(stack[cut:])
-                    del stack[cut:]
-                    part_of.update(dict.fromkeys(part, part))
-            elif target not in index:
-                work.append((target, iter(graph[target])))
-            elif target not in part_of:
-                low[node] = min(low[node], index[target])
-    parts = {id(part): part for part in part_of.values() if len(part) > 1}
-    closed = [part for part in parts.values() if all(part_of[other] is part for node in part for other in graph[node])]
-    ranks = [[node for node in part if node >= 0] for part in closed or parts.values()]
-    return min(ranks, default=[], key=lambda part: (len(part), part))
+    shared = {id(others): frozenset(edges.keys() & others) for others in edges.values()}  # many have the same edges
+    leads = {node: shared[id(others)] for node, others in edges.items()}
+    left = set(leads)
+    while ended := {node for node in left if left.isdisjoint(leads[node])}:
+        left -= ended
+    parts = []
+    while rest := left:
+        while rest:
+            start = min(rest)
+            part = _reached({start}, leads) & left
+            rest = part - _leading_to({start}, part, leads)
+        parts.append(sorted(part))
+        left = left - _leading_to(part, left, leads)
+    return min(parts, default=[], key=lambda part: (len(part), part))
+
+
+def _reached(some: Set[int], leads: Mapping[int, Collection[int]]) -> set[int]:
+    """Return some nodes, and all nodes to which they lead."""
+    reached: set[int] = set()
+    pending = some
+    while pending:
+        reached |= pending
+        pending = set().union(*{leads[node] for node in pending if node in leads}) - reached
+    return reached
+
+
+def _leading_to(some: Set[int], nodes: Set[int], leads: Mapping[int, Collection[int]]) -> set[int]:
+    """Return some nodes, and all nodes of a set that lead to them."""
+    found = set(some)
+    while more := {node for node in nodes - found if not found.isdisjoint(leads[node])}:
+        found |= more
+    return found
 
 
 # -- ranks that have not come --------------------------------------------------------------------------------------
@@ -473,16 +459,15 @@ def find_cycle(edges: Mapping[int, Sequence[int]]) -> list[int]:
 def _absence(world: WaitingWorld) -> WaitVerdict | None:
     """Return the verdict on a rank that others wait for, and which waits for nobody."""
     stuck = world.stuck
-    by_wait: dict[object, set[int]] = {}  # the ranks of one group have mostly the same waits
-    roots = {}
-    for rank in stuck or world.waits:
-        wait = tuple(world.absent(end) for end in world.waits[rank])
-        if wait not in by_wait:
-            by_wait[wait] = _roots(rank, world, stuck)
-        roots[rank] = by_wait[wait]
-    still = {rank: ranks for rank, ranks in roots.items() if not any(world.moves(root) for root in ranks)}
-    votes = Counter(root for ranks in still.values() for root in ranks)
-    votes = votes or Counter(root for ranks in roots.values() for root in ranks if world.moves(root))
+    leads = {
+        rank: frozenset(stuck[rank] if rank in stuck else chain.from_iterable(map(world.absent, ends)))
+        for rank, ends in world.waits.items()
+    }
+    roots = set().union(*leads.values()) - leads.keys()
+    waiting = {root: _leading_to({root}, leads.keys(), leads) & (stuck or leads).keys() for root in roots}
+    moving = set().union(*(waiting[root] for root in roots if world.moves(root)))
+    votes = {root: count for root in roots if (count := len(waiting[root] - moving))}
+    votes = votes or {root: len(waiting[root]) for root in roots if world.moves(root)}
     if not votes:
         return None
     views = world.views
@@ -515,23 +500,6 @@ def _doing(view: RankView) -> tuple[str, str, str]:
     """Return what a rank does as values: the function that it runs, else its line."""
     running = view.running
     return (running.call.op, running.call.name, running.call.site) if running is not None else ("", "", view.site)
-
-
-def _roots(start: int, world: WaitingWorld, stuck: Mapping[int, Sequence[int]]) -> set[int]:
-    """Follow waits from a rank to the ranks that wait for nobody; of a stuck rank, to ranks that can never come."""
-    visited: set[int] = set()
-    roots: set[int] = set()
-    pending = [start]
-    while pending:
-        rank = pending.pop()
-        if rank in visited:
-            continue
-        visited.add(rank)
-        if rank in world.waits:
-            pending += stuck[rank] if rank in stuck else [o for end in world.waits[rank] for o in world.absent(end)]
-        else:
-            roots.add(rank)
-    return roots
 
 
 def _unexplained(world: WaitingWorld) -> WaitVerdict:

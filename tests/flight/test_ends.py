@@ -210,9 +210,10 @@ def test_the_world_that_began_last_is_judged():
 
 def test_runs_of_one_name_are_not_mixed():
     """As those of a job without a name, of which one after the other failed."""
-    runs = [[flight(process, record(process), started_ns=at * S + process) for process in (0, 1)] for at in (0, 60, 62)]
-    for each in runs[2]:
-        object.__setattr__(each, "world_size", 2)
+    runs = [
+        [flight(process, record(process), started_ns=at * S + process, world_size=size) for process in (0, 1)]
+        for at, size in ((0, 4), (60, 4), (62, 2))
+    ]
     elsewhere = flight(2, record(2), host="far", started_ns=100 * S)  # whose clock differs
     world, others = newest_world([*runs[1], runs[0][1], elsewhere, *runs[2], runs[0][0]], lambda flight: False)
     assert (world.flights, others) == ([*runs[1], elsewhere], 2)

@@ -138,43 +138,45 @@ def watching(told: list[float], named: list[tuple[int, str]] | None = None) -> l
     )
 
 
-def test_a_loop_is_busy_that_has_not_answered_for_a_second_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[float] = []
-    queued_ns = 0
-    monkeypatch.setattr(loop_watch, "queued_ns", lambda thread: queued_ns)
+@pytest.mark.parametrize(
+    ("checks", "told"),
+    [
+        pytest.param([(5, 0, 0), (1004, 0, 0), (1005, 7, 0), (1011, 7, 0), (1012, 7, 0)], [1.007], id="own time"),
+        pytest.param([(0, 0, 0), (30_000, 0, 1), (30_900, 0, 0), (31_000, 0, 0)], [1.0], id="the watch did not run"),
+    ],
+)
+def test_a_loop_is_busy_in_a_turn_of_a_second_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, checks: list[tuple[int, int, int]], told: list[float]
+) -> None:
+    """Each check: its time, how long the loop has waited for a processor, and whether the watch was late."""
+    seen: list[float] = []
 
     async def main() -> None:
-        nonlocal queued_ns
-        watch = watching(told)
-        watch._native_thread = threading.get_native_id()
-        second_ns = 10**9
-        watch._check_loop(5, late=False)  # asks
-        watch._check_loop(4 + second_ns, late=False)
-        queued_ns = 7  # it could not run for so long
-        watch._check_loop(5 + second_ns, late=False)
-        watch._check_loop(11 + second_ns, late=False)
-        assert told == []
-        watch._check_loop(12 + second_ns, late=False)
+        watch = watching(seen)
+        watch._native_thread, watch._turn.began_ns = threading.get_native_id(), 1
+        for at, waited, late in checks:
+            monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
+            watch._check_turn(at * MS, late=bool(late))
 
     trio.run(main)
-    assert told == [1.000000007]
+    assert seen == told
 
 
-def test_a_watch_that_did_not_run_itself_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_takes_turns_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
-    monkeypatch.setattr(loop_watch, "queued_ns", lambda thread: 0)
 
     async def main() -> None:
         watch = watching(told)
         watch._native_thread = threading.get_native_id()
-        for now_s, late in ((0, False), (30, True), (30.9, False), (31, False)):
-            watch._check_loop(round(now_s * 1e9), late=late)
+        for at_ms in range(0, 5000, 250):
+            watch._turn.began_ns = at_ms % 500 and at_ms * MS  # it waits, or has begun a turn
+            watch._check_turn(at_ms * MS, late=False)
 
     trio.run(main)
-    assert told == [1.0]
+    assert told == []
 
 
-def test_the_loop_is_asked_four_times_a_second_and_not_at_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_is_checked_four_times_a_second_and_not_at_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that the waits of the watch move; the last wait but one is long, because the watch did not run."""
     now_ns, asked = 0, list[tuple[int, bool]]()
 
@@ -192,7 +194,7 @@ def test_the_loop_is_asked_four_times_a_second_and_not_at_every_sample(monkeypat
         watch = watching([])
         monkeypatch.setattr(loop_watch, "perf_counter_ns", lambda: now_ns)
         monkeypatch.setattr(watch, "_ended", Ended())
-        monkeypatch.setattr(watch, "_check_loop", lambda now_ns, *, late: asked.append((now_ns // MS, late)))
+        monkeypatch.setattr(watch, "_check_turn", lambda now_ns, *, late: asked.append((now_ns // MS, late)))
         watch._run()
 
     trio.run(main)
@@ -205,7 +207,7 @@ def test_a_place_is_told_once_until_it_takes_ten_times_as_long() -> None:
     async def main() -> None:
         watch = watching(told)
         for seconds in (1.0, 1.25, 3.0, 9.9, 10.0, 10.25, 60.0, 100.0, 100.25):
-            watch._record_busy(round(seconds * 1e9))
+            watch._record_busy(0, round(seconds * 1e9))
 
     trio.run(main)
     assert told == [1.0, 10.0, 100.0]
@@ -223,8 +225,8 @@ def test_the_rank_that_kept_a_turn_longest_is_named_with_its_own_line_and_time()
             loop_watch.BusyLoop(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6)
             for rank, line, at_ms in seen
         ]
-        watch._record_busy(1100 * 10**6)
-        watch._answer()
+        watch._record_busy(1100 * 10**6, 1100 * 10**6)
+        watch._turn.flush()
 
     trio.run(main)
     assert told == [0.6]

@@ -26,7 +26,7 @@ async def receives_one_more(rank: overlap.Rank) -> None:
 
 def test_they_are_recorded_once_with_the_source_that_they_found() -> None:
     run = Ranks().run(receives, ranks=3)
-    assert [(each.op, each.peer) for each in run.record.of(0)] == [("recv", 1), ("recv", 2)]
+    assert [(each.call.op, each.call.peer) for each in run.record.of(0)] == [("recv", 1), ("recv", 2)]
 
 
 def test_one_too_many_is_named() -> None:

@@ -84,7 +84,7 @@ def test_a_signal_comes_to_the_rank_that_it_is_for() -> None:
 def test_a_flipped_bit_in_a_gradient_makes_other_weights_on_all_ranks() -> None:
     ranks = Ranks(HERE)
     calm = ranks.program("ddp.py", ["--steps", "2"], ranks=2)
-    gradient = next(issue.index for issue in calm.record.of(1) if issue.op == "all_reduce")
+    gradient = next(issue.index for issue in calm.record.of(1) if issue.call.op == "all_reduce")
     flipped = ranks.program("ddp.py", ["--steps", "2"], ranks=2, faults=f"flip(rank=1, at={gradient})")
     assert flipped.same()
     assert not flipped.equals(calm)

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from overlap.errors import CollectiveMismatchError, RankFailedError, RankLeftError, StallError
-from overlap.testing import survived
+from overlap.testing import latent
 from overlap.testing.judging import judge, why_mismatched, why_stalled
 from overlap.testing.record import GroupCall, Issue, Record, Touch, WeightRecord
+from overlap.waits.ends import CallRecord
 
 STALL = StallError(None, [], reason="cannot finish")
 
@@ -28,9 +30,11 @@ def record(size: int, *issues: tuple, **more) -> Record:
             seq = counts[rank, key] = counts.get((rank, key), -1) + 1
         made.issues.append(
             Issue(
-                rank=rank, index=len(made.issues), op=op, what=f"{op}(float32 (4,))", group=name, members=members,
-                key=key, seq=seq, line=f"x.py:{line}", issued_ns=0, ended_ns=ended, awaited=ended is None, peer=peer,
-                tag=tag,
+                rank=rank, index=len(made.issues), seq=seq, issued_ns=0, ended_ns=ended, awaited=ended is None,
+                call=CallRecord(
+                    op=op, form="float32 (4,)", group=name, members=members, key=key, site=f"x.py:{line}", tag=tag,
+                    any_source=op == "recv" and peer is None,
+                ),
             )
         )  # fmt: skip
     return made
@@ -39,7 +43,7 @@ def record(size: int, *issues: tuple, **more) -> Record:
 def test_a_cycle_over_three_groups_is_named_in_order() -> None:
     made = record(3, (0, "all_reduce", "a", 1), (1, "all_gather", "b", 2), (2, "barrier", "c", 3))
     for issue, members in zip(made.issues, [(0, 1), (1, 2), (2, 0)], strict=True):
-        issue.members = members
+        issue.call = structs.replace(issue.call, members=members)
     verdict = why_stalled(made)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == (
@@ -124,7 +128,7 @@ def meant_for_another_tag(source: str, tag: int) -> str:
 def test_a_message_with_another_tag_is_told_with_its_line(issues, more, told) -> None:
     made = record(3, *issues, **more)
     for issue in made.issues:
-        issue.awaited = issue.op != "send"
+        issue.awaited = issue.call.op != "send"
     verdict = why_stalled(made)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == ("tags", (0, 1), ("x.py:1", "x.py:2")), verdict
@@ -135,7 +139,7 @@ def test_a_message_whose_tag_is_received_elsewhere_is_not_blamed() -> None:
     sent = [(1, "send", (0, 5), 2), (1, "recv", (0, 0), 3)]
     made = record(2, (0, "recv", (1, 5), 9), (0, "recv", (None, 0), 1), *sent)
     for issue in made.issues:
-        issue.awaited = issue.line in ("x.py:1", "x.py:3")
+        issue.awaited = issue.call.site in ("x.py:1", "x.py:3")
     verdict = why_stalled(made)
     assert verdict is not None
     assert verdict.kind == "cycle"
@@ -153,7 +157,8 @@ def test_a_mismatch_names_the_odd_ranks_first() -> None:
 
 def test_messages_of_one_tag_that_differ_are_told_apart() -> None:
     made = record(2, (0, "send", (1, 5), 1), (0, "send", (1, 5), 2), (1, "recv", (0, 5), 9))
-    made.issues[1].what, made.issues[2].what = "send/recv(int64 (1,))", "send/recv(int64 (1,))"
+    for issue in made.issues[1:3]:
+        issue.call = structs.replace(issue.call, form="int64 (1,)")
     verdict = why_mismatched(made)
     assert verdict is not None
     assert verdict.kind == "tag reused"
@@ -165,32 +170,32 @@ def test_an_inversion_that_was_survived_is_found_and_one_order_is_none() -> None
     order = [("a", 1), ("b", 2)]
     wrong = record(2, *[(r, "all_reduce", g, line, 9) for r in (0, 1) for g, line in order[:: 1 if r else -1]])
     right = record(2, *[(r, "all_reduce", g, line, 9) for r in (0, 1) for g, line in order])
-    verdict = survived.inversion(wrong)
+    verdict = latent.inversion(wrong)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == ("cycle", (0, 1), ("x.py:2", "x.py:1"))
     assert (
         "rank 0 issues all_reduce #0 of group 'b' (x.py:2) before all_reduce #0 of group 'a' (x.py:1)" in verdict.text
     )
-    assert survived.inversion(right) is None
+    assert latent.inversion(right) is None
 
 
 def test_a_long_cycle_is_told_by_its_joints_only() -> None:
     """Operations of one rank between two joints are left out."""
     one = [(0, "all_reduce", name, line, 9) for line, name in enumerate("abcd")]
     other = [(1, "all_reduce", name, line, 9) for line, name in enumerate("dbca", 10)]
-    verdict = survived.inversion(record(2, *one, *other))
+    verdict = latent.inversion(record(2, *one, *other))
     assert verdict is not None
     assert verdict.text.count(" before ") == 2
 
 
 def test_groups_of_some() -> None:
     made = [GroupCall(rank=rank, ranks=(0, 1), line="x.py:3") for rank in (0, 1, 2)]
-    verdict = survived.groups(Record(size=4, group_calls=made), {0, 1, 2, 3})
+    verdict = latent.groups(Record(size=4, group_calls=made), {0, 1, 2, 3})
     assert verdict is not None
     assert (verdict.ranks[0], verdict.lines) == (3, ("x.py:3",))
-    assert survived.groups(Record(size=4, group_calls=made), {0, 1, 2}) is None  # rank 3 may still have come to it
+    assert latent.groups(Record(size=4, group_calls=made), {0, 1, 2}) is None  # rank 3 may still have come to it
     alone = [GroupCall(rank=0, ranks=(0, 1), line="x.py:3", alone=True)]
-    assert survived.groups(Record(size=2, group_calls=alone), {0, 1}) is None
+    assert latent.groups(Record(size=2, group_calls=alone), {0, 1}) is None
 
 
 def weights(rank: int, step: int, **digests: str) -> WeightRecord:
@@ -200,12 +205,12 @@ def weights(rank: int, step: int, **digests: str) -> WeightRecord:
 def test_weights_that_differ_name_the_first_update_and_the_first_weight() -> None:
     same = [weights(rank, 1, a="1", b="2") for rank in range(3)]
     then = [weights(rank, 2, a="3", b="4" if rank != 1 else "5") for rank in range(3)]
-    assert survived.weights(Record(size=3, weights=same)) is None
-    verdict = survived.weights(Record(size=3, weights=same + then))
+    assert latent.weights(Record(size=3, weights=same)) is None
+    verdict = latent.weights(Record(size=3, weights=same + then))
     assert verdict is not None
     assert verdict.text == "after update 2 (x.py:2), and not before, 'b' differs: rank 1 (5) from rank 0 (4)"
     parts = [WeightRecord(rank=rank, step=1, digests={f"a [part {rank}]": str(rank)}) for rank in range(2)]
-    assert survived.weights(Record(size=2, weights=parts)) is None
+    assert latent.weights(Record(size=2, weights=parts)) is None
 
 
 def test_only_a_difference_that_lasts_counts_at_the_end() -> None:
@@ -214,11 +219,11 @@ def test_only_a_difference_that_lasts_counts_at_the_end() -> None:
         return Record(size=2, weights=[each for pair in pairs for each in pair])
 
     averaged = record_of("00", "12", "33", "45", "66")  # by every second update
-    assert survived.weights(averaged, lasting=True) is None
-    first = survived.weights(averaged)
+    assert latent.weights(averaged, lasting=True) is None
+    first = latent.weights(averaged)
     assert first is not None
     assert first.text.startswith("after update 1 (x.py:1), and not before, 'a' differs: rank 1 (2)")
-    left = survived.weights(record_of("00", "12", "33", "45", "46"), lasting=True)
+    left = latent.weights(record_of("00", "12", "33", "45", "46"), lasting=True)
     assert left is not None
     assert left.text.startswith("from update 3 (x.py:3) on, 'a' differs: rank 1 (5)")
 
@@ -232,7 +237,7 @@ def test_weights_that_differ_name_the_setting_that_differs_before_random_numbers
             settings = ({"lr": "0.1"}, {"lr": lr if rank else "0.1", "foreach": "None"})
             differing = WeightRecord(rank=rank, step=step, digests={"a": str(rank)}, settings=settings)
             made.weights += [first, differing] if step else [replace(first, digests=differing.digests)]
-        verdict = survived.weights(made)
+        verdict = latent.weights(made)
         assert verdict is not None
         return verdict.text.partition("from rank 0 (0)")[2]
 
@@ -248,7 +253,7 @@ def test_a_missing_gradient_and_a_touched_buffer() -> None:
         WeightRecord(rank=rank, step=1, digests={}, without_gradient=("a", "b")[: 1 + rank], line="x.py:9")
         for rank in (0, 1)
     ]
-    verdict = survived.gradients(Record(size=2, weights=lacking))
+    verdict = latent.gradients(Record(size=2, weights=lacking))
     assert verdict is not None
     assert verdict.text == "rank 1 had no gradient of 'b' in update 1 (x.py:9), rank 0 had one"
     made = record(2, (0, "all_reduce", "world", 4))
@@ -275,29 +280,29 @@ def test_groups_made_in_another_order() -> None:
 
     order = [((0, 1), 3), ((1, 2), 4)]
     wrong = [*made(0, *order), *made(1, *order), *made(2, *order[::-1])]
-    verdict = survived.group_order(Record(size=3, group_calls=wrong))
+    verdict = latent.group_order(Record(size=3, group_calls=wrong))
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == ("group order", (2, 0), ("x.py:4", "x.py:3"))
     assert "rank 2 made the group of ranks 1-2 at x.py:4 where rank 0 made that of ranks 0-1 at x.py:3" in verdict.text
-    assert survived.groups(Record(size=3, group_calls=wrong), {0, 1, 2}) is None
-    assert survived.group_order(Record(size=2, group_calls=[*made(0, *order), *made(1, *order)])) is None
-    assert survived.group_order(Record(size=2, group_calls=[*made(0, *order), *made(1, order[1], alone=True)])) is None
+    assert latent.groups(Record(size=3, group_calls=wrong), {0, 1, 2}) is None
+    assert latent.group_order(Record(size=2, group_calls=[*made(0, *order), *made(1, *order)])) is None
+    assert latent.group_order(Record(size=2, group_calls=[*made(0, *order), *made(1, order[1], alone=True)])) is None
 
 
 def test_one_tag_for_two_messages_under_way_is_told_with_both_lines() -> None:
     ends = [(0, "send", (1, 7), 1, 9), (0, "send", (1, 7), 2, 9), (1, "recv", (0, 7), 5, 9), (1, "recv", (0, 7), 6, 9)]
-    verdict = survived.tags(record(2, *ends))
+    verdict = latent.tags(record(2, *ends))
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("tag reused", (0, 1))
     assert verdict.lines == ("x.py:1", "x.py:2", "x.py:5", "x.py:6")
     waited = record(2, *ends)
     waited.issues[0].waited_ns = 0  # before the second was issued
-    assert survived.tags(waited) is None
+    assert latent.tags(waited) is None
     for place, line in ((1, 1), (3, 5)):  # a loop sends, or receives
         loop = [list(each) for each in ends]
         loop[place][3] = line
-        assert survived.tags(record(2, *map(tuple, loop))) is None
-    assert survived.tags(record(2, *[(r, op, (peer, 0), *rest) for r, op, (peer, _), *rest in ends])) is None
+        assert latent.tags(record(2, *map(tuple, loop))) is None
+    assert latent.tags(record(2, *[(r, op, (peer, 0), *rest) for r, op, (peer, _), *rest in ends])) is None
 
 
 def test_ranks_that_wait_outside_of_an_inversion_are_named_too() -> None:
@@ -305,7 +310,7 @@ def test_ranks_that_wait_outside_of_an_inversion_are_named_too() -> None:
         4, (0, "all_reduce", "a", 1), (1, "all_reduce", "b", 2), (2, "recv", (0, 0), 3), (3, "barrier", "c", 4)
     )
     for issue, members in zip(made.issues, [(0, 1), (0, 1), (0, 2), (0, 1, 2, 3)], strict=True):
-        issue.members = members
+        issue.call = structs.replace(issue.call, members=members)
     verdict = why_stalled(made)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("cycle", (0, 1, 2, 3))
@@ -319,7 +324,7 @@ def test_ranks_that_wait_outside_of_an_inversion_are_named_too() -> None:
 def test_a_group_whose_ranks_pass_different_lists_is_the_cause_of_an_inversion() -> None:
     made = record(4, (0, "all_reduce", "0-1", 5), (1, "all_reduce", "0-2", 5), (2, "all_reduce", "0-2", 5))
     for issue, members in zip(made.issues, [(0, 1), (0, 1, 2), (0, 1, 2)], strict=True):
-        issue.members = members
+        issue.call = structs.replace(issue.call, members=members)
     lists = [(0, 1), (0, 1, 2), (0, 1, 2), (0, 1, 2)]
     made.group_calls = [GroupCall(rank=rank, ranks=ranks, line="x.py:4") for rank, ranks in enumerate(lists)]
     verdicts = judge(made, STALL)
@@ -335,4 +340,4 @@ def test_lists_that_the_other_rank_passes_later_are_no_wrong_members() -> None:
     lists = {0: [(0, 1), (2, 3)], 1: [(2, 3)]}
     made = record(2)
     made.group_calls = [GroupCall(rank=rank, ranks=ranks, line="x.py:4") for rank, of in lists.items() for ranks in of]
-    assert survived.group_members(made) is None
+    assert latent.group_members(made) is None

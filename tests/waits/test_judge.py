@@ -2,6 +2,7 @@
 
 import cProfile
 import random
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -62,33 +63,52 @@ def test_a_mismatch_that_has_ended_comes_second():
     assert (alone.kind, alone.culprits, alone.earlier) == (Kind.MISMATCH, (2,), None)
 
 
-def calls_of(function):
-    """Return the result of a function, and the number of functions that it calls."""
+SIZE = 1024
+MEMBERS = tuple(range(SIZE))
+REDUCE_OF_ALL = call(members=MEMBERS)
+
+
+def large(last, line=MEMBERS):
+    """Return ranks of which each receives from the next one in line, and the last one."""
+    receives = [view(rank, end(rank, message("recv", of, rank))) for rank, of in pairwise(line)]
+    return [*receives, last(line[-1])]
+
+
+SHUFFLED = random.Random(1).sample(MEMBERS, SIZE)
+LARGE = {
+    # name: views, kind, number of culprits, number of waiters, calls of functions for each end
+    "one is late": (
+        [view(rank, *(end(rank, REDUCE_OF_ALL, seq, DONE) for seq in range(40)),
+              *([] if rank == 777 else [end(rank, REDUCE_OF_ALL, 40)]), **(SLEEPS if rank == 777 else {}))
+         for rank in MEMBERS], Kind.LATE, 1, SIZE - 1, 12,
+    ),
+    "two halves wait for each other": (
+        [view(rank, end(rank, call(group="ab"[rank % 2], members=MEMBERS, line=20 + rank % 2))) for rank in MEMBERS],
+        Kind.CYCLE, SIZE, 0, 100,
+    ),
+    "a line waits for its last": (large(lambda rank: view(rank, **SLEEPS), SHUFFLED), Kind.LATE, 1, 1, 800),
+    "the last of a line has finished": (large(lambda rank: view(rank, seen=Seen.LEFT)), Kind.UNMATCHED, 1, 1, 1400),
+    "a ring": (
+        large(lambda rank: view(rank, end(rank, message("recv", SHUFFLED[0], rank))), SHUFFLED),
+        Kind.CYCLE, SIZE, 0, 800,
+    ),
+    "pairs": (
+        [view(rank, end(rank, call(group=f"{rank // 2} {rank % 2}", members=(rank // 2 * 2, rank // 2 * 2 + 1))))
+         for rank in MEMBERS], Kind.CYCLE, 2, SIZE - 2, 400,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.everyday(len(LARGE))
+@pytest.mark.parametrize("case", LARGE)
+def test_a_thousand_ranks_take_a_few_calls_for_each_end(case):
+    """Also where each rank lacks 512 others, which are looked at once. Half of SIZE calls of one of sets take 0.1 s."""
+    views, kind, culprits, waiters, most_calls = LARGE[case]
     profile = cProfile.Profile()
-    result = profile.runcall(function)
-    return result, sum(entry.callcount for entry in profile.getstats())
-
-
-def test_a_thousand_ranks_take_a_few_calls_for_each_end():
-    """Also where two halves wait for each other, and each rank lacks 512 others, which are looked at once."""
-    size = 1024
-    members = tuple(range(size))
-    reduce = call(members=members)
-    late = (777,)
-    views = [
-        view(rank, *(end(rank, reduce, seq, DONE) for seq in range(40)),
-             *([] if rank in late else [end(rank, reduce, 40)]), **(SLEEPS if rank in late else {}))
-        for rank in members
-    ]  # fmt: skip
-    verdict, calls = calls_of(lambda: judge(views, size))
-    assert (verdict.culprits, len(verdict.waiters)) == (late, size - 1)
-    assert calls < 12 * 41 * size
-    halves = [
-        view(rank, end(rank, call(group="ab"[rank % 2], members=members, line=20 + rank % 2))) for rank in members
-    ]
-    verdict, calls = calls_of(lambda: judge(halves, size))
-    assert verdict.culprits == members
-    assert calls < 100 * size
+    verdict = profile.runcall(judge, views, SIZE)
+    assert (verdict.kind, len(verdict.culprits), len(verdict.waiters)) == (kind, culprits, waiters)
+    calls = sum(entry.callcount for entry in profile.getstats())
+    assert calls < most_calls * sum(len(each.ends) for each in views)
 
 
 def test_rows_begin_with_the_culprit():

@@ -1,8 +1,8 @@
 """Watch of the event loop: a thread that wakes it now and then, and finds the rank that keeps it busy.
 
 A timer of the loop itself would stand still with the loop, and on the clocks of tests time passes when nothing moves.
-The thread wakes fifty times a second, and only reads the time while all is well; four times a second it also asks the
-loop to answer. While a turn of the loop seems long it samples more often.
+The thread wakes fifty times a second, and only reads the time while all is well; four times a second it also checks how
+long the present turn of the loop has lasted. While a turn seems long it samples more often.
 
 Long turns of the loop become spans of the timeline: `Turn` has the start and the end of a turn, and the thread the rank
 and its place in a turn that lasts.
@@ -11,7 +11,6 @@ and its place in a turn that lasts.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import threading
 import time
@@ -19,16 +18,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import dropwhile, groupby, takewhile
+from itertools import groupby, takewhile
 from time import perf_counter_ns
 from types import CodeType
 from typing import TypeAlias
 
-import outcome
 import trio
 from trio.lowlevel import Task
 
-from ...diagnostics import is_installed, is_ours, program_point
+from ...diagnostics import is_installed, is_of_tasks, is_ours, program_point
 from ...kernel_facts import queued_ns
 from ...threads import read_frames, start_thread, without_collector
 from ...timeline.recording import call_site
@@ -64,25 +62,30 @@ class Turn(trio.abc.Instrument):
     """Start time of the present turn of the loop; costs a tenth of a microsecond each turn.
 
     Args:
-        over: Takes the rank that kept the loop for a long turn, and the end of the turn; on the loop's thread.
+        record: Takes the rank that kept the loop for a long turn, and the end of the turn; on the loop's thread.
+        report_free: Takes a reported rank once the loop is free again; on the loop's thread.
     """
 
-    def __init__(self, over: Callable[[BusyLoop, int], None]) -> None:
+    def __init__(self, record: Callable[[BusyLoop, int], None], report_free: Callable[[BusyLoop], None]) -> None:
         self.began_ns: int = perf_counter_ns()
         self.samples: list[BusyLoop] = []  # Samples of a long turn, in order; the watch appends, in its thread
-        self._over = over
+        self.reported: dict[int, BusyLoop] = {}  # Ranks that were reported in this turn
+        self._record, self._report_free = record, report_free
 
     def before_io_wait(self, timeout: float) -> None:
         """Note the end of a turn."""
         self.began_ns = 0
-        if self.samples:
+        if self.samples or self.reported:
             self.flush()
 
     def flush(self) -> None:
         """Pass the ranks on that kept the loop."""
         samples, self.samples = self.samples, []
+        reported, self.reported = self.reported, {}
         for busy, end_ns in _stretches(samples, perf_counter_ns()):
-            self._over(busy, end_ns)
+            self._record(busy, end_ns)
+        for busy in reported.values():
+            self._report_free(busy)
 
     def longest(self, now_ns: int) -> tuple[BusyLoop, int] | None:
         """Return the rank that has kept the loop longest in this turn, and its time in ns; None without samples."""
@@ -129,15 +132,12 @@ class LoopWatch:
     ) -> None:
         self._token, self._loop_thread, self._native_thread = token, thread, 0
         self._look, self._look_s = look, period_s
-        self._tasks, self._report, self._report_free = tasks, report, report_free
+        self._tasks, self._report = tasks, report
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="overlap loop watch", daemon=True)
-        self._asked_ns = self._looked_ns = 0
-        self._queued_ns = 0  # at `_asked_ns`: see `queued_ns`
-        self._answered = True  # whether the loop has run since `_asked_ns`
-        self._busy: dict[int, BusyLoop] = {}  # by rank: samples since the loop's last answer
+        self._watched = (0, 0, 0)  # start of the checked turn, the time of its first check, and `queued_ns` then
         self._limits_s: dict[str, float] = {}  # by place: time from which on it is reported
-        self._turn = Turn(record)
+        self._turn = Turn(record, report_free)
         self._seen = (0, -1)  # start of the turn of the last sample, and its rank
         # First of these samples: its time, `queued_ns`, `processor_ns`, and the start of the rank's stretch.
         self._first = (0, 0, 0, 0)
@@ -154,9 +154,9 @@ class LoopWatch:
         self._turn.flush()
 
     def _run(self) -> None:
-        """Sample the event loop and check it every period, in the thread of the watch."""
+        """Sample the event loop, check it every period, and have it look, in the thread of the watch."""
         period_s = min(_PERIOD_S, self._look_s)
-        due_ns = perf_counter_ns()
+        due_ns = looked_ns = perf_counter_ns()
         wait_s = usual_s = min(_SAMPLE_S, period_s)
         with suppress(trio.RunFinishedError):
             while not self._ended.wait(wait_s):
@@ -165,7 +165,10 @@ class LoopWatch:
                 if now_ns - due_ns >= 1e9 * period_s:
                     late = now_ns - due_ns > 2e9 * period_s
                     due_ns = now_ns
-                    self._check_loop(now_ns, late=late)
+                    self._check_turn(now_ns, late=late)
+                    if now_ns - looked_ns >= 0.9e9 * self._look_s:
+                        looked_ns = now_ns
+                        self._token.run_sync_soon(self._look, idempotent=True)
 
     def _sample(self, now_ns: int) -> bool:
         """Find the rank that keeps the loop, and note a sample if the turn is long; in the watch's thread.
@@ -198,48 +201,38 @@ class LoopWatch:
         if (ran_ns - had_ns >= _LONG_S * 1e9 / 2 or own_ns >= _BLOCKED_S * 1e9) and began_ns == turn.began_ns:
             turn.samples.append(BusyLoop(rank=busy.rank, place=busy.place, since_ns=since_ns))
 
-    def _check_loop(self, now_ns: int, *, late: bool) -> None:
-        """Ask the event loop for an answer, or note that it has given none for too long."""
-        if self._answered:
-            self._answered = False
-            self._record_question(now_ns)
-            self._token.run_sync_soon(self._answer)
-        elif late and not self._busy:
-            self._record_question(now_ns)  # this thread did not run either: the machine may be to blame
-        elif now_ns - self._asked_ns >= BUSY_S * 1e9 and (self._busy or self._own_ns(now_ns) >= BUSY_S * 1e9):
-            self._record_busy(now_ns)
+    def _check_turn(self, now_ns: int, *, late: bool) -> None:
+        """Report the rank that keeps the loop if the present turn has lasted for too long."""
+        turn, (began_ns, since_ns, waited_ns) = self._turn, self._watched
+        if turn.began_ns != began_ns or (late and not turn.reported):  # late: the machine may be to blame
+            self._watched = turn.began_ns, now_ns, queued_ns(self._native_thread)
+            return
+        busy_ns = now_ns - since_ns
+        if not began_ns or busy_ns < BUSY_S * 1e9:
+            return
+        # on a crowded machine the loop may not run for seconds
+        if turn.reported or busy_ns - (queued_ns(self._native_thread) - waited_ns) >= BUSY_S * 1e9:
+            self._record_busy(now_ns, busy_ns)
 
-    def _record_question(self, now_ns: int) -> None:
-        """Note the time of a question, and how long the loop's thread has waited for a processor."""
-        self._asked_ns, self._queued_ns = now_ns, queued_ns(self._native_thread)
-
-    def _own_ns(self, now_ns: int) -> int:
-        """Return the time in which the loop could run: on a crowded machine it may not run for seconds."""
-        return now_ns - self._asked_ns - (queued_ns(self._native_thread) - self._queued_ns)
-
-    def _record_busy(self, now_ns: int) -> None:
+    def _record_busy(self, now_ns: int, busy_ns: int) -> None:
         """Report the rank with the most samples of this turn; the running one if there are none."""
-        busy_ns = now_ns - self._asked_ns
+        reported = self._turn.reported
         seen = self._turn.longest(now_ns)
-        busy, own_ns = seen or (next(iter(self._busy.values()), None) or self._find(), busy_ns)
+        busy, own_ns = seen or (next(iter(reported.values()), None) or self._find(), busy_ns)
         if busy is None:
             return
-        self._busy[busy.rank] = busy
+        reported[busy.rank] = busy
         if busy_ns >= 1e9 * self._limits_s.get(busy.place, BUSY_S):
             self._limits_s[busy.place] = max(_AGAIN * BUSY_S, _AGAIN * self._limits_s.get(busy.place, 0.0))
             self._report(busy, own_ns / 1e9)
 
+    @without_collector()
     def _find(self, *, working_for: bool = True) -> BusyLoop | None:
-        """Find the rank of the running task, and its place; None without one.
+        """Find the rank that runs on the event loop, with its line; None for our own work, and without one.
 
         Args:
             working_for: Whether work of ours for the rank counts, such as a copy.
         """
-        with without_collector():
-            return self._running_rank(working_for=working_for)
-
-    def _running_rank(self, *, working_for: bool) -> BusyLoop | None:
-        """Return the rank that runs on the event loop, with its line; None for our own work."""
         running = read_frames(self._loop_thread)
         for rank, main in self._tasks().items():
             for task in tasks_of(main):
@@ -249,19 +242,8 @@ class LoopWatch:
                     points = [(frame.f_code, frame.f_lasti) for frame in reversed(inside)]
                     if not working_for and is_our_work(points):
                         return None
-                    return BusyLoop(rank=rank, place=place_of(points), since_ns=self._asked_ns)
+                    return BusyLoop(rank=rank, place=place_of(points), since_ns=self._turn.began_ns)
         return None
-
-    def _answer(self) -> None:
-        """Note that the loop runs; on the loop's thread."""
-        now_ns = perf_counter_ns()
-        reported, self._busy = self._busy, {}
-        for busy in reported.values():
-            self._report_free(busy)
-        self._answered = True
-        if now_ns - self._looked_ns >= 0.9e9 * self._look_s:
-            self._looked_ns = now_ns
-            self._look()
 
 
 def processor_ns(thread: int) -> int:
@@ -274,8 +256,6 @@ def processor_ns(thread: int) -> int:
 Points: TypeAlias = list[tuple[CodeType, int]]
 """Code and instruction of frames, outermost first."""
 
-# Frames of the libraries in which tasks wait: trio, and outcome.
-_TRIO = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (trio, outcome))
 _IMPORTING = ("<frozen importlib", importlib.__file__)
 
 
@@ -324,7 +304,7 @@ def threads_at_work(loop_thread: int) -> bool:
             if point is None or is_installed(point[0]):
                 continue
             inner, outer = points[points.index(point) + 1 :], points[: points.index(point)]
-            if not any(is_ours(code) or _is_trio((code, 0)) for code, _ in outer) and not any(
+            if not any(is_ours(code) or is_of_tasks(code) for code, _ in outer) and not any(
                 is_ours(c) for c, _ in inner
             ):
                 return True
@@ -359,14 +339,10 @@ def is_our_work(points: Points) -> bool:
 
 def _outside(points: Points) -> str:
     """Return the place of a task that waits; empty if it waits for one of our operations."""
-    waits = list(dropwhile(_is_trio, reversed(points)))
-    return place_of(points) if waits and not is_ours(waits[0][0]) else ""
+    waiting = next((code for code, _ in reversed(points) if not is_of_tasks(code)), None)
+    return place_of(points) if waiting is not None and not is_ours(waiting) else ""
 
 
 def _waits_for_children(points: Points) -> bool:
     """Whether a task is in the end of a nursery, where it waits for its children."""
-    return any(joins_children(point[0]) for point in takewhile(_is_trio, reversed(points)))
-
-
-def _is_trio(point: tuple[CodeType, int]) -> bool:
-    return point[0].co_filename.startswith(_TRIO)
+    return any(map(joins_children, takewhile(is_of_tasks, (code for code, _ in reversed(points)))))

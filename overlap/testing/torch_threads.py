@@ -1,4 +1,4 @@
-"""Checkpoints that PyTorch saves in a thread, as `async_save` does: it takes turns with the thread of its rank.
+"""Threads of PyTorch that save checkpoints, as `async_save` starts them: each takes turns with the thread of its rank.
 
 The threads in which `torch.distributed.checkpoint` stages and saves communicate. Each becomes a second thread of its
 rank, which runs one function and ends.
@@ -79,12 +79,12 @@ def submit(
         )
     future = SaveFuture()
     thread.start_thread(
-        partial(_save, RANKS[thread], frame_line(users_frame()), future, partial(function, *args, **options))
+        partial(_run_in_thread, RANKS[thread], frame_line(users_frame()), future, partial(function, *args, **options))
     )
     return future
 
 
-def _save(
+def _run_in_thread(
     torch_rank: TorchRank, site: str, future: SaveFuture, function: Callable[[], Any], thread: RankThread[Any]
 ) -> None:
     """Run a function in a new thread of a rank, and end its future."""

@@ -1,4 +1,4 @@
-"""Faults of a program that a run survived, and that hang or go wrong on other machines: found in its record. Pure."""
+"""Latent faults: they did a run no harm, and hang or go wrong on other machines; found in its record. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def inversion(record: Record) -> Verdict | None:
     Each rank's order says which operation comes before which. If the orders of all ranks together have a cycle, ranks
     that carried out one operation after the other, as a GPU may, would wait for each other for ever.
     """
-    collectives = [issue for issue in record.issues if not issue.is_message and len(issue.members) > 1]
+    collectives = [issue for issue in record.issues if not issue.call.is_message and len(issue.call.members) > 1]
     last: dict[tuple[int, int], Issue] = {}  # by thread: while one waits, the others of its rank go on
     before: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]] = {}
     for issue in collectives:
         earlier = last.get((issue.rank, issue.thread))
         if earlier is not None:
-            before.setdefault((issue.key, issue.seq), {}).setdefault((earlier.key, earlier.seq), (earlier, issue))
+            before.setdefault(issue.end.meeting, {}).setdefault(earlier.end.meeting, (earlier, issue))
         last[issue.rank, issue.thread] = issue
     try:
         TopologicalSorter({node: set(edges) for node, edges in before.items()}).prepare()
@@ -55,7 +55,7 @@ def _inversion_verdict(pairs: list[tuple[Issue, Issue]]) -> Verdict:
     start = min(range(len(pairs)), key=lambda at: pairs[at][0].rank)
     pairs = pairs[start:] + pairs[:start]
     orders = [f"rank {a.rank} issues {a.title} before {b.title}" for a, b in pairs]
-    lines = tuple(dict.fromkeys(issue.line for pair in pairs for issue in pair))
+    lines = tuple(dict.fromkeys(issue.call.site for pair in pairs for issue in pair))
     return Verdict(
         kind="cycle",
         text=f"{', and '.join(orders)}; this run survived it, but where groups share streams or slots it hangs",
@@ -156,22 +156,24 @@ def tags(record: Record) -> Verdict | None:
     Only tags that the program names count, and messages that two of its lines send and two receive: a line that sends
     repeatedly means its order.
     """
-    ends = {(issue.key, issue.seq, issue.op): issue for issue in record.issues if issue.is_message and issue.tag}
+    messages = [issue for issue in record.issues if issue.call.is_message and issue.call.tag]
+    ends = {(issue.call.key, issue.seq, issue.call.op): issue for issue in messages}
     for (key, seq, op), first in ends.items():
+        call = first.call
         second = ends.get((key, seq + 1, "send"))
         received = [ends.get((key, number, "recv")) for number in (seq, seq + 1)]
-        if op != "send" or second is None or second.line == first.line or None in received:
+        if op != "send" or second is None or second.call.site == first.call.site or None in received:
             continue
-        places = [receive.line for receive in received if receive is not None]
+        places = [receive.call.site for receive in received if receive is not None]
         if places[0] == places[1] or (first.waited_ns is not None and first.waited_ns <= second.issued_ns):
             continue
         text = (
-            f"rank {first.rank} sends to rank {first.peer} with tag {first.tag} at {first.line} and at {second.line} "
-            f"while the first message is under way; rank {first.peer} receives at {places[0]} and then at {places[1]}: "
+            f"rank {first.rank} sends to rank {call.peer} with tag {call.tag} at {call.site} and at {second.call.site} "
+            f"while the first message is under way; rank {call.peer} receives at {places[0]} and then at {places[1]}: "
             "only their order says which is which; give each message a tag of its own"
         )
-        lines = tuple(dict.fromkeys((first.line, second.line, *places)))
-        return Verdict(kind="tag reused", text=text, ranks=first.members, lines=lines)
+        lines = tuple(dict.fromkeys((call.site, second.call.site, *places)))
+        return Verdict(kind="tag reused", text=text, ranks=call.members, lines=lines)
     return None
 
 
@@ -193,7 +195,7 @@ def _touch_verdict(touch: Touch) -> Verdict:
             f"while {issue.title} is under way: {advice}"
         ),
         ranks=(touch.rank,),
-        lines=(touch.line, issue.line),
+        lines=(touch.line, issue.call.site),
     )
 
 
@@ -273,7 +275,7 @@ def _random_difference(record: Record, odd: int, usual: int, step: int) -> str:
         return ""
     mine, theirs = record.of(odd), record.of(usual)
     for a, b in zip(mine, theirs, strict=False):
-        if a.randomness and b.randomness and a.randomness != b.randomness and a.line == b.line:
+        if a.randomness and b.randomness and a.randomness != b.randomness and a.call.site == b.call.site:
             return f"; at {a.title} the random numbers of rank {odd} are no longer those of rank {usual}"
     return ""
 
