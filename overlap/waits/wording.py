@@ -270,7 +270,7 @@ HEADS = ("rank", "process", "step", "for", "doing", "waits for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class WaitRow:
     """What one rank does, and for which ranks it waits."""
 
     view: RankView
@@ -300,7 +300,7 @@ class Row:
         )  # fmt: skip
 
 
-def rows(views: Iterable[RankView], size: int, verdict: WaitVerdict) -> list[Row]:
+def rows(views: Iterable[RankView], size: int, verdict: WaitVerdict) -> list[WaitRow]:
     """Return a row for each rank, those of the verdict first."""
     world = WaitingWorld(views, size)
     first = set(verdict.culprits)
@@ -309,7 +309,7 @@ def rows(views: Iterable[RankView], size: int, verdict: WaitVerdict) -> list[Row
     ]
 
 
-def lines(some: Sequence[Row], now_ns: int = 0) -> list[str]:
+def lines(some: Sequence[WaitRow], now_ns: int = 0) -> list[str]:
     """Return rows as lines; ranks with the same line share it."""
     ranks: dict[str, list[int]] = {}
     for row in some:
@@ -329,7 +329,7 @@ def unawaited_line(view: RankView) -> str:
     return f"rank {view.rank} has an error that nobody has awaited: {view.error}"
 
 
-def table(rows: Sequence[Row], now_ns: int) -> list[str]:
+def table(rows: Sequence[WaitRow], now_ns: int) -> list[str]:
     """Return a line for each row under a line of heads; columns without a value are left out."""
     cells = [row.cells(now_ns) for row in rows]
     used = [at for at in range(len(HEADS)) if at == 0 or any(line[at] not in ("", "-") for line in cells)]
@@ -337,16 +337,18 @@ def table(rows: Sequence[Row], now_ns: int) -> list[str]:
     return columns([HEADS[at] for at in used], [[line[at] for at in used] for line in cells], words=words)
 
 
-def _row(world: WaitingWorld, view: RankView) -> Row:
+def _row(world: WaitingWorld, view: RankView) -> WaitRow:
     blocking, running = next(iter(world.waits.get(view.rank, ())), None), view.running
     if running is not None:
-        return Row(view=view, end=running, doing=f"computes {_function(running)}")
+        return WaitRow(view=view, end=running, doing=f"computes {_function(running)}")
     opened = [end for end in view.ends if end.is_open]
     end = blocking or next(iter(opened), None)
     if end is None:
-        return Row(view=view, end=None, doing=_idle(view))
+        return WaitRow(view=view, end=None, doing=_idle(view))
     state = f"; {_STATES[end.state]}" if end.state in _STATES else ""
-    return Row(view=view, end=end, doing=f"{title(end)}{state}", waits_for=world.absent(end) if end.call.meets else ())
+    return WaitRow(
+        view=view, end=end, doing=f"{title(end)}{state}", waits_for=world.absent(end) if end.call.meets else ()
+    )
 
 
 def _kept(view: RankView) -> str:
