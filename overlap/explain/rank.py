@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -102,13 +102,13 @@ class RankReport:
         ]  # fmt: skip
 
 
-def measure_file(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> RankReport:
+def measure_file(path: str | os.PathLike[str]) -> RankReport:
     """Read and measure a file of PyTorch's profiler.
 
     Raises:
         UsageError: It is none.
     """
-    return measure_profile(read_profile(path, progress))
+    return measure_profile(read_profile(path))
 
 
 def measure_profile(profile: RankProfile) -> RankReport:

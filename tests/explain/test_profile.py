@@ -9,8 +9,8 @@ import pytest
 
 import overlap
 from overlap.errors import UsageError
-from overlap.timeline.files import profile as module
-from overlap.timeline.files.profile import read_profile
+from overlap.timeline.files import events as module
+from overlap.timeline.files.profile import MAX_NAME_CHARS, read_profile
 from tests.explain.profiles import Recording
 
 
@@ -103,7 +103,7 @@ def test_long_names_are_shortened(tmp_path):
     rec = recording()
     rec.op("x" * (1 << 20), 10, 20)
     found = read_profile(rec.write(tmp_path / "t.json"))
-    assert max(map(len, found.names)) == module.MAX_NAME_CHARS
+    assert max(map(len, found.names)) == MAX_NAME_CHARS
 
 
 @pytest.mark.parametrize(

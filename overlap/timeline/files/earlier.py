@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
-from contextlib import suppress
-from typing import Any
+from typing import BinaryIO
 
 import msgspec
 
-from ...errors import UsageError
-from ..columnar import SpanColumns
 from ..span import Role
 from ..spans import CUT, LEFT_OUT, Timeline
-from .sections import Event, ReadArgs, checked_header, complete_events, decode_columns, describe_left_out, load_json
+from .events import OF_OBJECT, EventReader
+from .sections import Event, ReadArgs, checked_header, decode_columns, describe_left_out
 
 VERSION = 1
 """Version of this form."""
-_EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 
 
 class _Args(ReadArgs, gc=False):
@@ -34,12 +29,7 @@ class _EarlierEvent(Event, gc=False):
     args: _Args = msgspec.field(default_factory=_Args)
 
 
-class _Document(msgspec.Struct):
-    overlap: Any
-    events: list[_EarlierEvent] = msgspec.field(name="traceEvents")
-
-
-def earlier_timeline(data: bytes, *, complete: bool) -> Timeline:
+def earlier_timeline(file: BinaryIO) -> Timeline:
     """Return the timeline of a file of version 1, of its complete events if it was cut off.
 
     Raises:
@@ -47,37 +37,19 @@ def earlier_timeline(data: bytes, *, complete: bool) -> Timeline:
         OverflowError: A number has more than 64 bits.
         UsageError: A later version has written it, or it has no event.
     """
+    reader = EventReader(file, _EarlierEvent, OF_OBJECT)
     try:
-        document = msgspec.json.decode(data, type=_Document)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        content, complete = _load_complete_part(data, complete=complete)
-        document = msgspec.convert(content, _Document)
-    header = checked_header(document.overlap, VERSION)
-    columns = decode_columns([event for event in document.events if event.ph == "X" and event.cat != "issue"])
+        events = [event for piece in reader for event in piece if event.ph == "X" and event.cat != "issue"]
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error).replace("`$[", "`$.traceEvents[")) from error
+    header = checked_header(reader.fields.get("overlap"), VERSION)
+    columns = decode_columns(events)
     backwards = columns.start_ns > columns.end_ns
-    meta = header.meta if complete else header.meta | {CUT: "only what is complete"}
+    meta = header.meta if reader.is_complete else header.meta | {CUT: "only what is complete"}
     if backwards.any():
         if backwards.all():
             raise ValueError("all of its spans end before they start")
         meta |= {LEFT_OUT: describe_left_out(columns.take(backwards))}
-    spans: SpanColumns = columns.take(~backwards)
     return Timeline.of_columns(
-        spans, world_size=header.world_size, clock=header.clock, dropped=header.dropped, meta=meta
-    )  # fmt: skip
-
-
-def _load_complete_part(data: bytes, *, complete: bool) -> tuple[Any, bool]:
-    """Return the parsed document, or its header and its complete events; and whether it is complete."""
-    try:
-        return load_json(data), complete
-    except UsageError as error:
-        text = data.decode("utf-8", "ignore")
-        if (match := _EVENTS_BEGIN.search(text)) is None:
-            raise
-        with suppress(ValueError):
-            header = json.loads(text[: match.start()].rstrip().removesuffix(",") + "}")
-            if events := complete_events(text[match.end() :]):
-                return header | {"traceEvents": events}, False
-        raise error
+        columns.take(~backwards), world_size=header.world_size, clock=header.clock, dropped=header.dropped, meta=meta
+    )

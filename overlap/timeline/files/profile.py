@@ -1,8 +1,6 @@
 """Profiles: the events of one file of PyTorch's profiler (Kineto) as columns, read in pieces.
 
-A piece is decoded into typed structs that the garbage collector does not visit. It ends where an event of the list
-ends: the text up to there, closed with a bracket, is a list exactly if the place is between two events. Where no such
-place is found, events are decoded one by one, as leniently as Python's reader allows.
+Events are typed structs that the garbage collector does not visit; one by one, they are read as leniently as possible.
 """
 
 from __future__ import annotations
@@ -10,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import compress, islice
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -21,12 +19,10 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..columnar import Table
+from .events import OF_OBJECT, EventReader
 from .messages import CollectiveFields, collective_name, message_bytes
-from .packed import open_unpacked, read_piece
+from .packed import open_unpacked
 
-PIECE_BYTES = 4 << 20
-MAX_PIECE_BYTES = 256 << 20
-"""Text without the end of an event in it: more than this is no trace."""
 MAX_EVENTS = 1 << 25
 """Most events of one file, which take up to 4 GB: 8 GiB of text have as many."""
 _MESSAGE_EVENTS = 8  # events that take as much memory as the message of one
@@ -34,8 +30,6 @@ MAX_NAME_CHARS = 2_000
 """Characters of a name that are kept."""
 MAX_RANKS = 10_000_000
 _MOST_US, _MOST_BASE_NS = 3e15, 1 << 61  # the sum of two such times and the base has 63 bits of nanoseconds
-_MAX_CUTS_TRIED = 32  # places tried in a piece before it is decoded event by event
-_TRAILER_BYTES = 16 << 20
 
 KERNEL, COPY, SET, RUNTIME, OPERATOR, NOTE, PYTHON, DEVICE_NOTE = range(8)
 """Kinds of events. A copy or a set is of the device's memory; a note is a user's annotation."""
@@ -86,7 +80,6 @@ class _ProfilerEvent(msgspec.Struct, gc=False):
     args: _ProfilerArgs | None = None
 
 
-_decode = msgspec.json.Decoder(list[_ProfilerEvent]).decode
 _decode_one = msgspec.json.Decoder(_ProfilerEvent).decode
 
 
@@ -245,19 +238,23 @@ def _build_message(name: str, args: _ProfilerArgs) -> CollectiveFields:
     )
 
 
-def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> RankProfile:
+def read_profile(path: str | os.PathLike[str]) -> RankProfile:
     """Read a file of PyTorch's profiler, packed or not; memory holds its columns and one piece of its text.
-
-    Args:
-        path: The file.
-        progress: Called with the number of bytes of text that were read, after each piece.
 
     Raises:
         UsageError: It cannot be read, or is no such file.
     """
     try:
         with open(path, "rb") as raw:
-            return _read_events(str(path), open_unpacked(raw), progress or (lambda _: None))
+            reader, columns = _ProfileReader(open_unpacked(raw), _ProfilerEvent, OF_OBJECT), _ColumnBuilder()
+            for events in reader:
+                columns.add(events)
+                if columns.count + _MESSAGE_EVENTS * len(columns.messages) > MAX_EVENTS:
+                    raise UsageError(f"more than {MAX_EVENTS:,} events; record fewer steps")
+            columns.unreadable += reader.unreadable
+            return _build_profile(str(path), reader.fields, columns, cut=not reader.is_complete)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}; name a file that can be read") from error
     except (OverflowError, FloatingPointError) as error:
@@ -266,120 +263,16 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
         ) from error
 
 
-_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BETWEEN = re.compile(r"[\s,]*")
-_EVENT_END = re.compile(rb"\}\s*,\s*(?=\{)")
-_LEAD = re.compile(rb"[ \r\n\t,]*")
+class _ProfileReader(EventReader[_ProfilerEvent]):
+    """Reader that leaves out what is not readable, and counts it."""
 
+    is_strict = False
+    unreadable = 0
 
-class _TextReader:
-    """Text of a file that is not decoded yet."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.data, self.ended, self.cut, self.bytes_read = file, b"", False, False, 0
-
-    def read_more(self) -> bool:
-        """Append a piece of the file, as long as the text so far or longer; return False at the end of the file."""
-        piece, self.cut = read_piece(self._file, max(PIECE_BYTES, len(self.data)))
-        self.data += piece
-        self.bytes_read += len(piece)
-        self.ended = not piece
-        if len(self.data) > MAX_PIECE_BYTES:
-            raise UsageError(
-                f"no event ends within {MAX_PIECE_BYTES >> 20} MiB: not a trace file, or damaged; record it again"
-            )
-        return bool(piece)
-
-
-def _read_events(path: str, file: BinaryIO, progress: Callable[[int], None]) -> RankProfile:
-    """Read all pieces of a profile and return its events; raise UsageError if the text has no list of events."""
-    text, columns = _TextReader(file), _ColumnBuilder()
-    match = None
-    while match is None and text.read_more():
-        match = _BEGIN.search(text.data)
-    if match is None:
-        raise UsageError(f"{path}: not a trace file: no list 'traceEvents' in it; name a file of export_chrome_trace")
-    header = _parse_object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
-    text.data, closed = text.data[match.end() :], False
-    while not closed:
-        if columns.count + _MESSAGE_EVENTS * len(columns.messages) > MAX_EVENTS:
-            raise UsageError(f"{path}: more than {MAX_EVENTS:,} events; record fewer steps")
-        if _separator_length(text.data) == len(text.data) and not text.read_more():
-            break
-        cut = _decode_piece(text.data, columns)
-        if cut:
-            text.data = text.data[cut:]
-            progress(text.bytes_read)
-            if len(text.data) < PIECE_BYTES:
-                text.read_more()
-            continue
-        used, closed = _decode_singly(text.data, columns)
-        text.data = text.data[used:]
-        progress(text.bytes_read)
-        if not closed and not text.read_more() and not used:
-            break
-    if closed:
-        while len(text.data) < _TRAILER_BYTES and text.read_more():
-            pass
-        header |= _parse_object(b"{" + text.data.lstrip(b" \r\n\t,"))
-    return _build_profile(path, header, columns, cut=text.cut or not closed)
-
-
-def _parse_object(data: bytes) -> dict[str, Any]:
-    """Return a JSON object; {} if the bytes are something else."""
-    try:
-        found = json.loads(data.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _separator_length(data: bytes) -> int:
-    """Return the length of the separators of events at the beginning of a text."""
-    return cast("re.Match[bytes]", _LEAD.match(data)).end()
-
-
-def _decode_piece(data: bytes, columns: _ColumnBuilder) -> int:
-    """Add the events of a piece of text up to the last complete one; return the bytes used, 0 if no end is found."""
-    begin, end = _separator_length(data), len(data)
-    for _ in range(_MAX_CUTS_TRIED):
-        end = data.rfind(b"}", 0, end)
-        if end <= 0:
-            return 0
-        match = _EVENT_END.match(data, end)
-        if match is None or not data.startswith((b"{", b'"'), match.end()):
-            continue
-        if b'"ph"' not in data[match.end() : match.end() + 40] and b'"ph"' in data[:4096]:
-            continue
-        try:
-            events = _decode(b"".join((b"[", memoryview(data)[begin : end + 1], b"]")))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue
-        columns.add(events)
-        return match.end()
-    return 0
-
-
-def _decode_singly(data: bytes, columns: _ColumnBuilder) -> tuple[int, bool]:
-    """Add events one by one, as far as they are complete; return the bytes used, and whether the list ended there."""
-    text, begin, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
-    events: list[_ProfilerEvent] = []
-    closed = False
-    while True:
-        match = _BETWEEN.match(text, begin)
-        begin = match.end() if match else begin
-        if text[begin : begin + 1] == "]":
-            begin, closed = begin + 1, True
-            break
-        try:
-            found, begin = decoder.raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            break
-        event = _decode_leniently(found)
-        columns.unreadable += event is None
-        events += [event] if event is not None else []
-    columns.add(events)
-    return len(text[:begin].encode("utf-8", "surrogateescape")), closed
+    def convert(self, items: list[object]) -> list[_ProfilerEvent]:
+        events = [event for item in items if (event := _decode_leniently(item)) is not None]
+        self.unreadable += len(items) - len(events)
+        return events
 
 
 def _decode_leniently(item: object) -> _ProfilerEvent | None:
@@ -409,9 +302,7 @@ def _build_profile(path: str, header: dict[str, Any], columns: _ColumnBuilder, *
     columns.pieces.clear()  # so that memory holds one column twice, not all
     joined_columns: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
     if not columns.count:
-        raise UsageError(
-            f"{path}: no event of PyTorch's profiler in it" + " before it was cut off; record it again" * cut
-        )
+        raise UsageError("no event of PyTorch's profiler in it" + " before it was cut off; record it again" * cut)
     order = np.lexsort((-joined_columns[3], joined_columns[2]))
     position = np.empty(len(order), np.intp)
     position[order] = np.arange(len(order))

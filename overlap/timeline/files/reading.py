@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -10,11 +11,15 @@ from typing import BinaryIO
 from ...errors import UsageError
 from ..spans import Timeline
 from .earlier import earlier_timeline
+from .events import PIECE_BYTES
 from .kineto import profile_timeline
 from .neuron import from_neuron
 from .packed import is_array, is_profile, may_be_earlier, open_unpacked, read_beginning, read_piece
 from .profile import read_profile
-from .sections import MAX_TEXT_BYTES, PIECE_BYTES, Sections, load_json
+from .sections import Sections
+
+MAX_TEXT_BYTES = 256 << 20
+"""Longest text of a packed file that must be parsed as a whole, in memory."""
 
 
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
@@ -33,11 +38,13 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
             return profile_timeline(read_profile(path))
         with open(path, "rb") as opened:
             raw = opened if regular else io.BytesIO(opened.read())  # a pipe is read only once
-            begin = begin or raw.read(PIECE_BYTES)
+            begin = begin or read_piece(open_unpacked(raw), PIECE_BYTES)[0]
             raw.seek(0)
             if is_array(begin):
                 return Sections(open_unpacked(raw)).timeline()
-            return _parse_document(*_read_text(raw))
+            if may_be_earlier(begin) and b'"traceEvents"' in begin:
+                return earlier_timeline(open_unpacked(raw))
+            return _system_profile(raw)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; name a file that can be read") from error
     except UsageError as error:
@@ -50,25 +57,23 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         raise UsageError(f"{path}: damaged trace file: {error}; record it again") from error
 
 
-def _read_text(raw: BinaryIO) -> tuple[bytes, bool]:
-    """Return the text of a file, unpacked, and whether it is complete; raise UsageError for a packed one too large."""
+def _system_profile(raw: BinaryIO) -> Timeline:
+    """Return the timeline of a profile of Neuron; raise UsageError for another file, or a packed one too large."""
     file = open_unpacked(raw)
-    if file is raw:
-        return file.read(), True
-    text, cut = read_piece(file, MAX_TEXT_BYTES + 1)
-    if len(text) > MAX_TEXT_BYTES:
+    data = file.read() if file is raw else read_piece(file, MAX_TEXT_BYTES + 1)[0]
+    if file is not raw and len(data) > MAX_TEXT_BYTES:
         raise UsageError(
             f"unpacks to more than {MAX_TEXT_BYTES >> 20} MiB, and is no trace of ours: "
             "if it is a trace, unpack it with gunzip first"
         )
-    return text, not cut
-
-
-def _parse_document(data: bytes, complete: bool) -> Timeline:
-    """Return the timeline of a JSON object: a trace of an earlier version, or a profile of Neuron."""
-    if may_be_earlier(data[:PIECE_BYTES]):
-        return earlier_timeline(data, complete=complete)
-    content = load_json(data)
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:4]:
+        raise UsageError("is text in UTF-16 or UTF-32; write it again in UTF-8 (iconv -t UTF-8)")
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise UsageError("its values are nested too deeply for a trace; name another file") from None
+    except ValueError as error:
+        raise UsageError(f"not JSON, or cut off before its first event: {error}; record it again") from error
     if isinstance(content, dict) and isinstance(hardware := content.get("trace_events"), list):
         return from_neuron(hardware)
     raise UsageError(

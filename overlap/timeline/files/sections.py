@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, BinaryIO, cast
 
@@ -18,13 +15,9 @@ from ...ranklist import unlisted
 from ..columnar import KINDS, NONE, ROLES, Int64s, SpanColumns, SpanGroup, Table
 from ..span import Role
 from ..spans import CUT, LEFT_OUT, Timeline
+from .events import OF_ARRAY, EventReader
 from .merge import CLOCK_ERROR, merged
-from .packed import read_piece
 from .trace import CLOCK, DEFAULT_ROLES, END, HEADER, VERSION, ClockAt, Header, SpanArgs, TraceEnd
-
-PIECE_BYTES = 1 << 20
-MAX_TEXT_BYTES = 256 << 20
-"""Longest text of a packed file that must be parsed as a whole, in memory: one that is not ours, or has no lines."""
 
 
 class ReadArgs(SpanArgs, gc=False):
@@ -87,9 +80,10 @@ class Sections:
     def __init__(self, file: BinaryIO) -> None:
         self._sections: list[_TraceSection] = []
         self._left_out: list[SpanColumns] = []
-        self._is_complete = False
-        for events, self._is_complete in _read_arrays(file):
+        reader = EventReader(file, Event, OF_ARRAY)
+        for events in reader:
             self._add(events)
+        self._is_complete = reader.is_complete
 
     def timeline(self) -> Timeline:
         """Return the timeline of all sections; spans that end before they start are left out, and `meta` says so."""
@@ -188,82 +182,6 @@ def _on_common_clock(columns: SpanColumns, clocks: Sequence[ClockAt]) -> SpanCol
         column = getattr(columns, name)
         instants[name] = np.where(column == NONE, NONE, moved(np.where(column == NONE, 0, column)))
     return replace(columns, **instants)
-
-
-# -- text ----------------------------------------------------------------------------------------------------------
-
-
-def _read_arrays(file: BinaryIO) -> Iterator[tuple[list[Event], bool]]:
-    """Yield the events of an array a piece of some lines at a time, and whether the array ends with them."""
-    rest, last, cut = b"", b"", False
-    while not cut and len(rest) <= MAX_TEXT_BYTES:
-        piece, cut = read_piece(file, PIECE_BYTES)
-        if not piece:
-            break
-        rest += piece
-        last = rest.rstrip()[-1:] or last
-        end = rest.rfind(b"\n")
-        if end >= 0 and (events := _decode_lines(rest[:end])) is not None:
-            yield events, False
-            rest = rest[end:]
-    if len(rest) > MAX_TEXT_BYTES:
-        raise UsageError(f"has no line in {MAX_TEXT_BYTES >> 20} MiB of text: no trace of ours")
-    is_complete = not cut and last == b"]"
-    events = _decode_lines(rest)
-    if events is None:
-        events = msgspec.convert(complete_events(rest.decode("utf-8", "ignore")), list[Event])
-        is_complete = False
-    yield events, is_complete
-
-
-def _decode_lines(data: bytes) -> list[Event] | None:
-    """Return the events of some lines of an array; None if they are not JSON, as where an event is cut off."""
-    text = b"[" + data.lstrip(b" \t\r\n,[").rstrip(b" \t\r\n,]") + b"]"
-    try:
-        return _EVENTS.decode(text)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        with suppress(json.JSONDecodeError, UnicodeDecodeError):  # not strictly JSON, such as halves of characters
-            return msgspec.convert(json.loads(text), list[Event])
-        return None
-    except RecursionError:
-        raise UsageError("its values are nested too deeply for a trace; name another file") from None
-
-
-_EVENTS = msgspec.json.Decoder(list[Event])
-
-
-def complete_events(text: str) -> list[object]:
-    """Return the complete events at the beginning of a text of events, parsed."""
-    found: list[object] = []
-    decoder, at = json.JSONDecoder(), 0
-    while True:
-        at = cast("re.Match[str]", _BETWEEN.match(text, at)).end()
-        try:
-            event, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return [event for event in found if isinstance(event, dict)]
-        found.append(event)
-
-
-_BETWEEN = re.compile(r"[\s,\[]*")
-
-
-def load_json(data: bytes) -> Any:
-    """Return parsed JSON.
-
-    Raises:
-        UsageError: It is none, or of another encoding, or nested too deeply.
-    """
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:4]:
-        raise UsageError("is text in UTF-16 or UTF-32; write it again in UTF-8 (iconv -t UTF-8)")
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise UsageError("its values are nested too deeply for a trace; name another file") from None
-    except ValueError as error:
-        raise UsageError(f"not JSON, or cut off before its first event: {error}; record it again") from error
 
 
 # -- columns -------------------------------------------------------------------------------------------------------
