@@ -292,8 +292,7 @@ class SpanList(Sequence[Span]):
 
     def __init__(self, columns: SpanColumns) -> None:
         self.columns = columns
-        self._span_objects: list[Span | None] = []  # the objects made so far; empty before the first
-        self._has_all_objects = False
+        self._span_objects: dict[int, Span] = {}  # by row
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span]) -> SpanList:
@@ -301,25 +300,15 @@ class SpanList(Sequence[Span]):
         columns = SpanColumns.from_spans(spans)
         order = columns.timeline_order()
         found = cls(columns.take(order))
-        found._span_objects = [spans[row] for row in order.tolist()]
-        found._has_all_objects = True
+        found._span_objects = {row: spans[at] for row, at in enumerate(order.tolist())}
         return found
 
     def spans_at(self, rows: Sequence[int]) -> list[Span]:
         """Return the spans at some rows, in that order; makes only the objects that do not exist yet."""
-        objects = self._span_objects or [None] * len(self)
-        self._span_objects = objects
-        if missing := [row for row in rows if objects[row] is None]:
-            for row, span in zip(missing, self.columns.take(np.array(missing)).spans(), strict=True):
-                objects[row] = span
-        return cast("list[Span]", [objects[row] for row in rows])
-
-    def _all_spans(self) -> list[Span]:
-        """Return all spans as objects, in order; makes the missing objects on the first call."""
-        if not self._has_all_objects:
-            self.spans_at(range(len(self)))
-            self._has_all_objects = True
-        return cast("list[Span]", self._span_objects)
+        objects = self._span_objects
+        if missing := [row for row in rows if row not in objects]:
+            objects.update(zip(missing, self.columns.take(np.array(missing)).spans(), strict=True))
+        return [objects[row] for row in rows]
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -333,12 +322,12 @@ class SpanList(Sequence[Span]):
         return self.spans_at([rows])[0] if isinstance(rows, int) else self.spans_at(rows)
 
     def __iter__(self) -> Iterator[Span]:
-        return iter(self._all_spans())
+        return iter(self[:])
 
     def __eq__(self, other: object) -> bool:
-        return self._all_spans() == list(other) if isinstance(other, list | SpanList) else NotImplemented
+        return self[:] == list(other) if isinstance(other, list | SpanList) else NotImplemented
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(self._all_spans())
+        return repr(self[:])

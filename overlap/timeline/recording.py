@@ -129,39 +129,8 @@ class Recorder:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _restore_recorder, (
-            self.rank,
-            self._ring.maxlen,
-            self.dropped,
-            [_with_call_site_text(raw) for raw in self._ring.copy()],
-        )
-
     def __repr__(self) -> str:
         return f"<Recorder rank {self.rank}: {len(self._ring)} of {self._ring.maxlen} spans>"
-
-
-def _restore_recorder(rank: int, capacity: int, dropped: int, raws: list[RawSpan]) -> Recorder:
-    """Return the recorder that `Recorder.__reduce__` pickled; later spans count on from its number of dropped spans."""
-    recorder = Recorder(rank, capacity=capacity)
-    recorder._ring.extend(raws)
-    recorder._appended = count(dropped + len(raws))
-    recorder.count = recorder._appended.__next__
-    recorder.append = _make_counting_append(recorder._ring, recorder._appended)
-    return recorder
-
-
-def _with_call_site_text(raw: RawSpan) -> RawSpan:
-    """Return a raw span with its call site as text instead of a code object, which cannot be pickled."""
-    *begin, info = raw
-    if not isinstance(info, tuple):
-        return raw
-    at = 0 if raw[0] == "compute" else 3
-    code, instruction = info[at], info[at + 1]
-    if isinstance(code, str):
-        return raw
-    with_text = (*info[:at], call_site(cast(CodeType, code), cast(int, instruction)), 0, *info[at + 2 :])
-    return cast(RawSpan, (*begin, with_text))
 
 
 def _make_counting_append(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan], None]:

@@ -1,7 +1,6 @@
 import gzip
 import json
 import os
-import pickle
 import threading
 import tracemalloc
 from itertools import pairwise
@@ -82,9 +81,7 @@ def test_roles_are_kept_where_they_are_known(tmp_path):
     meeting = ("all_reduce", "ring", "world", 0, 8, "float32", 2)
     recorder.append(("comm", "comm", RoleName("bucket 0", "bucket"), 2, 3, (meeting, 2, 0, "train.py:2", 0, None)))
     recorder.append(("step", "step", "step 0", 3, 4, 0))
-    again = pickle.loads(pickle.dumps(recorder))
-    assert again.spans() == recorder.spans()
-    spans = [*again.spans(), compute(0, 5, 6, "update")]
+    spans = [*recorder.spans(), compute(0, 5, 6, "update")]
     write_trace(Timeline(spans=spans, world_size=1), path)
     found = read_trace(path).spans
     assert [(span.name, span.role) for span in found] == [

@@ -58,28 +58,16 @@ def coverage(activity: Activity, window: RankWindow) -> Coverage:
     )  # fmt: skip
 
 
-def ascii_lanes(
-    cover: Coverage, window: Interval, cells: int, waits: Waits = NO_WAITS
+def draw_lanes(
+    cover: Coverage, window: Interval, cells: int, waits: Waits = NO_WAITS, *, ascii: bool = False, color: bool = False
 ) -> tuple[list[Piece], list[Piece]]:
-    """Draw both lanes with `#`, `%` (event loop kept), `=` (hidden), `!` (wire), `~` (waiting) and `.` (idle)."""
-    compute = _paint(window, cells, cover.kept, cover.compute)
-    comm = _glyphs(_paint(window, cells, *_comm_layers(cover)), b".=~!")
-    return [(_glyphs(compute, b".%#"), "")], _label_waits([(comm, "")], "~", waits, window, cells)
+    """Draw a compute and a communication lane; waits name their rank where it fits.
 
-
-def ascii_row(cover: Coverage, window: Interval, cells: int) -> list[Piece]:
-    """Draw one row: `#` compute alone, `=` both, `!` bytes on the wire, `~` waiting, `.` idle."""
-    return [(_glyphs(_cell_states(cover, window, cells), b".#?=~~!!"), "")]
-
-
-def block_lanes(
-    cover: Coverage, window: Interval, cells: int, waits: Waits = NO_WAITS, *, color: bool
-) -> tuple[list[Piece], list[Piece]]:
-    """Draw a compute and a communication lane with block characters; waits name their rank where it fits."""
-    units = cells * _UNITS_PER_CELL
-    compute = _paint(window, units, cover.kept, cover.compute)
-    comm = _draw_cells(_paint(window, units, *_comm_layers(cover)), _comm_cell, color=color)
-    return _draw_cells(compute, _compute_cell, color=color), _label_waits(comm, "░", waits, window, cells)
+    In ASCII, `#` is compute, `%` a kept event loop, `=` hidden, `!` wire, `~` waiting and `.` idle.
+    """
+    compute = _draw((cover.kept, cover.compute), window, cells, b".%#", _compute_cell, ascii=ascii, color=color)
+    comm = _draw(_comm_layers(cover), window, cells, b".=~!", _comm_cell, ascii=ascii, color=color)
+    return compute, _label_waits(comm, "~" if ascii else "░", waits, window, cells)
 
 
 def stream_lane(
@@ -87,9 +75,15 @@ def stream_lane(
 ) -> list[Piece]:
     """Draw the communication of one stream: the part of `cover` in the intervals in which the stream was active."""
     layers = [intersect(layer, active) for layer in _comm_layers(cover)]
-    if ascii:
-        return [(_glyphs(_paint(window, cells, *layers), b".=~!"), "")]
-    return _draw_cells(_paint(window, cells * _UNITS_PER_CELL, *layers), _comm_cell, color=color)
+    return _draw(layers, window, cells, b".=~!", _comm_cell, ascii=ascii, color=color)
+
+
+def draw_row(cover: Coverage, window: Interval, cells: int, *, ascii: bool = False, color: bool = False) -> list[Piece]:
+    """Draw one row of half blocks: compute above, communication below; in ASCII, `=` is both."""
+    compute = _paint(window, cells, cover.compute)
+    comm = _paint(window, cells, *_comm_layers(cover))
+    table = _ROW_ASCII if ascii else _ROW_COLOR if color else _ROW_PLAIN
+    return _join_styles([table[busy + 2 * kind] for busy, kind in zip(compute, comm, strict=True)])
 
 
 def _comm_layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
@@ -134,13 +128,9 @@ def _label_run(run: str, rank: int | None) -> str:
     return run
 
 
-def block_row(cover: Coverage, window: Interval, cells: int, *, color: bool) -> list[Piece]:
-    """Draw one row of half blocks: compute above, communication below."""
-    table = _ROW_COLOR if color else _ROW_PLAIN
-    return _join_styles([table[state] for state in _cell_states(cover, window, cells)])
-
-
-# By `_cell_states`: compute alone is the upper half, bytes alone the lower, both by chance in one cell a diagonal.
+# By 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for moving bytes: compute alone is the upper
+# half, bytes alone the lower, both by chance in one cell a diagonal.
+_ROW_ASCII: Sequence[Piece] = [(glyph, "") for glyph in ".#?=~~!!"]
 _ROW_PLAIN: Sequence[Piece] = [(" ", ""), ("▀", ""), ("▄", ""), ("█", ""), ("░", ""), ("░", ""), ("▄", ""), ("▞", "")]
 _ROW_COLOR: Sequence[Piece] = [
     (" ", ""),
@@ -152,13 +142,6 @@ _ROW_COLOR: Sequence[Piece] = [
     ("▄", EXPOSED),
     ("▞", f"{EXPOSED} on {COMPUTE}"),
 ]
-
-
-def _cell_states(cover: Coverage, window: Interval, cells: int) -> bytes:
-    """Return one byte a cell: 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for moving bytes."""
-    compute = _paint(window, cells, cover.compute)
-    comm = _paint(window, cells, *_comm_layers(cover))
-    return bytes(busy + 2 * kind for busy, kind in zip(compute, comm, strict=True))
 
 
 def _paint(window: Interval, units: int, *layers: Merged) -> bytes:
@@ -175,13 +158,14 @@ def _paint(window: Interval, units: int, *layers: Merged) -> bytes:
     return row.tobytes()
 
 
-def _glyphs(row: bytes, glyphs: bytes) -> str:
-    """Return a lane in ASCII: `glyphs` has the character of each value."""
-    return row.translate(glyphs.ljust(256)).decode("ascii")
-
-
-def _draw_cells(row: bytes, cell: Callable[[bytes, bool], Piece], *, color: bool) -> list[Piece]:
-    """Return a lane of cells, each drawn from its eight units by `cell`, with neighbours of one style joined."""
+def _draw(
+    layers: Sequence[Merged], window: Interval, cells: int, glyphs: bytes, cell: Callable[[bytes, bool], Piece], *,
+    ascii: bool, color: bool,
+) -> list[Piece]:  # fmt: skip
+    """Return a lane: in ASCII, `glyphs` has the character of each layer; else `cell` draws each cell from its units."""
+    if ascii:
+        return [(_paint(window, cells, *layers).translate(glyphs.ljust(256)).decode("ascii"), "")]
+    row = _paint(window, cells * _UNITS_PER_CELL, *layers)
     starts = range(0, len(row), _UNITS_PER_CELL)
     return _join_styles([cell(row[at : at + _UNITS_PER_CELL], color) for at in starts])
 

@@ -21,7 +21,7 @@ from ..measure.steps import of_steps, rank_windows
 from ..spans import CUT, ENDED, Timeline
 from .axis import ruler
 from .folding import Fold, fold, table_lines
-from .lanes import NO_WAITS, Coverage, Waits, ascii_lanes, ascii_row, block_lanes, block_row, coverage, stream_lane
+from .lanes import NO_WAITS, Coverage, coverage, draw_lanes, draw_row, stream_lane
 from .theme import Piece, legend_lines
 
 if TYPE_CHECKING:
@@ -187,8 +187,13 @@ class TimelineView:
     def _draw_rank(self, rank: int, head: str, layout: _Layout, wide: int) -> list[_Line]:
         """Return the lines of one rank: its lanes, each with its name before it and an edge on both sides."""
         edge, cover = "|" if layout.ascii else "│", self._covers[rank]
-        bodies = _rank_lanes(cover, layout, self._waits.get(rank, NO_WAITS))
-        names = ["compute", "comm"] if layout.two_lanes else [""]
+        names, bodies = [""], [draw_row(cover, layout.window, layout.cells, ascii=layout.ascii, color=layout.color)]
+        if layout.two_lanes:
+            waits = self._waits.get(rank, NO_WAITS)
+            names, bodies = (
+                ["compute", "comm"],
+                [*draw_lanes(cover, layout.window, layout.cells, waits, ascii=layout.ascii, color=layout.color)],
+            )
         streams = self._stream_activity.get(rank, {})
         if layout.streams and len(streams) > 1:
             names = ["compute", *(name[:9] for name in streams)]
@@ -285,17 +290,6 @@ def _stream_activity(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict
                 lane: union(columns.start_ns[on], columns.end_ns[on]) for lane, on in sorted(lanes.items())
             }
     return streams
-
-
-def _rank_lanes(cover: Coverage, layout: _Layout, waits: Waits) -> Sequence[_Line]:
-    """Return the lanes of one rank without names: compute and communication, or one row with both."""
-    if layout.ascii:
-        if layout.two_lanes:
-            return ascii_lanes(cover, layout.window, layout.cells, waits)
-        return [ascii_row(cover, layout.window, layout.cells)]
-    if layout.two_lanes:
-        return block_lanes(cover, layout.window, layout.cells, waits, color=layout.color)
-    return [block_row(cover, layout.window, layout.cells, color=layout.color)]
 
 
 def _styled_lines(texts: Iterable[str], style: str = "") -> list[_Line]:
