@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from ..timeline.columnar import run_starts
 from ..timeline.files.profile import NOTE, OPERATOR, PYTHON, Int64s, RankProfile
 from ..timeline.files.windows import Rows, is_outermost
-from ..timeline.measure.intervals import expand_ranges
 from ..units import format_ns
 
 BACKWARD = "backward"
@@ -194,20 +193,24 @@ class Places:
         self, threads: NDArray[np.int32], instants_ns: Int64s
     ) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
         """Return a hash of the names around each instant, and the row of the outermost backward operator, or -1."""
-        profile = self._profile
         # A rolling hash of names, extended level by level from the outermost.
         keys, backward = threads.astype(np.uint64), np.full(len(threads), -1, np.intp)
+        for query, row in self._rows_around(threads, instants_ns):
+            keys[query] = keys[query] * _PRIME + self._profile.name[row].astype(np.uint64) + np.uint64(1)
+            is_backward = self._backward[self._profile.name[row]] & (backward[query] < 0)
+            backward[query[is_backward]] = row[is_backward]
+        return keys, backward
+
+    def _rows_around(self, threads: NDArray[np.int32], instants_ns: Int64s) -> Iterator[tuple[Rows, Rows]]:
+        """Yield the rows around instants of threads, the outermost first: some instants, and a row for each of them."""
+        profile = self._profile
         for thread in np.unique(threads).tolist():
             queries = np.flatnonzero(threads == thread)
             at_ns = instants_ns[queries]
             for outer in self._nested_levels(thread):
                 at = np.searchsorted(profile.start_ns[outer], at_ns, "right") - 1
                 inside = (at >= 0) & (at_ns < profile.end_ns[outer[at]]) & ~self._no_place[profile.name[outer[at]]]
-                row, mine = outer[at[inside]], queries[inside]
-                keys[mine] = keys[mine] * _PRIME + profile.name[row].astype(np.uint64) + np.uint64(1)
-                is_backward = self._backward[profile.name[row]] & (backward[mine] < 0)
-                backward[mine[is_backward]] = row[is_backward]
-        return keys, backward
+                yield queries[inside], outer[at[inside]]
 
     def _nested_levels(self, thread: int) -> list[Rows]:
         """Return the rows of a thread in levels, the outermost first; rows of one level do not overlap."""
@@ -234,12 +237,9 @@ class Places:
         forwards = [self._forward_row(chain) for chain in chains]
         known = [at for at, row in enumerate(forwards) if row is not None]
         rows = np.array([forwards[at] for at in known], np.intp)
-        around = self._enclosing_rows(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
+        around = self._enclosing_rows(self._profile.thread[rows], self._profile.start_ns[rows])
         for at, chain in zip(known, around, strict=True):
-            forward = self._build_place(chain)
-            places[at] = ProgramPlace(
-                operator=forward.operator, module=forward.module, frames=forward.frames, phase=BACKWARD
-            )
+            places[at] = replace(self._build_place(chain), phase=BACKWARD)
         return places
 
     def _forward_row(self, chain: list[int]) -> int | None:
@@ -251,17 +251,10 @@ class Places:
 
     def _enclosing_rows(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[list[int]]:
         """Return the rows that are around each instant, the outermost first."""
-        profile = self._profile
         chains: list[list[int]] = [[] for _ in instants_ns]
-        for thread in np.unique(threads).tolist():
-            queries = np.flatnonzero(threads == thread)
-            queries = queries[np.argsort(instants_ns[queries], kind="stable")]
-            rows = self._rows[profile.thread[self._rows] == thread]
-            first = np.searchsorted(instants_ns[queries], profile.start_ns[rows], "left")
-            stop = np.searchsorted(instants_ns[queries], profile.end_ns[rows], "left")
-            row, query = expand_ranges(first, np.maximum(stop, first))  # rows are in order of start, the longest first
-            for each, at in zip(rows[row].tolist(), queries[query].tolist(), strict=True):
-                chains[at].append(each)
+        for queries, rows in self._rows_around(threads, instants_ns):
+            for at, row in zip(queries.tolist(), rows.tolist(), strict=True):
+                chains[at].append(row)
         return chains
 
     def _build_place(self, chain: list[int]) -> ProgramPlace:
@@ -271,9 +264,9 @@ class Places:
         frames: list[str] = []
         for row in chain:
             name, kind = profile.names[profile.name[row]][:_NAME], profile.kind[row]
-            if kind == OPERATOR and not operator and not self._no_place[profile.name[row]]:
+            if kind == OPERATOR and not operator:
                 operator = name.removeprefix("autograd::engine::evaluate_function: ")
-            elif kind == NOTE and not self._no_place[profile.name[row]]:
+            elif kind == NOTE:
                 phase = name
             elif name.startswith("nn.Module: "):
                 module = name.removeprefix("nn.Module: ")
