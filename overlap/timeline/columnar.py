@@ -58,12 +58,6 @@ class Table(dict[T, int]):
         return number
 
 
-_NO_INFO = CollectiveInfo(
-    op="", algorithm="", group="", seq=0, nbytes=0, dtype="", issued_ns=0, met_ns=0, priority=0, call_site="",
-    start_ns=0, end_ns=0,
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanColumns:
     """Columns of n spans; the fields of a `Span` and of its `CollectiveInfo` give the meaning of each column."""
@@ -117,39 +111,6 @@ class SpanColumns:
     def of_kind(self, kind: Kind, rows: Rows) -> Rows:
         """Return the rows among `rows` of spans of a kind."""
         return cast(Rows, rows[self.kind[rows] == KINDS.index(kind)])
-
-    @classmethod
-    def from_spans(cls, spans: Sequence[Span]) -> SpanColumns:
-        """Return the columns of spans. Cost: about 5 microseconds each.
-
-        Raises:
-            OverflowError: A number has more than 64 bits.
-        """
-        infos = [span.info or _NO_INFO for span in spans]
-        texts, groups = Table[str](), Table[SpanGroup]()
-        numbers: dict[str, list[int]] = {
-            "rank": [span.rank for span in spans],
-            "start_ns": [span.start_ns for span in spans],
-            "end_ns": [span.end_ns for span in spans],
-            "issued_ns": [_encode_optional(span.info.issued_ns if span.info else span.issued_ns) for span in spans],
-            "step": [_encode_optional(span.step) for span in spans],
-            "awaited_ns": [_encode_optional(info.awaited_ns) for info in infos],
-        }
-        for name in ("met_ns", "seq", "nbytes", "priority"):
-            numbers[name] = [getattr(info, name) for info in infos]
-        numbers |= {
-            "kind": [KINDS.index(span.kind) for span in spans],
-            "role": [ROLES.index(span.role) for span in spans],
-            "lane": [texts[span.lane] for span in spans],
-            "name": [texts[span.name] for span in spans],
-            "op": [-1 if info is _NO_INFO else texts[info.op] for info in infos],
-            "algorithm": [texts[info.algorithm] for info in infos],
-            "dtype": [texts[info.dtype] for info in infos],
-            "call_site": [texts[span.info.call_site if span.info else span.call_site] for span in spans],
-            "group": [groups[SpanGroup(info.group, info.ranks, info.tag)] for info in infos],
-        }
-        columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
-        return cls.from_named(columns, texts, groups)
 
     @classmethod
     def from_table(
@@ -276,10 +237,6 @@ class SpanColumns:
             )  # fmt: skip
 
 
-def _encode_optional(number: int | None) -> int:
-    return NONE if number is None else number
-
-
 def run_starts(*keys: NDArray[np.integer]) -> Rows:
     """Return the first row of each run of equal rows, ascending, in sorted columns of n rows; empty if n is 0."""
     begins = np.ones(len(keys[0]), bool)
@@ -290,18 +247,9 @@ def run_starts(*keys: NDArray[np.integer]) -> Rows:
 class SpanList(Sequence[Span]):
     """List of spans over columns; each `Span` object is made once, on first access."""
 
-    def __init__(self, columns: SpanColumns) -> None:
+    def __init__(self, columns: SpanColumns, made: dict[int, Span] | None = None) -> None:
         self.columns = columns
-        self._span_objects: dict[int, Span] = {}  # by row
-
-    @classmethod
-    def from_spans(cls, spans: Sequence[Span]) -> SpanList:
-        """Return the list of spans in the order of a timeline; errors as for `SpanColumns.from_spans`."""
-        columns = SpanColumns.from_spans(spans)
-        order = columns.timeline_order()
-        found = cls(columns.take(order))
-        found._span_objects = {row: spans[at] for row, at in enumerate(order.tolist())}
-        return found
+        self._span_objects = made or {}  # by row
 
     def spans_at(self, rows: Sequence[int]) -> list[Span]:
         """Return the spans at some rows, in that order; makes only the objects that do not exist yet."""

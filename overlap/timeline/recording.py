@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from types import CodeType
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 
@@ -176,6 +176,27 @@ def columns_from_raw(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
     return SpanColumns.from_table(rank, table, encoder.texts, encoder.groups)
 
 
+def columns_from_spans(spans: Sequence[Span]) -> SpanColumns:
+    """Return the columns of spans, in their order. Cost: about 5 microseconds each.
+
+    Raises:
+        OverflowError: A number has more than 64 bits.
+    """
+    raws = [_raw_span(span) for span in spans]
+    return replace(columns_from_raw(0, raws), rank=np.array([span.rank for span in spans], np.int64))
+
+
+def _raw_span(span: Span) -> RawSpan:
+    """Return a span as a recorder has it."""
+    info: RawCollective | RawCompute | int | None = span.step
+    if (of := span.info) is not None:
+        match = of.op, of.algorithm, (of.group, of.ranks, of.tag), of.seq, of.nbytes, of.dtype, of.met_ns
+        info = match, of.issued_ns, of.priority, of.call_site, 0, of.awaited_ns, span.step
+    elif span.call_site or span.issued_ns is not None:
+        info = span.call_site, 0, NONE if span.issued_ns is None else span.issued_ns, span.step
+    return span.kind, span.lane, RoleName(span.name, span.role), span.start_ns, span.end_ns, info
+
+
 class _RowEncoder:
     """Turns raw spans into rows of numbers: `INT64_COLUMNS`, then `INT32_COLUMNS`."""
 
@@ -198,13 +219,13 @@ class _RowEncoder:
         if not isinstance(info, tuple):
             step = NONE if info is None else info
             return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *labels, -1, none, none, none, self._nobody, role)
-        if kind == "compute":
-            code, instruction, called_ns, issue_step = cast(RawCompute, info)
+        if len(info) == 4:
+            code, instruction, called_ns, issue_step = info
             place, step = self._call_site_number(code, instruction), NONE if issue_step is None else issue_step
             return (
                 start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *labels, -1, none, none, place, self._nobody, role,
             )  # fmt: skip
-        match, issued_ns, priority, code, instruction, *waits, issue_step = cast(RawCollective, info)
+        match, issued_ns, priority, code, instruction, *waits, issue_step = info
         awaited_ns = waits[0] if waits and waits[0] is not None else NONE
         op, algorithm, group, seq, nbytes, dtype, met_ns = match
         return (

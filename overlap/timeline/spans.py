@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from .columnar import NONE, Mask, SpanColumns, SpanList
-from .recording import Recorder
+from .recording import Recorder, columns_from_spans
 from .span import Clock, Span
 
 CUT = "cut"
@@ -41,8 +41,12 @@ class Timeline:
     meta: dict[str, str] = field(default_factory=dict)  # free text about the run, such as the script's name
 
     def __post_init__(self) -> None:
-        self._list = self.spans if isinstance(self.spans, SpanList) else SpanList.from_spans(self.spans)
-        self.spans = self._list
+        if not isinstance(spans := self.spans, SpanList):
+            columns = columns_from_spans(spans)
+            order = columns.timeline_order()
+            made = {row: spans[at] for row, at in enumerate(order.tolist())}
+            self.spans = SpanList(columns.take(order), made)
+        self._list = cast(SpanList, self.spans)
 
     @classmethod
     def collect(

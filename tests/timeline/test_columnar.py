@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from overlap.timeline import Recorder, Timeline, breakdowns
 from overlap.timeline.columnar import SpanColumns, SpanList
+from overlap.timeline.recording import columns_from_spans
 
 from .made import comm, compute, span_order, traces
 
 
 @given(traces())
 def test_columns_say_what_the_spans_said(timeline):
-    columns = SpanColumns.from_spans(timeline.spans)
+    columns = columns_from_spans(timeline.spans)
     assert list(columns.spans()) == timeline.spans
     halves = [columns.take(columns.rank == rank) for rank in (0, 1, 2)]
     assert sorted(SpanColumns.concatenate(halves).spans(), key=span_order) == timeline.spans
@@ -22,7 +23,7 @@ def test_columns_say_what_the_spans_said(timeline):
 def test_columns_are_sorted_as_spans_are(timeline, shuffle):
     spans = [*timeline.spans, compute(2, 0, 1, "a"), compute(2, 0, 1, "b"), compute(10, 0, 1)]
     shuffle.shuffle(spans)
-    found = Timeline.of_columns(SpanColumns.from_spans(spans), world_size=11)
+    found = Timeline.of_columns(columns_from_spans(spans), world_size=11)
     assert found.spans == sorted(spans, key=span_order)
     assert sum(len(found.for_rank(rank)) for rank in found.ranks()) == len(found.spans)
 
@@ -52,7 +53,7 @@ def test_of_a_step_the_figures_are_the_same_whatever_else_was_recorded():
 
 
 def test_a_span_is_made_once():
-    one = Timeline.of_columns(SpanColumns.from_spans([comm(0, 1, 2, 3), compute(0, 0, 9)]), world_size=1)
+    one = Timeline.of_columns(columns_from_spans([comm(0, 1, 2, 3), compute(0, 0, 9)]), world_size=1)
     (near,) = one.chosen(one.columns.near((9, 12)))
     assert near is one.spans[0]
     assert one.spans[1:] == list(one.spans)[1:]
