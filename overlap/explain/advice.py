@@ -161,10 +161,23 @@ def _advise_timeline(facts: Facts) -> AdviceItems:
         )  # fmt: skip
 
 
-def _advise_launches(facts: Facts) -> AdviceItems:
-    """Advise on a device that is idle because the host launches its kernels too slowly; nothing on a host alone."""
-    if not facts.report.on_device or not _is_worth(facts, causes.LAUNCH):
-        return
+Remedy = tuple[str, str]
+"""A change to the program, and evidence for it."""
+
+
+def _advise_causes(facts: Facts) -> AdviceItems:
+    """Advise on each cause that costs enough and has a remedy, at its most expensive place."""
+    for cause in (*_REMEDIES, *_CHANGES):
+        if _is_worth(facts, cause):
+            remedy = _REMEDIES[cause](facts) if cause in _REMEDIES else _CHANGES[cause]
+            if remedy is not None:
+                yield _gain_item(facts, [cause], remedy[0], top_place(facts, cause), remedy[1])
+
+
+def _launch_remedy(facts: Facts) -> Remedy | None:
+    """Return the remedy for a host that launches the kernels of its device too slowly; none on a host alone."""
+    if not facts.report.on_device:
+        return None
     count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
     evidence = f"{count} kernels of {format_ns(median_ns)} (median); the queue of the device is empty"
     if facts.report.graph_share >= MOSTLY_GRAPHS:
@@ -175,7 +188,7 @@ def _advise_launches(facts: Facts) -> AdviceItems:
         change = "run with CUDA graphs: without --enforce-eager, and with cudagraph capture sizes that fit the batch"
     else:
         change = 'torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch'
-    yield _gain_item(facts, [causes.LAUNCH], change, top_place(facts, causes.LAUNCH), evidence)
+    return change, evidence
 
 
 _SYNC_CHANGES = (
@@ -194,25 +207,18 @@ _SYNC_CHANGES = (
 )
 
 
-def _advise_device_waits(facts: Facts) -> AdviceItems:
-    """Advise on the place at which the host waited longest for the device; the operator there selects the change."""
-    if not _is_worth(facts, causes.SYNC):
-        return
+def _device_wait_remedy(facts: Facts) -> Remedy:
+    """Return the remedy for the place at which the host waited longest for the device, by the operator there."""
     place, *_ = next(iter(facts.places.get(causes.SYNC, ())), (ProgramPlace(),))
     change = next((text for pattern, text in _SYNC_CHANGES if pattern.search(place.operator)), "")
     change = change or "do not wait for the device there (synchronize, .item(), .cpu()), or less often"
-    evidence = "the device is idle after the host has waited for it, as nothing is queued by then"
-    yield _gain_item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
+    return change, "the device is idle after the host has waited for it, as nothing is queued by then"
 
 
 _CHANGES = {
     causes.EVENT: (
         "let streams wait for each other less often: fewer wait_stream and record_event, around larger parts",
         "queued work begins only after work of another stream",
-    ),
-    causes.DATA: (
-        "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item",
-        "nothing runs while the next batch is made",
     ),
     causes.LOCK: (
         "hold the lock for less, or give each thread its own: another thread has it, or has not done its work",
@@ -230,13 +236,11 @@ _CHANGES = {
 """Changes, and the evidence, where the cause alone shows what to do."""
 
 
-def _advise_by_cause(facts: Facts) -> AdviceItems:
-    """Advise on waits for events or locks, on data, files and garbage collection, where they cost enough."""
-    for cause, (change, evidence) in _CHANGES.items():
-        if _is_worth(facts, cause):
-            if cause == causes.DATA and facts.report.has_workers:
-                change, evidence = "more num_workers, or less work for each item", "its processes are too slow"
-            yield _gain_item(facts, [cause], change, top_place(facts, cause), evidence)
+def _data_remedy(facts: Facts) -> Remedy:
+    if facts.report.has_workers:
+        return "more num_workers, or less work for each item", "its processes are too slow"
+    change = "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item"
+    return change, "nothing runs while the next batch is made"
 
 
 def _advise_optimizer(facts: Facts) -> AdviceItems:
@@ -260,17 +264,16 @@ def _advise_optimizer(facts: Facts) -> AdviceItems:
     )  # fmt: skip
 
 
-def _advise_python(facts: Facts) -> AdviceItems:
-    """Advise on Python between operators, unless half of it is in the optimizer, which has advice of its own."""
-    updates = sum(
-        ns for place, ns, _ in facts.places.get(causes.PYTHON, ()) if place.phase.startswith("Optimizer.step")
-    )
-    if _is_worth(facts, causes.PYTHON) and 2 * updates < facts.cost_ns(causes.PYTHON):
-        where = top_place(facts, causes.PYTHON)
-        change = "take the work out of the loop, or do it in another process"
-        if not any(place.frame for place, _, _ in facts.places.get(causes.PYTHON, ())):
-            change = "record with with_stack=True to see which function it is; then take it out of the loop"
-        yield _gain_item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
+def _python_remedy(facts: Facts) -> Remedy | None:
+    """Return the remedy for Python between operators; none if half of it is in the optimizer, which has its own."""
+    places = facts.places.get(causes.PYTHON, ())
+    updates = sum(ns for place, ns, _ in places if place.phase.startswith("Optimizer.step"))
+    if 2 * updates >= facts.cost_ns(causes.PYTHON):
+        return None
+    change = "take the work out of the loop, or do it in another process"
+    if not any(place.frame for place, _, _ in places):
+        change = "record with with_stack=True to see which function it is; then take it out of the loop"
+    return change, "no operator runs in that time"
 
 
 _ONE_TIME_CAUSES = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
@@ -297,10 +300,8 @@ def _advise_startup(facts: Facts) -> AdviceItems:
         )
 
 
-def _advise_copies(facts: Facts) -> AdviceItems:
-    """Advise on the most expensive copy that no kernel runs in parallel to; its kinds of memory select the change."""
-    if not _is_worth(facts, causes.COPY):
-        return
+def _copy_remedy(facts: Facts) -> Remedy:
+    """Return the remedy for the most expensive copy that no kernel runs in parallel to, by its kinds of memory."""
     place, *_ = next(iter(facts.places.get(causes.COPY, ())), (ProgramPlace(),))
     if "Pageable" in place.phase:
         change = "pin_memory() and non_blocking=True"
@@ -308,9 +309,13 @@ def _advise_copies(facts: Facts) -> AdviceItems:
         change = "avoid the copy: clone, contiguous, or another memory format (channels_last) for the whole model"
     else:
         change = "copy less, or on a stream of its own, with non_blocking=True"
-    yield _gain_item(
-        facts, [causes.COPY], change, top_place(facts, causes.COPY), "copies run with no kernel in parallel"
-    )
+    return change, "copies run with no kernel in parallel"
+
+
+_REMEDIES: dict[str, Callable[[Facts], Remedy | None]] = {
+    causes.LAUNCH: _launch_remedy, causes.SYNC: _device_wait_remedy, causes.DATA: _data_remedy,
+    causes.PYTHON: _python_remedy, causes.COPY: _copy_remedy,
+}  # fmt: skip
 
 
 def _advise_late_rank(facts: Facts) -> AdviceItems:
@@ -452,6 +457,6 @@ def _advise_kernels(facts: Facts) -> AdviceItems:
 
 
 _RULES: tuple[Rule, ...] = (
-    _advise_optimizer, _advise_launches, _advise_device_waits, _advise_by_cause, _advise_python, _advise_startup,
-    _advise_copies, _advise_late_rank, _advise_communication, _advise_operator_loops, _advise_kernels,
+    _advise_optimizer, _advise_causes, _advise_startup, _advise_late_rank, _advise_communication,
+    _advise_operator_loops, _advise_kernels,
 )  # fmt: skip

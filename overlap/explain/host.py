@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,11 +72,11 @@ _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
 _EVENT_WAIT = re.compile(r"StreamWaitEvent")
 _MODULE = re.compile(r"^nn\.Module: ")
+_TO_HOST = re.compile(r"DtoH|Device -> (Pageable|Pinned|Host)")
 _INSTANTIATE = re.compile(r"GraphInstantiate")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GapPieces:
+class GapPieces(NamedTuple):
     """Columns of disjoint pieces of gaps: each has one cause, and the place of an instant of a thread."""
 
     start_ns: Int64s
@@ -85,46 +85,29 @@ class GapPieces:
     thread: Int64s  # -1 without one
     instant_ns: Int64s
 
+    @classmethod
+    def of(
+        cls, cause: str, where: Merged, *, thread: Int64s | int = -1, instant_ns: Int64s | None = None
+    ) -> GapPieces:  # fmt: skip
+        """Return intervals as pieces of one cause; a piece's place is that of its middle, or of `instant_ns`."""
+        return cls(
+            where.start_ns, where.end_ns, np.full(len(where), causes.NAMES.index(cause), np.int8),
+            np.broadcast_to(thread, len(where)).astype(np.int64),
+            (where.start_ns + where.end_ns) // 2 if instant_ns is None else instant_ns,
+        )  # fmt: skip
 
-_COLUMNS = ("start_ns", "end_ns", "cause", "thread", "instant_ns")
-
-
-class _GapCollector:
-    """Collector of pieces of gaps, in any order."""
-
-    def __init__(self) -> None:
-        self._parts: list[GapPieces] = []
-
-    def add(
-        self,
-        cause: str,
-        where: Merged,
-        *,
-        thread: Int64s | int = -1,
-        instant_ns: Int64s | None = None,
-    ) -> None:
-        """Append intervals as pieces of one cause; a piece's place is that of its middle, or of `instant_ns`."""
-        if len(where):
-            self._parts.append(GapPieces(
-                start_ns=where.start_ns, end_ns=where.end_ns,
-                cause=np.full(len(where), causes.NAMES.index(cause), np.int8),
-                thread=np.broadcast_to(thread, len(where)).astype(np.int64),
-                instant_ns=(where.start_ns + where.end_ns) // 2 if instant_ns is None else instant_ns,
-            ))  # fmt: skip
-
-    def pieces(self) -> GapPieces:
-        """Return the pieces."""
-        parts = [_NO_PIECES, *self._parts]
-        return GapPieces(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS})
+    @classmethod
+    def concatenate(cls, parts: Sequence[GapPieces]) -> GapPieces:
+        """Return the pieces of several parts, at least one."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-_EVER, _NONE = np.iinfo(np.int64), np.empty(0, np.int64)
-_NO_PIECES = GapPieces(start_ns=_NONE, end_ns=_NONE, cause=_NONE.astype(np.int8), thread=_NONE, instant_ns=_NONE)
+_EVER = np.iinfo(np.int64)
 
 
 def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged) -> GapPieces:
     """Divide the gaps of a device; the pieces add up to the gaps."""
-    rows, result = work.rows, _GapCollector()
+    rows, found = work.rows, list[GapPieces]()
     # For each gap: the work that ends it, the launch of that work, and the work whose end began it.
     following = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
     ended = following < len(rows)
@@ -141,7 +124,7 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
     last = np.maximum.accumulate(profile.end_ns[rows])
     newest = np.maximum.accumulate(np.where(profile.end_ns[rows] == last, np.arange(len(rows)), 0))
     before = rows[newest[np.maximum(np.minimum(following, len(rows)) - 1, 0)]]  # the work whose end began the gap
-    graphs = profile.names_matching(GRAPH)[profile.name[launch]]
+    graphs = profile.matches(launch, GRAPH)
     in_graph = has_launch & graphs & (profile.correlation[before] == profile.correlation[row])
     limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
     is_short = has_launch & (length_ns <= limit_ns)
@@ -155,14 +138,14 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
         where = Merged(device_part.start_ns[chosen], device_part.end_ns[chosen])
         launches = launch[chosen]
         thread = np.where(launches >= 0, profile.thread[launches], -1)
-        result.add(cause, where, thread=thread, instant_ns=profile.start_ns[launches])
+        found.append(GapPieces.of(cause, where, thread=thread, instant_ns=profile.start_ns[launches]))
     host = has_launch & (until_ns > gaps.start_ns)
     launchers = np.unique(profile.thread[launch[host]]).astype(np.int64)
     for thread in launchers.tolist():
         launches = host & (profile.thread[launch] == thread)
         parts = Merged(gaps.start_ns[launches], until_ns[launches])
-        _divide_host_gaps(profile, work, result, parts, thread, launchers, busy)
-    return result.pieces()
+        _divide_host_gaps(profile, work, found, parts, thread, launchers, busy)
+    return GapPieces.concatenate(found)
 
 
 def work_pieces(profile: RankProfile, work: WorkRows, rows: Rows, cause: str, where: Merged) -> tuple[GapPieces, Rows]:
@@ -182,18 +165,15 @@ def work_pieces(profile: RankProfile, work: WorkRows, rows: Rows, cause: str, wh
     rows = rows[row[at]]
     source = work.launch[rows] if work.on_device else rows
     thread = np.where(source >= 0, profile.thread[source], -1).astype(np.int64)
-    return GapPieces(
-        start_ns=start_ns, end_ns=end_ns, thread=thread,
-        cause=np.full(len(rows), causes.NAMES.index(cause), np.int8),
-        instant_ns=profile.start_ns[source],
-    ), rows  # fmt: skip
+    pieces = GapPieces.of(cause, Merged(start_ns, end_ns), thread=thread, instant_ns=profile.start_ns[source])
+    return pieces, rows
 
 
 def _follows_event_wait(profile: RankProfile, launch: Rows) -> NDArray[np.bool_]:
     """Return a mask over launches: the call before, on its thread, lets a stream wait for an event."""
     calls = profile.rows(RUNTIME)
     calls = calls[np.lexsort((profile.start_ns[calls], profile.thread[calls]))]
-    waits = profile.names_matching(_EVENT_WAIT)[profile.name[calls]]
+    waits = profile.matches(calls, _EVENT_WAIT)
     follows = np.zeros(len(profile.kind), bool)
     follows[calls[1:]] = waits[:-1] & (profile.thread[calls[1:]] == profile.thread[calls[:-1]])
     found: NDArray[np.bool_] = follows[launch] & (launch >= 0)
@@ -201,17 +181,17 @@ def _follows_event_wait(profile: RankProfile, launch: Rows) -> NDArray[np.bool_]
 
 
 def _divide_host_gaps(
-    profile: RankProfile, work: WorkRows, result: _GapCollector, parts: Merged, thread: int,
+    profile: RankProfile, work: WorkRows, found: list[GapPieces], parts: Merged, thread: int,
     launchers: Int64s, busy: Merged,
 ) -> None:  # fmt: skip
     """Add the host's parts of gaps that launches of a thread ended, by cause; earlier causes have precedence."""
     calls = _rows_of_thread(profile, profile.rows(RUNTIME), thread)
     lost = _unrecorded_work(profile, work, calls)
-    result.add(causes.UNKNOWN, intersect(parts, lost))
+    found.append(GapPieces.of(causes.UNKNOWN, intersect(parts, lost)))
     parts = subtract(parts, lost)
     syncs = calls[_is_device_wait(profile, work, calls)]
     functions = _rows_of_thread(profile, profile.rows(PYTHON), thread)
-    captures = rows_union(profile, functions[profile.names_matching(_CAPTURE)[profile.name[functions]]])
+    captures = rows_union(profile, profile.named(functions, _CAPTURE))
     syncs = syncs[covered_ns(profile.start_ns[syncs], profile.end_ns[syncs] + 1, captures) == 0]
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
     for cause, cover in [
@@ -222,9 +202,9 @@ def _divide_host_gaps(
         where = intersect(parts, cover)
         if cause == causes.SYNC and len(syncs):
             last = np.maximum(np.searchsorted(profile.start_ns[syncs], where.end_ns, "left") - 1, 0)
-            result.add(cause, where, thread=thread, instant_ns=profile.start_ns[syncs][last])
+            found.append(GapPieces.of(cause, where, thread=thread, instant_ns=profile.start_ns[syncs][last]))
         else:
-            result.add(cause, where, thread=thread)
+            found.append(GapPieces.of(cause, where, thread=thread))
         parts = subtract(parts, cover)
     operators = profile.rows(OPERATOR)
     if len(_rows_of_thread(profile, operators, thread)):
@@ -232,10 +212,10 @@ def _divide_host_gaps(
         idle = subtract(parts, rows_union(profile, np.concatenate([others, calls])))
         is_long = idle.end_ns - idle.start_ns >= PYTHON_NS
         idle = Merged(idle.start_ns[is_long], idle.end_ns[is_long])
-        result.add(causes.PYTHON, idle, thread=thread)
+        found.append(GapPieces.of(causes.PYTHON, idle, thread=thread))
         parts = subtract(parts, idle)
         parts = _cut_at_operators(profile, parts, outermost(profile, _rows_of_thread(profile, operators, thread)))
-    result.add(causes.LAUNCH, parts, thread=thread)
+    found.append(GapPieces.of(causes.LAUNCH, parts, thread=thread))
 
 
 def _cut_at_operators(profile: RankProfile, parts: Merged, rows: Rows) -> Merged:
@@ -264,59 +244,47 @@ def _rows_of_thread(profile: RankProfile, rows: Rows, thread: int) -> Rows:
 
 def _is_device_wait(profile: RankProfile, work: WorkRows, calls: Rows) -> NDArray[np.bool_]:
     """Return a mask over calls: synchronisations with the device, and long copies to the host."""
-    sync = profile.names_matching(_SYNC)[profile.name[calls]]
-    copy = profile.names_matching(_ASYNC_COPY)[profile.name[calls]]
-    to_host = profile.names_matching(re.compile(r"DtoH|Device -> (Pageable|Pinned|Host)"))
-    copies = work.copies[to_host[profile.name[work.copies]]]
-    launches = work.launch[copies]
+    copies = profile.named(work.copies, _TO_HOST)
     is_long = profile.end_ns[calls] - profile.start_ns[calls] >= BLOCKING_COPY_NS
-    found: NDArray[np.bool_] = sync | (copy & is_long & np.isin(calls, launches))
+    copies_long = profile.matches(calls, _ASYNC_COPY) & is_long & np.isin(calls, work.launch[copies])
+    found: NDArray[np.bool_] = profile.matches(calls, _SYNC) | copies_long
     return found
 
 
 def _late_host_causes(profile: RankProfile, thread: int, calls: Rows, syncs: Rows) -> Iterator[tuple[str, Merged]]:
     """Yield causes of a late host, and when they held on a thread, in order of precedence."""
     events = _rows_of_thread(profile, profile.rows(OPERATOR, NOTE, PYTHON), thread)
-
-    def rows_named(rows: Rows, pattern: re.Pattern[str]) -> Rows:
-        """Return the rows whose names a pattern matches."""
-        return rows[profile.names_matching(pattern)[profile.name[rows]]]
-
-    begins, ends = rows_named(calls, _BEGIN_CAPTURE), rows_named(calls, _END_CAPTURE)
+    begins, ends = profile.named(calls, _BEGIN_CAPTURE), profile.named(calls, _END_CAPTURE)
     after = np.searchsorted(profile.start_ns[ends], profile.start_ns[begins], "left")
     whole = after < len(ends)
     captures = union(profile.start_ns[begins[whole]], profile.end_ns[ends[after[whole]]])
-    functions = rows_union(profile, rows_named(events, _CAPTURE))  # they collect garbage, and wait for the device
-    yield causes.CAPTURE, union_all(captures, functions, rows_union(profile, rows_named(calls, _INSTANTIATE)))
-    yield causes.GC, rows_union(profile, rows_named(events, _GC))
-    yield causes.COMPILE, rows_union(profile, rows_named(events, _COMPILE))
-    allocations = rows_named(calls, _ALLOCATOR)
-    yield causes.ALLOCATOR, rows_union(profile, allocations)
-    took_ns = profile.end_ns[calls] - profile.start_ns[calls]
-    other = ~np.isin(calls, np.concatenate([allocations, syncs]))
-    loads = profile.names_matching(_LOADS)[profile.name[calls]]
-    yield causes.STARTUP, rows_union(profile, calls[other & (loads | (took_ns >= STARTUP_NS))])
-    yield causes.DATA, rows_union(profile, rows_named(events, _DATA))
-    copies = profile.names_matching(_ASYNC_COPY)[profile.name[calls]]
-    yield causes.COPY, rows_union(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
-    yield causes.LOCK, rows_union(profile, rows_named(events, _LOCK))
-    yield causes.FILES, rows_union(profile, rows_named(events, _FILES))
+    capturing = [profile.named(events, _CAPTURE), profile.named(calls, _INSTANTIATE)]  # with garbage, and waits
+    yield causes.CAPTURE, union_all(captures, *(rows_union(profile, rows) for rows in capturing))
+    allocations = profile.named(calls, _ALLOCATOR)
+    other = calls[~np.isin(calls, np.concatenate([allocations, syncs]))]
+    took_ns = profile.end_ns[other] - profile.start_ns[other]
+    rows_of = {
+        causes.GC: profile.named(events, _GC),
+        causes.COMPILE: profile.named(events, _COMPILE),
+        causes.ALLOCATOR: allocations,
+        causes.STARTUP: other[profile.matches(other, _LOADS) | (took_ns >= STARTUP_NS)],
+        causes.DATA: profile.named(events, _DATA),
+        causes.COPY: other[profile.matches(other, _ASYNC_COPY) & (took_ns >= BLOCKING_COPY_NS)],
+        causes.LOCK: profile.named(events, _LOCK),
+        causes.FILES: profile.named(events, _FILES),
+    }
+    yield from ((cause, rows_union(profile, rows)) for cause, rows in rows_of.items())
 
 
 def delay_causes(profile: RankProfile) -> list[tuple[str, Merged]]:
     """Return causes that delay a host also while operators run, and when they held on any thread, by precedence."""
-    around = profile.rows(OPERATOR, NOTE, PYTHON)
-    names = profile.name[around]
-    patterns = ((causes.DATA, _DATA), (causes.GC, _GC), (causes.COMPILE, _COMPILE))
-    found = [
-        (cause, rows_union(profile, around[profile.names_matching(pattern)[names]])) for cause, pattern in patterns
-    ]
+    around, operators = profile.rows(OPERATOR, NOTE, PYTHON), profile.rows(OPERATOR)
     thread, events = _program_thread(profile)
-    operators = profile.rows(OPERATOR)
     elsewhere = rows_union(profile, operators[profile.thread[operators] != thread])
+    anywhere = ((causes.DATA, _DATA), (causes.GC, _GC), (causes.COMPILE, _COMPILE))
+    found = [(cause, rows_union(profile, profile.named(around, pattern))) for cause, pattern in anywhere]
     for cause, pattern in ((causes.LOCK, _LOCK), (causes.FILES, _FILES)):  # other threads may wait all the time
-        waits = rows_union(profile, events[profile.names_matching(pattern)[profile.name[events]]])
-        found.append((cause, subtract(waits, elsewhere)))
+        found.append((cause, subtract(rows_union(profile, profile.named(events, pattern)), elsewhere)))
     return found
 
 
@@ -329,22 +297,22 @@ def host_gaps(profile: RankProfile, gaps: Merged, delays: Sequence[tuple[str, Me
         delays: Causes that also hold while operators run, each with its times, by precedence.
         unknown: Whether a device was at work whose events are not recorded.
     """
-    result, parts = _GapCollector(), gaps
+    found, parts = list[GapPieces](), gaps
     thread, events = _program_thread(profile)
     for cause, cover in delays:
         where = intersect(parts, cover)
-        result.add(cause, where, thread=thread)
+        found.append(GapPieces.of(cause, where, thread=thread))
         parts = subtract(parts, cover)
     silent = rows_union(profile, silent_modules(profile))
-    result.add(causes.UNKNOWN, intersect(parts, silent))
+    found.append(GapPieces.of(causes.UNKNOWN, intersect(parts, silent)))
     parts = subtract(parts, silent)
     low_ns = high_ns = _EVER.max  # of the thread's events
     if len(events) and not unknown:
         low_ns, high_ns = int(profile.start_ns[events[0]]), int(profile.end_ns[events].max())
-    result.add(causes.UNKNOWN, clip(parts, (_EVER.min, low_ns)), thread=thread)
-    result.add(causes.PYTHON, clip(parts, (low_ns, high_ns)), thread=thread)
-    result.add(causes.UNKNOWN, clip(parts, (high_ns, _EVER.max)), thread=thread)
-    return result.pieces()
+    found.append(GapPieces.of(causes.UNKNOWN, clip(parts, (_EVER.min, low_ns)), thread=thread))
+    found.append(GapPieces.of(causes.PYTHON, clip(parts, (low_ns, high_ns)), thread=thread))
+    found.append(GapPieces.of(causes.UNKNOWN, clip(parts, (high_ns, _EVER.max)), thread=thread))
+    return GapPieces.concatenate(found)
 
 
 def _program_thread(profile: RankProfile) -> tuple[int, Rows]:
@@ -356,7 +324,7 @@ def _program_thread(profile: RankProfile) -> tuple[int, Rows]:
     events = functions if len(functions) else operators
     if not len(events):
         return -1, events
-    marks = notes[profile.names_matching(STEP)[profile.name[notes]]]
+    marks = profile.named(notes, STEP)
     # Score of a thread: its time in operators, or infinite if it marks the steps.
     took_ns = (profile.end_ns - profile.start_ns)[operators].astype(np.float64)
     score = np.bincount(profile.thread[operators], took_ns, len(profile.threads)).astype(np.float64)
@@ -369,5 +337,5 @@ def _program_thread(profile: RankProfile) -> tuple[int, Rows]:
 def silent_modules(profile: RankProfile) -> Rows:
     """Return the rows of modules that run on threads without any recorded operator."""
     functions = profile.rows(PYTHON)
-    modules = functions[profile.names_matching(_MODULE)[profile.name[functions]]]
+    modules = profile.named(functions, _MODULE)
     return modules[~np.isin(profile.thread[modules], profile.thread[profile.rows(OPERATOR)])]

@@ -95,18 +95,12 @@ class Pieces:
 
     def of_rank(self, rank: int, window: Interval) -> Pieces:
         """Return the pieces of a rank, cut at the edges of a window. Cost: the size of that part."""
-        first, last = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
-        low = first + int(np.searchsorted(self.end_ns[first:last], window[0], "right"))
-        high = first + int(np.searchsorted(self.start_ns[first:last], window[1], "left"))
-        part = self.take(np.arange(low, max(low, high)))
-        return replace(
-            part, start_ns=np.maximum(part.start_ns, window[0]), end_ns=np.minimum(part.end_ns, window[1])
-        )  # fmt: skip
+        return self._inside(*(np.array([each]) for each in (rank, *window)))[1]
 
     def within(self, windows: Mapping[int, Interval]) -> Pieces:
         """Return the pieces of the ranks that have a window, cut at its edges."""
-        parts = [self.of_rank(rank, window) for rank, window in windows.items()]
-        return Pieces.concatenate(parts) if parts else self.take(np.zeros(0, np.intp))
+        low_ns, high_ns = np.array([*windows.values()], np.int64).reshape(-1, 2).T
+        return self._inside(np.array([*windows], np.int64), low_ns, high_ns)[1]
 
     def costs(self) -> dict[str, int]:
         """Return the time of each cause in nanoseconds, the largest first, without causes that take none."""
@@ -153,7 +147,7 @@ class Pieces:
         waits, done = self.take(waiting), []
         passed = waits.rank[:, None]
         while len(waits):
-            index, parts = every._during(waits)
+            index, parts = every._inside(waits.late, waits.start_ns, waits.end_ns)
             late = waits.late[index]
             passed = np.concatenate([passed[index], late[:, None]], axis=1)
             further = parts.is_cause(WAIT) & (parts.late >= 0) & (passed.shape[1] < MAX_CHAIN_RANKS)
@@ -173,23 +167,20 @@ class Pieces:
         followed = Pieces.concatenate(done)
         return Pieces.concatenate([self.take(~waiting), doing(followed) if doing else followed])
 
-    def _during(self, waits: Pieces) -> tuple[Rows, Pieces]:
-        """Return what the late ranks did during waits, cut at their edges, and before it the wait of each piece."""
-        indices, parts = [np.zeros(0, np.intp)], [self.take(np.zeros(0, np.intp))]
-        order = np.argsort(waits.late, kind="stable")
-        for which in np.split(order, run_starts(waits.late[order])[1:]):
-            first, last = np.searchsorted(self.rank, [waits.late[which[0]], waits.late[which[0]] + 1]).tolist()
-            begin = np.searchsorted(self.end_ns[first:last], waits.start_ns[which], "right")
-            stop = np.searchsorted(self.start_ns[first:last], waits.end_ns[which], "left")
+    def _inside(self, rank: Int64s, low_ns: Int64s, high_ns: Int64s) -> tuple[Rows, Pieces]:
+        """Return the pieces of ranks in n windows, cut at their edges, and before it the window of each piece."""
+        indices, rows = [np.zeros(0, np.intp)], [np.zeros(0, np.intp)]
+        order = np.argsort(rank, kind="stable")
+        for which in np.split(order, run_starts(rank[order])[1:]) if len(rank) else ():
+            first, last = np.searchsorted(self.rank, [rank[which[0]], rank[which[0]] + 1]).tolist()
+            begin = np.searchsorted(self.end_ns[first:last], low_ns[which], "right")
+            stop = np.searchsorted(self.start_ns[first:last], high_ns[which], "left")
             at, row = expand_ranges(begin, np.maximum(begin, stop))
-            index, part = which[at], self.take(first + row)
-            indices.append(index)
-            parts.append(replace(
-                part, start_ns=np.maximum(part.start_ns, waits.start_ns[index]),
-                end_ns=np.minimum(part.end_ns, waits.end_ns[index]),
-            ))  # fmt: skip
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-        return np.concatenate(indices), Pieces(places=self.places, **columns)
+            indices.append(which[at])
+            rows.append(first + row)
+        index, part = np.concatenate(indices), self.take(np.concatenate(rows))
+        start_ns, end_ns = np.maximum(part.start_ns, low_ns[index]), np.minimum(part.end_ns, high_ns[index])
+        return index, replace(part, start_ns=start_ns, end_ns=end_ns)
 
 
 _COLUMNS = tuple(field.name for field in fields(Pieces) if field.name != "places")

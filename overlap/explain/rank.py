@@ -242,7 +242,7 @@ def _collective_calls(
     profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval], exposed: Merged, places: Places
 ) -> list[ProfiledCollective]:
     """Return the collectives of all steps, each with the step in which it began."""
-    rows, base_ns = work.comm, profile.base_ns
+    rows = work.comm
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     messages = collective_messages(profile, rows)
     where = _launch_places(profile, work, places, rows)
@@ -253,19 +253,20 @@ def _collective_calls(
         for at, place in zip(known.tolist(), around, strict=True):
             where[at] = place
     waiters = _launch_places(profile, work, places, _waiting_computes(profile, work, rows))
-    result = []
-    for row, ns, place, waiter, message in zip(
-        rows.tolist(), exposed_ns.tolist(), where, waiters, messages, strict=True
-    ):
-        at_ns = int(profile.start_ns[row])
-        result.append(ProfiledCollective(
+    steps = np.full(len(rows), None, object)
+    for step, window in windows.items():
+        steps[slice(*np.searchsorted(profile.start_ns[rows], window))] = step
+    times = (profile.base_ns + profile.start_ns[rows], profile.base_ns + profile.end_ns[rows], exposed_ns, steps)
+    return [
+        ProfiledCollective(
             op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,
-            number=message.seq or 0,
-            start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
-            step=next((step for step, (low, high) in windows.items() if low <= at_ns < high), None), place=place,
+            number=message.seq or 0, start_ns=start_ns, end_ns=end_ns, exposed_ns=ns, step=step, place=place,
             waiter=waiter,
-        ))  # fmt: skip
-    return result
+        )
+        for start_ns, end_ns, ns, step, place, waiter, message in zip(
+            *(column.tolist() for column in times), where, waiters, messages, strict=True
+        )
+    ]  # fmt: skip
 
 
 def _waiting_computes(profile: RankProfile, work: WorkRows, comm: Rows) -> Rows:
@@ -297,10 +298,10 @@ def _describe_rank(profile: RankProfile, work: WorkRows, windows: dict[int | Non
         name = profile.names[number]
         kind = next((kind for kind, pattern in _KERNEL_CLASSES if pattern.search(name)), "other")
         classes[kind] = classes.get(kind, 0) + int(sums[number])
-    graphs = profile.names_matching(GRAPH)[profile.name[work.launch[rows]]] & (work.launch[rows] >= 0)
+    graphs = profile.matches(work.launch[rows], GRAPH) & (work.launch[rows] >= 0)
     counts, medians = {}, {}
-    for step, (low, high) in windows.items():
-        mine = rows[(profile.start_ns[rows] >= low) & (profile.start_ns[rows] < high)]
+    for step, window in windows.items():
+        mine = rows[slice(*np.searchsorted(profile.start_ns[rows], window))]
         counts[step] = len(mine)
         medians[step] = int(np.median(took_ns[mine])) if len(mine) else 0
     return RankReport(

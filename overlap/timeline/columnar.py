@@ -165,11 +165,6 @@ class SpanColumns:
         """Return the columns of some spans: a mask keeps their order, row numbers give the order."""
         return replace(self, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
-    def by_rank(self) -> dict[int, SpanColumns]:
-        """Return the columns of each rank with spans, ranks ascending; the spans of a rank keep their order."""
-        rows = self.rows_by_rank(np.ones(len(self), bool))
-        return {rank: self.take(which) for rank, which in rows.items()}
-
     def rows_by_rank(self, which: Mask) -> dict[int, Rows]:
         """Return the row numbers of selected spans by rank, ranks ascending; the rows of a rank keep their order."""
         rows = np.flatnonzero(which)

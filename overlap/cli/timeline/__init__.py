@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         UsageError: The file cannot be read or understood, or an option does not fit it.
     """
     args.output = output_path(args.output, option="--output")
-    _check_together(args)
+    _check_output(args)
     if args.output is not None and not args.output.endswith(".svg"):
         return 0 if _merge_files(args.files, args.output) else EXIT_FAILED
     check_width(args.width)
@@ -97,33 +97,20 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-_TABLES = ("ops", "critical_path")
 _PICTURE = ("step", "rank", "all", "ascii")
 """Options of a picture, which `-o FILE.svg` takes."""
-_EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
-    "output": (
-        (*_PICTURE, "width", *_TABLES),
-        "-o only writes a file: the files as one trace file, or the picture as SVG",
-    ),
-}  # fmt: skip
-"""For each option, those that it cannot do at the same time, and why."""
 
 
-def _check_together(args: argparse.Namespace) -> None:
-    """Raise `UsageError` if two options are given that exclude each other."""
-    for option, (others, why) in _EXCLUDED.items():
-        for other in others:
-            draws = option == "output" and other in _PICTURE and (args.output or "").endswith(".svg")
-            if _is_given(args, option) and _is_given(args, other) and not draws:
-                raise UsageError(f"{_option_spelling(option)}, {_option_spelling(other)}: one or the other; {why}")
-
-
-def _is_given(args: argparse.Namespace, option: str) -> bool:
-    return getattr(args, option) not in (None, False, [])
-
-
-def _option_spelling(option: str) -> str:
-    return "-o" if option == "output" else f"--{option.replace('_', '-')}"
+def _check_output(args: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that `-o` cannot do at the same time."""
+    if args.output is None:
+        return
+    for option in (*(() if args.output.endswith(".svg") else _PICTURE), "width", "ops", "critical_path"):
+        if getattr(args, option) not in (None, False):
+            raise UsageError(
+                f"-o, --{option.replace('_', '-')}: one or the other; -o only writes a file: the files as one trace "
+                "file, or the picture as SVG"
+            )
 
 
 def _print_pages(

@@ -146,6 +146,14 @@ class RankProfile:
         """Return a mask over `names`: whether the pattern is found in each name."""
         return np.fromiter((bool(pattern.search(name)) for name in self.names), bool, len(self.names))
 
+    def matches(self, rows: NDArray[np.intp], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        """Return a mask over some rows: whether the pattern is found in the name of each."""
+        return self.names_matching(pattern)[self.name[rows]]
+
+    def named(self, rows: NDArray[np.intp], pattern: re.Pattern[str]) -> NDArray[np.intp]:
+        """Return the rows among some whose names the pattern is found in."""
+        return rows[self.matches(rows, pattern)]
+
 
 class _NameNumbers(Table[str]):
     """Numbers of names, which are cut at `MAX_NAME_CHARS` characters."""

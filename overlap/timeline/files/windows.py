@@ -63,7 +63,7 @@ def select_work(profile: RankProfile) -> WorkRows:
     comm_name = np.fromiter((bool(COMM_KERNEL.match(name)) for name in profile.names), bool, len(profile.names))
     is_comm = comm_name[profile.name[device]] | np.isin(device, list(profile.messages))
     is_kernel = profile.kind[device] == KERNEL
-    is_comm |= ~is_kernel & profile.names_matching(_PEER)[profile.name[device]]
+    is_comm |= ~is_kernel & profile.matches(device, _PEER)
     return WorkRows(
         compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
         on_device=True, launch=launch, calls=device[:0],
@@ -77,9 +77,9 @@ def _lengths_ns(profile: RankProfile, rows: Rows) -> Int64s:
 def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
     """Return operators as computes, and events of gloo's threads or of our backend as communication."""
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
-    comm = notes[profile.names_matching(_HOST_COMM)[profile.name[notes]]]
-    compute = operators[~profile.names_matching(_ENQUEUE)[profile.name[operators]]]
-    calls = operators[profile.names_matching(_CALL)[profile.name[operators]]]
+    comm = profile.named(notes, _HOST_COMM)
+    compute = operators[~profile.matches(operators, _ENQUEUE)]
+    calls = profile.named(operators, _CALL)
     return WorkRows(compute=compute, comm=comm, copies=calls[:0], on_device=False, launch=launch, calls=calls)
 
 
@@ -226,9 +226,9 @@ def collective_messages(profile: RankProfile, comm: Rows) -> list[CollectiveFiel
     Without fields of the profiler, the name shows the operation; of ours, the call of c10d around it shows the size.
     """
     calls: dict[int, list[int]] = {}
-    if profile.names_matching(_OURS)[profile.name[comm]].any():
+    if profile.matches(comm, _OURS).any():
         operators = profile.rows(OPERATOR)
-        for row in operators[profile.names_matching(_CALL)[profile.name[operators]]].tolist():
+        for row in profile.named(operators, _CALL).tolist():
             calls.setdefault(int(profile.thread[row]), []).append(row)
     numbers: dict[tuple[str, str], int] = {}
     messages = []
@@ -271,11 +271,10 @@ def lost_launches(profile: RankProfile, work: WorkRows, calls: Rows) -> Rows:
 
     A call of the driver inside one of the runtime launches the same work, which names one of them.
     """
-    names = profile.name[calls]
-    launches = calls[profile.names_matching(GRAPH)[names] | profile.names_matching(_LAUNCH)[names]]
+    launches = calls[profile.matches(calls, GRAPH) | profile.matches(calls, _LAUNCH)]
     recorded = profile.rows(KERNEL, COPY, SET)  # of other devices, too
     lost = launches[~np.isin(profile.correlation[launches], profile.correlation[recorded])]
-    begins, ends = (calls[profile.names_matching(pattern)[names]] for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
+    begins, ends = (profile.named(calls, pattern) for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
     captures = np.searchsorted(begins, lost) > np.searchsorted(ends, lost)
     lost = lost[~captures]
     named = launches[np.isin(profile.correlation[launches], profile.correlation[recorded])]
@@ -305,7 +304,7 @@ def recording_notes(profile: RankProfile, work: WorkRows) -> list[str]:
     calls = profile.rows(RUNTIME)
     lost = lost_launches(profile, work, calls) if work.on_device else calls[:0]
     for kind, pattern in (("CUDA graphs", GRAPH), ("kernels", _LAUNCH)):
-        count, every = (int(profile.names_matching(pattern)[profile.name[rows]].sum()) for rows in (lost, calls))
+        count, every = (int(profile.matches(rows, pattern).sum()) for rows in (lost, calls))
         if count:
             notes.append(f"{count} of {every} launches of {kind} have no recorded kernels: they look idle")
     if work.on_device and len(rows := work.rows):
