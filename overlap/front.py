@@ -210,7 +210,7 @@ async def _run_in_real_time(
         return await run_ranks(
             opened, own_place, main, args, config, writer, set_world, has_signal=lambda: life.scope.cancel_called
         )
-    raise AssertionError("a world that ends early has raised why")
+    raise AssertionError("this is a bug in overlap: a world that ends early has raised why")
 
 
 def _run_in_virtual_time(

@@ -136,7 +136,7 @@ def count(text: str) -> int:
 def index(text: str) -> int:
     """Read a whole number that may be 0."""
     if not text.isdecimal():
-        raise UsageError(f"expected 0 or more, got {text!r}")
+        raise UsageError(f"expected an integer of 0 or more, got {text!r}")
     return int(text)
 
 

@@ -34,7 +34,7 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
         UsageError: If nothing could run; it is not tried again.
     """
     if not isinstance(max_restarts, int) or isinstance(max_restarts, bool) or max_restarts < 0:
-        raise UsageError(f"max_restarts: expected 0 or more, got {max_restarts!r}")
+        raise UsageError(f"max_restarts: expected an integer of 0 or more, got {max_restarts!r}")
     config, folder = job.config, Path(job.config.flight_dir or default_folder())
     advance = Advance(config.state_dir)
     for attempt in range(max_restarts + 1):
@@ -58,7 +58,7 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
         why = str(error).splitlines()[0]
         notify(advance.describe_restart(attempt + 1, max_restarts, latest, config.state_dir, why))
         time.sleep(advance.pause_s)
-    raise AssertionError("the last attempt has returned or raised")
+    raise AssertionError("this is a bug in overlap: the last attempt has returned or raised")
 
 
 def _write_records(outcome: Outcome, folder: Path) -> list[Path]:

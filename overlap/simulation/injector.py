@@ -58,7 +58,7 @@ class FaultInjector(Interceptor):
             if rank not in self.fates.dead:  # errors of a dead rank's program are dropped
                 raise
         await trio.sleep_forever()
-        raise AssertionError("unreachable: the dead are only cancelled")
+        raise AssertionError("this is a bug in overlap: the dead are only cancelled")
 
     # -- operations ----------------------------------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ class _MessageOption(Flat):
 
 def _refuse_table() -> Schedule:
     """Raise: a message has no schedule."""
-    raise AssertionError("a message has no table")
+    raise AssertionError("this is a bug in overlap: a message has no table")
 
 
 @lru_cache(maxsize=2)

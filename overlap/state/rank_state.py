@@ -123,7 +123,7 @@ class RankState:
             OSError: If it cannot be written.
         """
         if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
-            raise UsageError(f"step: expected 0 or more, got {step!r}")
+            raise UsageError(f"step: expected an integer of 0 or more, got {step!r}")
         if step <= self._last_step:
             raise UsageError(f"step: expected more than the last saved step ({self._last_step}), got {step}")
         if self.real and self.folder is None:

@@ -166,7 +166,7 @@ bench: argument --ranks: expected a positive integer, got 'x'
 $ overlap bench allr -b 8 -n 0
 bench: argument -n/--iters: expected a positive integer, got '0'
 $ overlap bench allr -b 8 -w=-1
-bench: argument -w/--warmup_iters: expected 0 or more, got '-1'
+bench: argument -w/--warmup_iters: expected an integer of 0 or more, got '-1'
 $ overlap bench allr -b 8 --processes 2 --ranks 4,3
 --ranks: expected 1 or more, in multiples of --processes 2, got 3
 $ overlap bench
@@ -204,7 +204,7 @@ simulate: unrecognized arguments: --straggler-share
 $ overlap plan all_reduce --cluster trn1.32xlarge --bytes 3
 --bytes: 3 bytes are not whole elements of float32, of 4 bytes; choose a multiple of that
 $ overlap plan all_reduce --cluster trn1.32xlarge --bytes 4 --top -1
-plan: argument --top: expected 0 or more, got '-1'
+plan: argument --top: expected an integer of 0 or more, got '-1'
 $ overlap timeline none.json
 none.json: cannot be read
 $ overlap test none.py --ranks 0

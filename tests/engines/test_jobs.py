@@ -297,5 +297,5 @@ def test_bad_input_is_a_sentence(changed: dict[str, Any], sentence: str) -> None
 
 
 def test_restarts_are_no_negative_number() -> None:
-    with pytest.raises(UsageError, match="max_restarts: expected 0 or more, got -1"):
+    with pytest.raises(UsageError, match="max_restarts: expected an integer of 0 or more, got -1"):
         run_attempts(spec(), once, max_restarts=-1)

@@ -182,7 +182,7 @@ tell([
     assert others == [
         "UsageError: ranks: 3 cannot be divided into ranks_per_actor=2; choose a multiple",
         "UsageError: wait_s: expected a positive number of seconds, got 0",
-        "UsageError: max_restarts: expected 0 or more, got -1",
+        "UsageError: max_restarts: expected an integer of 0 or more, got -1",
         "UsageError: name: expected 1 to 27 printable characters, got ''",
     ]
     assert ray_cluster.is_clean()

@@ -205,4 +205,5 @@ def test_arguments_that_cannot_be_meant(make, told):
 def test_gradients_of_integers_are_refused(name, hook):
     with pytest.raises(overlap.RankFailedError) as caught:
         means(hook, [np.ones(4, np.int64)])
-    assert str(caught.value.cause) == f"hook: {name} takes gradients of floats, bucket 3 has int64; leave out the hook"
+    refusal = f"hook: {name} expected gradients of floats, got int64 in bucket 3; leave out the hook"
+    assert str(caught.value.cause) == refusal

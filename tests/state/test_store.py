@@ -231,7 +231,7 @@ def test_a_step_is_a_number(folder, step):
     async def main(rank):
         await rank.state.save(step, {})
 
-    assert refusal(main) == f"step: expected 0 or more, got {step!r}"
+    assert refusal(main) == f"step: expected an integer of 0 or more, got {step!r}"
 
 
 def test_steps_go_forward(folder):

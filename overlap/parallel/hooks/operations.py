@@ -51,14 +51,14 @@ async def run_aside(bucket: GradientBucket, fn: Callable[..., T], *args: object,
 
 
 def check_floats(bucket: GradientBucket, hook: str) -> None:
-    """Refuse a bucket of gradients that are no real numbers.
+    """Refuse a bucket of gradients that are no floating-point numbers.
 
     Raises:
         UsageError: Naming the hook and the bucket.
     """
     if bucket.buffer.dtype.kind != "f" and bucket.buffer.dtype.name != "bfloat16":
         raise UsageError(
-            f"hook: {hook} takes gradients of floats, bucket {bucket.index} has {bucket.buffer.dtype}; "
+            f"hook: {hook} expected gradients of floats, got {bucket.buffer.dtype} in bucket {bucket.index}; "
             "leave out the hook"
         )
 
