@@ -66,8 +66,8 @@ if TYPE_CHECKING or not _only_reads:  # half of the time of a command that only 
 
 if TYPE_CHECKING:
     __version__: str
+    from .embedded.connecting import connect
     from .embedded.connection import Connection
-    from .embedded.door import connect
     from .explain.entry import why
     from .simulation import Conditions, Faults, Interference
     from .simulation.simulated_backend import Virtual
@@ -128,7 +128,7 @@ _LOADED_WHEN_USED = {
     "RankStatistics": "runtime.rank",
     "Stream": "runtime.stream",
     "Virtual": "simulation.simulated_backend",
-    "connect": "embedded.door",
+    "connect": "embedded.connecting",
     "run": "front",
     "run_async": "front",
     "shape_only": "runtime.memory.arrays",

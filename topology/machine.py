@@ -43,7 +43,7 @@ class Rule:
     # which check applies: "sizes" (local part has one of `sizes` ranks), "multiple" (a multiple of `sizes[0]`), "tiles"
     # (consecutive and starting at a multiple of its own size), "sets" (one of `sets`), "devices" (all cores of
     # consecutive devices), "node" (one node only), "symmetric" (equal local indices on every node), "servers" (spans
-    # one of `sizes` neighbouring servers of an UltraServer), "peers" (see `rules.is_peers`).
+    # one of `sizes` neighbouring servers of an UltraServer), "peers" (see `rules.is_column_of_tiles`).
     kind: RuleKind
     text: str  # the rule in words
     source: str  # the document that states it

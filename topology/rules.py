@@ -48,7 +48,11 @@ def _violations(cluster: RankMap, group: Local) -> Iterator[Rule]:
     """Yield the rules that a group breaks, in the order of the file."""
     rules, local = cluster.rules, _indices_by_node(cluster, group)
     parts = sorted(set(local.values()))
-    peers = [rule for rule in rules if rule.kind == "peers" and all(is_peers(rule, part, cluster) for part in parts)]
+    peers = [
+        rule
+        for rule in rules
+        if rule.kind == "peers" and all(is_column_of_tiles(rule, part, cluster) for part in parts)
+    ]
     exempt = {kind for rule in peers for kind in rule.exempts}
     for rule in rules:
         if rule.kind in exempt or (rule.kind == "peers" and rule not in peers):
@@ -77,7 +81,7 @@ def tilings(rule: Rule, ranks_per_node: int) -> list[tuple[Local, ...]]:
     return [*even, rule.sets] if rule.sets else even
 
 
-def is_peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
+def is_column_of_tiles(rule: Rule, part: Local, cluster: RankMap) -> bool:
     """Tell whether a local part holds the same-index ranks of different tiles, as data-parallel groups do."""
     for tiles in tilings(rule, cluster.capacity_per_node):
         if len(part) < 2 or len(part) > len(tiles) or (rule.complete and len(part) != len(tiles)):
@@ -98,7 +102,7 @@ def _is_whole_devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
     return part == tuple(range(first, last)) and first % cores == 0 and last % cores == 0
 
 
-def _is_joined_by_peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
+def _is_linked(rule: Rule, part: Local, cluster: RankMap) -> bool:
     """Whether wires between ranks of a part join all of them, directly or through others."""
     reached, remaining = [part[0]], set(part[1:])
     for rank in reached:
@@ -135,7 +139,7 @@ _LOCAL: dict[RuleKind, Callable[[Rule, Local, RankMap], bool]] = {
     "tiles": _is_aligned_run,
     "sets": lambda rule, part, cluster: part in rule.sets,
     "devices": _is_whole_devices,
-    "peers": _is_joined_by_peers,
+    "peers": _is_linked,
 }
 _WHOLE: dict[RuleKind, Callable[[Rule, Parts, RankMap], bool]] = {
     "node": lambda rule, local, cluster: len(local) == 1,

@@ -29,7 +29,7 @@ def on_engine(config: RunConfig) -> AbstractContextManager[None]:
     ) -> list[object]:
         """Run `main` on Ray in place of this process; raise `UsageError` if its package is missing."""
         try:
-            from ..ray.door import RayRun
+            from ..ray.running import RayRun
         except ImportError as error:
             raise UsageError(f"--engine: {error}") from error
         shared = max(1, (run_config.ranks or 1) // config.processes) if config.processes else 1

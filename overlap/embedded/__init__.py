@@ -2,6 +2,6 @@
 
 # The map of this folder:
 #
-#   door          connect(): its arguments, and its rendezvous
+#   connecting    connect(): its arguments, and its rendezvous
 #   connection    Connection: the handle, the thread behind it, and their end
 #   rendezvous    from an endpoint or a store to the place where the processes meet

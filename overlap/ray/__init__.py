@@ -12,7 +12,7 @@ Ray 2.60 or later: `pip install ".[ray]"`. Tested with 2.60.
 
 # The map of this folder, in the order data flows:
 #
-#   door       run(): one world on actors, from the driver; each attempt: actors that are watched and ended whole
+#   running    run(): one world on actors, from the driver; each attempt: actors that are watched and ended whole
 #   restarts   attempts until one ends well: the first failure, and the files that the driver brings home
 #   placement  the placement group, and the wait for its resources
 #   member     MemberActor: a process of a job, which meets the others through a store, lives, and reports its end
@@ -26,8 +26,8 @@ except ImportError as error:
 
     raise ImportError(f"overlap.ray needs Ray 2.60 or later: {install_command('ray')}") from error
 
-from .door import run
 from .placement import ResourcesError
+from .running import run
 from .store import RayStore, store
 
 __all__ = ["RayStore", "ResourcesError", "run", "store"]

@@ -31,18 +31,18 @@ def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
     Raises:
         UsageError: Naming `argument`, if a key or the dtype of an array does not travel, or the tree is too large.
     """
-    text = repr(_name_leaves(tree, iter(leaves), argument))
+    text = repr(_form_of(tree, iter(leaves), argument))
     if not _fits_message(text):
         raise UsageError(f"{argument}: a tree of {len(leaves)} arrays is too large for one message; send its parts")
     return text
 
 
-def _name_leaves(tree: object, leaves: Iterator[Array], argument: str) -> object:
+def _form_of(tree: object, leaves: Iterator[Array], argument: str) -> object:
     """Return a tree with dtypes and shapes as text in place of its arrays."""
     if isinstance(tree, dict):
-        return {_check_key(key, argument): _name_leaves(item, leaves, argument) for key, item in tree.items()}
+        return {_check_key(key, argument): _form_of(item, leaves, argument) for key, item in tree.items()}
     if isinstance(tree, (list, tuple)):
-        items = [_name_leaves(item, leaves, argument) for item in tree]
+        items = [_form_of(item, leaves, argument) for item in tree]
         return tuple(items) if isinstance(tree, tuple) else items
     leaf = next(leaves)
     check_dtype(leaf.dtype, argument)

@@ -183,7 +183,7 @@ class SimulatedFabric:
         demand = self._messages.demand(src, dst, nbytes, late_ns)
         return FabricTransfer(key, "send", demand, priority=priority, lane=lane)
 
-    def compute(self, key: tuple[object, ...], kind: str, rank: int, duration_ns: int) -> FabricTransfer:
+    def compute_transfer(self, key: tuple[object, ...], kind: str, rank: int, duration_ns: int) -> FabricTransfer:
         """Return the transfer of a compute; only where computes and communication interfere does it need one."""
         demand = Demand.of(np.array([rank]), np.array([duration_ns]), *_NO_RESOURCES)
         return FabricTransfer(key, kind, demand, computes=True)

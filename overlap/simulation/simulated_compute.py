@@ -184,7 +184,7 @@ class SimulatedCompute(ComputeStream):
         self._computes += 1
         traffic = self._starts.traffic
         key = ("compute", str(self.number), self.lane, self._computes)
-        transfer = traffic.fabric.compute(key, kind, self.number, duration_ns)
+        transfer = traffic.fabric.compute_transfer(key, kind, self.number, duration_ns)
         traffic.begin(transfer, lambda _: on_end())
 
     def _record_and_end(

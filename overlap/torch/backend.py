@@ -19,8 +19,8 @@ import torch.distributed as dist
 import trio
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
+from ..embedded.connecting import connect
 from ..embedded.connection import Connection
-from ..embedded.door import connect
 from ..errors import OverlapError, UsageError
 from ..processes.introduce import introduce_by_mpi
 from ..processes.place import ProcessPlace, find_place

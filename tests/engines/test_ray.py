@@ -187,7 +187,7 @@ except overlap.UsageError as error:
 def test_what_ray_says_of_a_process_becomes_a_sentence(text: str, sentence: str) -> None:
     import ray
 
-    from overlap.ray.door import loss_reason
+    from overlap.ray.running import loss_reason
 
     assert loss_reason(ray.exceptions.RayError(text)).startswith(sentence)
 
@@ -216,9 +216,9 @@ def test_members_of_a_lost_node_are_waited_for_no_longer_once_one_of_them_is_mis
     def wait(answers: object, **_: object) -> tuple[list[str], list[str]]:
         return next(waiting), []
 
-    monkeypatch.setattr("overlap.ray.door.ray.wait", wait)
-    monkeypatch.setattr("overlap.ray.door.ray.get", lambda answer: told[int(answer[-1])])
-    monkeypatch.setattr("overlap.ray.door.lost_nodes", lambda nodes: {"b"} & set(nodes))
+    monkeypatch.setattr("overlap.ray.running.ray.wait", wait)
+    monkeypatch.setattr("overlap.ray.running.ray.get", lambda answer: told[int(answer[-1])])
+    monkeypatch.setattr("overlap.ray.running.lost_nodes", lambda nodes: {"b"} & set(nodes))
     outcome = door.wait_for_ends(whole, [actor(member) for member in range(4)], ["a", "a", "b", "b"])
     assert outcome.ends == told
     assert outcome.lost == dict.fromkeys((2, 3), "is gone, and its node with it")

@@ -184,8 +184,8 @@ def test_computes_and_communication_slow_each_other_down():
     )
     transfer = collective(fabric, "all_gather", 1 << 20)
     alone_ns = transfer.alone_ns
-    compute = fabric.compute((1,), "flops", 7, alone_ns)
-    elsewhere = fabric.compute((2,), "memory", 8, 10)
+    compute = fabric.compute_transfer((1,), "flops", 7, alone_ns)
+    elsewhere = fabric.compute_transfer((2,), "memory", 8, 10)
     ends = play(fabric, (0, transfer), (0, compute), (0, elsewhere))
     # The compute outlasts the collective: at half its speed for 5/4 of the time, then alone.
     assert max(ends[0,]) == round(alone_ns * 1.25)
@@ -196,7 +196,7 @@ def test_computes_and_communication_slow_each_other_down():
 def test_interference_is_off_unless_stated():
     fabric = SimulatedFabric(TRN1)
     transfer = collective(fabric, "all_gather", 1 << 20)
-    ends = play(fabric, (0, transfer), (0, fabric.compute((1,), "flops", 7, 12345)))
+    ends = play(fabric, (0, transfer), (0, fabric.compute_transfer((1,), "flops", 7, 12345)))
     assert ends[1,] == [12345]
     assert max(ends[0,]) == transfer.alone_ns
 
@@ -239,4 +239,4 @@ def test_resources_are_told_apart():
 def test_names():
     fabric = SimulatedFabric(TRN1)
     assert repr(fabric) == "<SimulatedFabric of trn1.32xlarge: 0 in flight>"
-    assert repr(fabric.compute((4,), "flops", 1, 10)) == "<Flow (4,): 0 of 1 marks, rate 1>"
+    assert repr(fabric.compute_transfer((4,), "flops", 1, 10)) == "<Flow (4,): 0 of 1 marks, rate 1>"

@@ -1,4 +1,4 @@
-"""Door for programs that own their main thread: `connect` gives them a rank."""
+"""`overlap.connect`: a rank for programs that own their main thread."""
 
 from __future__ import annotations
 

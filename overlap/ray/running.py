@@ -1,4 +1,4 @@
-"""Front door on Ray: `run` starts a world on actors, which are placed together, watched, and ended together."""
+"""`run` of Ray starts a world on actors, which are placed together, watched, and ended together."""
 
 from __future__ import annotations
 
