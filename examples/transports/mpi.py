@@ -47,7 +47,7 @@ class MpiLink(MatchedLink):
         self.bye_came = False
         return self
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Send due heads, and a few chunks at a time."""
         outgoing = self.engine.outgoing
         while (message := outgoing.next_message()) is not None:
@@ -89,7 +89,7 @@ class MpiLink(MatchedLink):
         self.busy = [entry for entry in self.busy if entry not in ended]
         for _, then in ended:
             then()
-        self.settle()
+        self.flush()
         return bool(ended)
 
     async def leave(self) -> None:
