@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -293,26 +294,25 @@ def _listening(endpoint: Endpoint, *, is_first: bool, again: bool) -> Iterator[t
         yield None, endpoint
         return
     try:
-        listener = trio.run(open_listener, endpoint, _ENDING_S if again else 0.0)
+        listener = open_listener(endpoint, _ENDING_S if again else 0.0)
     except ListenError as error:
         raise UsageError(f"--rdzv-endpoint: {error}") from None
     with listener:
         yield listener.fileno(), (endpoint[0], listener.getsockname()[1])
 
 
-async def open_listener(endpoint: Endpoint, patience_s: float) -> socket.socket:
+def open_listener(endpoint: Endpoint, patience_s: float) -> socket.socket:
     """Return a socket that listens at an endpoint; while the port is taken, try again for `patience_s` seconds.
 
     Raises:
         ListenError: Another process listens at the port, or the host is no address of this one.
     """
-    until_s = trio.current_time() + patience_s
+    until_s = time.monotonic() + patience_s
     while True:
         try:
-            async with await listen(endpoint) as listening:
-                return socket.socket(fileno=os.dup(listening.socket.fileno()))
+            return listen(endpoint)
         except ListenError as error:
             taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
-            if not taken or trio.current_time() >= until_s:
+            if not taken or time.monotonic() >= until_s:
                 raise
-        await trio.sleep(_AGAIN_S)
+        time.sleep(_AGAIN_S)

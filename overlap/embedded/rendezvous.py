@@ -18,7 +18,7 @@ from ..notice import notify
 from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
 from ..processes.secret import generate, user_secret
-from ..processes.sockets import ListenError, format_endpoint, listen_at_free_port, local_address, parse_endpoint
+from ..processes.sockets import ListenError, format_endpoint, listen, local_address, parse_endpoint
 from ..runtime.interrupts import interruptible
 from ..threads import start_thread
 
@@ -109,7 +109,7 @@ def rendezvous_through_store(
     machines = [network_namespace(), *(ask.partition(" ")[2] for ask in asks.values())]
     address = host or ("127.0.0.1" if len(set(machines)) == 1 else _find_outward_address())
     try:
-        listener = listen_at_free_port(address)
+        listener = listen((address, 0))
     except ListenError as error:
         raise UsageError(f"host: rank 0 {error}; pass host= an address of its machine") from error
     rendezvous = {

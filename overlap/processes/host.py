@@ -178,11 +178,9 @@ async def enter_as_host(
         ListenError: This process cannot listen at the endpoint.
         JoinError: A member did not join in time.
     """
-    if config.listener is None:
-        listener = await listen(config.endpoint)
-    else:  # the launcher has passed it on
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(config.listener.dup()))
-    host = Host(listener, config, report)
+    # the launcher may have passed it on
+    listener = listen(config.endpoint) if config.listener is None else config.listener.dup()
+    host = Host(trio.SocketListener(trio.socket.from_stdlib_socket(listener)), config, report)
     nursery.start_soon(host.attend)
     nursery.start_soon(host.watch)
     nursery.start_soon(host.deliver, deliver)

@@ -14,7 +14,7 @@ import trio
 from ..errors import UsageError
 from .identity import JOIN_TIMEOUT_S
 from .place import ProcessPlace
-from .sockets import listen_at_free_port
+from .sockets import listen
 
 _LOOK_S = 1e-3  # between two looks at an operation of MPI, which offers nothing to wait for
 _CARD_BYTES = 1024  # a name of a host has 255 bytes at most
@@ -74,7 +74,7 @@ async def _introduce(own_place: ProcessPlace) -> tuple[tuple[str, int], bytes, s
     listener, card = None, bytearray(_CARD_BYTES)
     if own_place.process == 0:
         host = socket.gethostname() if own_place.nodes > 1 else "127.0.0.1"
-        listener = listen_at_free_port(host)
+        listener = listen((host, 0))
         packed = msgpack.packb([host, listener.getsockname()[1], secrets.token_bytes(32)])
         card[: len(packed)] = packed
     request = MPI.COMM_WORLD.Ibcast([card, MPI.BYTE], root=0)

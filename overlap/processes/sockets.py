@@ -76,39 +76,17 @@ def local_address(endpoint: Endpoint) -> str:
         return str(probe.getsockname()[0])
 
 
-async def listen(endpoint: Endpoint) -> trio.SocketListener:
-    """Listen at an endpoint of this machine.
+def listen(endpoint: Endpoint, *, backlog: int = _BACKLOG) -> socket.socket:
+    """Return a socket that listens at an endpoint of this machine; at a free port for port 0.
 
     Raises:
         ListenError: Another program listens there, or it is no address of this machine.
     """
     try:
-        choices = await trio.socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = choices[0]
-        bound = trio.socket.socket(family, kind, protocol)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # those of the last world are closing
-            await bound.bind(address)
-            bound.listen(_BACKLOG)
-        except BaseException:
-            bound.close()
-            raise
+        family, *_, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address, family=family, backlog=backlog)  # where those of the last world close
     except OSError as error:
         raise ListenError(_listen_failure(endpoint, error)) from error
-    return trio.SocketListener(bound)
-
-
-def listen_at_free_port(host: str, *, backlog: int = _BACKLOG) -> socket.socket:
-    """Return a socket that listens at a free port of an address of this machine.
-
-    Raises:
-        ListenError: It is no address of this machine.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address, family=family, backlog=backlog)
-    except OSError as error:
-        raise ListenError(_listen_failure((host, 0), error)) from error
 
 
 def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
@@ -121,7 +99,7 @@ def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
         return f"{where}: port {endpoint[1]} is taken{f' by {holder}' if holder else ''}; choose another one"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{where}: not an address of this machine; name one that the process of node 0 has"
-    return f"{where}: {error.strerror or error}; choose another endpoint"
+    return f"{where}: {os.strerror(error.errno) if error.errno else error}; choose another endpoint"
 
 
 async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStream:

@@ -22,7 +22,7 @@ from ..processes.connect import join_world, rendezvous
 from ..processes.place import ProcessPlace, renumber
 from ..processes.real_time import WorldSetup, run_ranks, single_process_setup
 from ..processes.shared_folder import HOSTS
-from ..processes.sockets import listen_at_free_port, local_address
+from ..processes.sockets import listen, local_address
 from ..processes.status import report_to_launcher
 from ..processes.trace_writer import TraceWriter
 from ..processes.wire import MemberLost
@@ -137,7 +137,7 @@ class SurvivingRun:
             folder, restart_count(), self._number, self.member, self.world,
             address=self._address if several else None, limit_s=run_config.lost_after_s,
         )  # fmt: skip
-        self.place, self._listener, self._size = own_place, listen_at_free_port(self._address), own_place.processes
+        self.place, self._listener, self._size = own_place, listen((self._address, 0)), own_place.processes
         self._processes_per_host = own_place.processes // own_place.nodes
         state_dir = run_config.state_dir or str(folder / "state")
         self._run_config = run_config.changed(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
@@ -266,7 +266,7 @@ class SurvivingRun:
         step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
         if self.place.listener is not None and before.epoch:  # processes of this world may still dial the old one
             self._old_listeners.append(self._listener)
-            self._listener = listen_at_free_port(self._address)
+            self._listener = listen((self._address, 0))
         host, port = self._listener.getsockname()[:2]
         report = WitnessReport(step=step, endpoint=(host, port), unreached=self.witness.unreached())
         await self.witness.access(lambda: self.witness.report(before.epoch, report))

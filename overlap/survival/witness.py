@@ -39,7 +39,7 @@ from ..kernel_facts import ProcessState, process_identity, process_state
 from ..notice import notify
 from ..processes.identity import LOST_AFTER_S
 from ..processes.shared_folder import WITNESS
-from ..processes.sockets import OUTAGE_S, dial, listen_at_free_port
+from ..processes.sockets import OUTAGE_S, dial, listen
 from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class Witness:
         self._unreached: set[int] = set()  # outlives `watching`, until a member answers
         self._dialled: set[int] = set()  # no answer yet
         self._is_slow = False
-        self._socket = None if address is None else listen_at_free_port(address, backlog=_BACKLOG)
+        self._socket = None if address is None else listen((address, 0), backlog=_BACKLOG)
         if self._socket is not None:
             self.look_s = _FAR_LOOK_S
         try:

@@ -1,6 +1,7 @@
 """The launcher with real processes: programs that read their environment, print, fail, wait and are killed."""
 
 import json
+import math
 import os
 import select
 import signal
@@ -11,9 +12,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import trio
-import trio.testing
 
+from overlap.cli import processes
 from overlap.cli.processes import open_listener
 from overlap.processes.sockets import ListenError
 from tests.interpreters import Python
@@ -132,38 +132,33 @@ def test_a_port_in_use_is_told_before_anything_starts(job):
     assert err.count("\n") == 1
 
 
-def test_a_port_whose_holder_leaves_in_time_is_taken(autojump_clock):
+class Clock:
+    """Time that passes only in a sleep."""
+
+    def __init__(self, at_s, then):
+        self.now_s, self._at_s, self._then = 0.0, at_s, then
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+        if self.now_s >= self._at_s:
+            self._then()
+
+
+@pytest.mark.parametrize(("leaves_s", "until_s"), [(4.0, 4.0), (math.inf, 5.0)])
+def test_a_port_is_waited_for_until_its_holder_leaves_or_the_time_is_over(monkeypatch, leaves_s, until_s):
     """As where a launcher takes the place of one that was killed, whose processes listen a moment longer."""
-    holder = socket.create_server(("127.0.0.1", 0))
-    endpoint = holder.getsockname()
-
-    async def leave():
-        await trio.sleep(4)
-        holder.close()
-
-    async def main():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(leave)
-            (await open_listener(endpoint, 5.0)).close()
-        return trio.current_time()
-
-    assert 4 <= trio.run(main, clock=autojump_clock) < 5
-
-
-def test_a_port_whose_holder_stays_is_told(autojump_clock):
-    async def main():
-        with pytest.raises(ListenError, match="something else in this process listens there"):
-            await open_listener(endpoint, 5.0)
-        return trio.current_time()
-
     with socket.create_server(("127.0.0.1", 0)) as holder:
-        endpoint = holder.getsockname()
-        assert 5 <= trio.run(main, clock=autojump_clock) < 6
-
-
-@pytest.fixture
-def autojump_clock():
-    return trio.testing.MockClock(autojump_threshold=0)
+        endpoint, clock = holder.getsockname(), Clock(leaves_s, holder.close)
+        monkeypatch.setattr(processes, "time", clock)
+        if leaves_s < math.inf:
+            open_listener(endpoint, 5.0).close()
+        else:
+            with pytest.raises(ListenError, match="something else in this process listens there"):
+                open_listener(endpoint, 5.0)
+        assert until_s <= clock.now_s < until_s + 0.2
 
 
 # -- output ------------------------------------------------------------------------------------------------------

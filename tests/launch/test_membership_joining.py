@@ -405,7 +405,7 @@ def test_a_port_that_is_taken_is_named_with_its_holder() -> None:
         with pytest.raises(
             ListenError, match=r"not an address of this machine; name one that the process of node 0 has$"
         ):
-            await listen(("192.0.2.1", 0))
+            listen(("192.0.2.1", 0))
 
     with listening() as listener:
         run(lambda: main(Company(listener, 2)))

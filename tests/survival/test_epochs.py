@@ -154,7 +154,7 @@ def one_process(monkeypatch):
     """Let several members be in one process."""
     jobs = []
     listener = SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1), fileno=lambda: 0, close=lambda: None)
-    monkeypatch.setattr(epochs, "listen_at_free_port", lambda address: listener)
+    monkeypatch.setattr(epochs, "listen", lambda endpoint: listener)
     monkeypatch.setattr(epochs, "witness_folder", lambda: jobs[-1].folder)
     monkeypatch.setattr(epochs, "_runs", repeat(0))
     for name in ("renumber", "report_to_launcher", "notify"):
