@@ -22,7 +22,7 @@ import msgspec
 
 from transports import LinkLostError, TransportError
 
-from ..errors import PeerError, RankFailedError, RemoteError
+from ..errors import PeerError, RankFailedError, RemoteError, shorten_line
 from ..waits.signs import Evidence
 from .wire import MemberLost, Tagged, readable
 
@@ -89,7 +89,7 @@ def status_from_error(error: BaseException, *, local: Container[int], text: str 
 def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:
     """Write a record to the launcher, which reads concurrently; return whether there is a launcher."""
     if isinstance(record, Status):
-        short = msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=_cut_middle(record.text))
+        short = msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=shorten_line(record.text, LONGEST_TEXT))
         record = readable(short)
     unsent = memoryview(msgspec.json.encode(record) + b"\n")
     with suppress(KeyError, ValueError, OSError):
@@ -105,12 +105,3 @@ def read_record(data: bytes) -> Record | None:
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _RECORDS.decode(data)
     return None
-
-
-def _cut_middle(text: str) -> str:
-    """Shorten a text in the middle: its beginning has the error and its place, its end the rank at fault."""
-    left_out = len(text) - LONGEST_TEXT
-    if left_out <= 0:
-        return text
-    half = LONGEST_TEXT // 2
-    return f"{text[:half]}\n  ... {left_out} characters left out ...\n{text[-half:]}"
