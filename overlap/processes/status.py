@@ -89,8 +89,8 @@ def status_from_error(error: BaseException, *, local: Container[int], text: str 
 def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:
     """Write a record to the launcher, which reads concurrently; return whether there is a launcher."""
     if isinstance(record, Status):
-        short = msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=shorten_line(record.text, LONGEST_TEXT))
-        record = readable(short)
+        text = shorten_line(record.text, LONGEST_TEXT)
+        record = readable(msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=text))
     unsent = memoryview(msgspec.json.encode(record) + b"\n")
     with suppress(KeyError, ValueError, OSError):
         descriptor = int(environ["OVERLAP_STATUS_FD"])
