@@ -1,12 +1,14 @@
 """The trace of one run: each process appends the spans of its worlds to a file of its own; at the end they become one.
 
 The last world of a run that ends well joins the files: process 0 does, once the others have left it. After another end
-`overlap run` joins what its processes have left, killed ones included; under other launchers the files stay.
+`overlap run` joins what its processes have left, killed ones included; under other launchers, and on several hosts, the
+files stay.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -60,9 +62,10 @@ class TraceWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Report a file that was not joined, and a trace that could not be written."""
-        if self._file is not None and os.environ.get("OVERLAP_HOSTS") != "1":  # else our launcher joins it
-            self._report_part(self._file, "not all processes ended well")
+        """Report files that were not joined, in the first process, and a trace that could not be written."""
+        joined_later = os.environ.get("OVERLAP_HOSTS") == "1"  # by our launcher
+        if self._file is not None and self._file.header.process == 0 and not joined_later:
+            self._report_parts(self._file, "not all processes ended well")
         if self._failure is not None and error is not None:
             error.add_note(self._failure)
         elif self._failure is not None:
@@ -125,15 +128,12 @@ class TraceWriter:
         if members and await trio.to_thread.run_sync(join_all, file, path, members):
             trace_files.record_written(path)
         elif members:
-            self._report_part(file, "not all processes write to one disk")
+            self._report_parts(file, "not all processes write to one disk")
 
-    def _report_part(self, file: TraceFile, reason: str) -> None:
-        """Print where the file of this process is, and why there is none of all."""
-        path = Path(self._run_config.trace or "")
-        notify(
-            f"no {path}: {reason}; that of this process is in {file.path}: "
-            f"`overlap timeline PARTS -o {path.name}` makes one of all"
-        )
+    def _report_parts(self, file: TraceFile, reason: str) -> None:
+        """Print where the files of processes are, and why there is none of all."""
+        path, parts = Path(self._run_config.trace or ""), re.sub(r"-process\d+", "-process*", str(file.path))
+        notify(f"no {path}: {reason}; `overlap timeline {parts} -o {path.name}` makes one of what each has left")
 
     def take_part(self) -> bytes:
         """Return the content of the file of this process, and remove it; b"" without one."""

@@ -76,8 +76,8 @@ def test_a_run_that_fails_leaves_a_file_of_each_process(
     assert list(tmp_path.iterdir()) == [own]
     assert read_trace(own).world_size == 2
     left = (
-        f"overlap: no {path}: not all processes ended well; that of this process is in {own}: "
-        "`overlap timeline PARTS -o t.json` makes one of all\n"
+        f"overlap: no {path}: not all processes ended well; `overlap timeline {tmp_path}/t-process*.json -o t.json` "
+        "makes one of what each has left\n"
     )
     assert capsys.readouterr().err == ("" if launched else left)
     assert join_left(path, "another") == []
@@ -122,8 +122,8 @@ def test_processes_without_a_common_disk_keep_a_file_each(
     meet(2, main)
     assert not path.exists()
     assert capsys.readouterr().err == (
-        f"overlap: no {path}: not all processes write to one disk; that of this process is in "
-        f"{tmp_path / 't-process0.json'}: `overlap timeline PARTS -o t.json` makes one of all\n"
+        f"overlap: no {path}: not all processes write to one disk; `overlap timeline {tmp_path}/t-process*.json -o "
+        "t.json` makes one of what each has left\n"
     )
 
 
