@@ -14,11 +14,15 @@ from typing import TypeVar
 
 import trio
 
+from transports import TransportError
+
 from ..config import RunConfig
-from ..errors import PeerError, RankFailedError, UsageError, in_one_line
+from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, RemoteError, UsageError, in_one_line
 from ..flight.folder import restart_count
 from ..notice import notify
 from ..processes.connect import join_world, rendezvous
+from ..processes.identity import name_processes
+from ..processes.members import MemberLostError
 from ..processes.place import ProcessPlace, renumber
 from ..processes.real_time import WorldSetup, run_ranks, single_process_setup
 from ..processes.shared_folder import HOSTS
@@ -38,7 +42,6 @@ from .agreement import (
     member_state,
     propose_world,
 )
-from .endings import EpochClosedError, NotMetError, describe_new_epoch, is_end
 from .witness import Witness, WitnessReport, witness_folder
 
 T = TypeVar("T")
@@ -57,6 +60,22 @@ _EPOCH = 1 << 10
 _runs = count()
 _last: list[EpochWorld] = []  # the newest world of the last run of this program
 _member: list[int] = []  # number of this process in its first world
+
+
+class EpochClosedError(OverlapError):
+    """The others went on without this process, which was stopped or cut off for too long."""
+
+
+class NotMetError(OverlapError):
+    """A process was lost before all processes of a world had met.
+
+    Attributes:
+        late: Whether a live process did not join; it is not known which.
+    """
+
+    def __init__(self, *, late: bool) -> None:
+        super().__init__("a process has not come in time" if late else "a process was lost before all had met")
+        self.late = late
 
 
 async def live_epochs(
@@ -353,3 +372,27 @@ class SurvivingRun:
             epoch.number, epoch.step, epoch.members = record.epoch, record.step, record.members
             if epoch.survivor is not None:
                 epoch.survivor.advance(record.step)
+
+
+_ENDS = (PeerLostError, MemberLostError, TransportError)
+_NAMES = {kind.__name__ for kind in (*_ENDS, *TransportError.__subclasses__())}
+
+
+def is_end(error: Exception) -> bool:
+    """Whether an error ends an epoch only: a process or a wire was lost, and no rank has failed."""
+    cause = error.cause if isinstance(error, RankFailedError) else error
+    return cause.type_name in _NAMES if isinstance(cause, RemoteError) else isinstance(cause, _ENDS)
+
+
+def describe_new_epoch(before: EpochWorld, after: EpochWorld, reason: str = "") -> str:
+    """Return the line for the user on a new epoch.
+
+    Args:
+        before: The world that has ended.
+        after: The next one.
+        reason: Reason of the end; empty where a line must be short.
+    """
+    lost = [member for member in before.members if member not in after.members]
+    ended = f"lost {name_processes(lost) if lost else 'no process'}" + (f": {reason}" if reason else "")
+    going = f"going on with {len(after.members)} of {len(before.members)} processes"
+    return f"{ended}; {going}" + (f" after step {after.step}" if after.step else "")

@@ -16,8 +16,7 @@ from overlap.errors import PeerLostError
 from overlap.processes.place import ProcessPlace
 from overlap.survival import epochs
 from overlap.survival.agreement import AgreementState, StepProgress
-from overlap.survival.endings import NotMetError
-from overlap.survival.epochs import EpochClosedError, SurvivingRun
+from overlap.survival.epochs import EpochClosedError, NotMetError, SurvivingRun
 from overlap.survival.witness import Witness
 
 STEPS = 8
