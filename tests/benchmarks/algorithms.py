@@ -25,7 +25,6 @@ import topology
 from overlap import Rank, run
 from overlap.cli.bench.cases import Case
 from overlap.cli.bench.sampling import Sampling, Times, slowest
-from overlap.cli.children import Child, read_json_lines, start
 from overlap.collectives.generators import GENERATORS
 from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
 from overlap.collectives.schedule import COLUMNS, Schedule
@@ -33,6 +32,7 @@ from overlap.cost.select import plan
 from overlap.errors import ScheduleError
 from overlap.runtime.future import Future
 from overlap.units import format_bytes, format_ns
+from tests.benchmarks.children import Child, read_json_lines, start
 from tests.benchmarks.figures import over
 from tests.benchmarks.versus.assignment import AssignmentInTurn
 from tests.benchmarks.versus.layout import ProcessLayout

@@ -23,9 +23,9 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.children import read_json_lines, start
 from overlap.simulation import FabricDriver, Kernel, ReachedRanks, SimulatedFabric
 from overlap.units import format_bytes
+from tests.benchmarks.children import read_json_lines, start
 from tests.benchmarks.figures import few
 
 from .figures import Figure, as_fast_as, time_of

@@ -14,8 +14,8 @@ import numpy as np
 
 from overlap import OverlapError, Rank, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.children import environment
 from overlap.config import RunConfig, setting_environment
+from tests.benchmarks.children import environment
 from tests.benchmarks.figures import few
 
 __all__ = [

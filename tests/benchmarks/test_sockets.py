@@ -13,7 +13,7 @@ import pytest
 from overlap.cli.bench.cases import NAMES, Case
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.children import Child, environment
+from tests.benchmarks.children import Child, environment
 from tests.benchmarks.versus import turns
 from tests.benchmarks.versus.contenders import Contender
 from tests.benchmarks.versus.layout import ProcessLayout

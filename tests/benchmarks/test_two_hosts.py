@@ -15,8 +15,8 @@ from overlap import run
 from overlap.cli.bench.cases import NAMES, Case
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.children import environment
 from overlap.timeline import Recorder
+from tests.benchmarks.children import environment
 from tests.benchmarks.two_hosts import contest, network, perceptron, programs, training
 from tests.benchmarks.two_hosts.network import Host, HostsUnavailableError, two_hosts
 from tests.benchmarks.two_hosts.perceptron import Perceptron, batch

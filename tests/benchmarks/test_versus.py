@@ -14,7 +14,7 @@ from overlap import StallError, UsageError
 from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, dtype_named
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.children import Child, environment
+from tests.benchmarks.children import Child, environment
 from tests.benchmarks.figures import over
 from tests.benchmarks.versus import __main__ as command
 from tests.benchmarks.versus import comparison, contenders, member

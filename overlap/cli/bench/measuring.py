@@ -1,7 +1,6 @@
 """Timed runs of cases on our ranks, in this process or in several, the check of results, the table and the JSON.
 
-`overlap run -m overlap.cli.bench.measuring OPTIONS` is one process of several. The process of rank 0 prints a line of
-JSON for each row. All rows are measured in one world, as the steps of a training program are: new connections for each
+All rows of a world size are measured in one world, as the steps of a training program are: new connections for each
 row would be measured while they still adapt to what they can carry.
 """
 
@@ -10,7 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 
@@ -18,14 +18,12 @@ import numpy as np
 
 from ... import Rank, run
 from ...config import RunConfig, setting_environment
+from ...processes.place import find_place
 from ...units import format_bytes
-from ..children import read_json_lines, start
 from ..output import show
+from ..processes import run_processes
 from .cases import Case, cases, wrong_elements
 from .sampling import BATCH, BATCHED_BYTES, Sampling, Times, slowest
-
-MEMBER = f"{__package__}.measuring"
-"""Module that each process of several runs."""
 
 _LIMIT_S = 600
 """Absolute limit for each row: it ends a world, and the bench, in which a rank waits for ever."""
@@ -51,51 +49,51 @@ class Result:
 
 
 def measure_and_print(args: argparse.Namespace) -> int:
-    """Measure an operation over its sizes, print each row when it is known, and return the exit code."""
-    sampling, rows = Sampling(iters=args.iters, warmup=args.warmup_iters), list[Result]()
-    for result in measure_cases(args, sampling):
-        text = row(result) if rows else f"{heading(result.case, sampling, args.processes or 1)}\n{row(result)}"
-        rows.append(result)
-        if not args.json:
-            print(text, flush=True)
-    wrong = sum(result.wrong for result in rows)
-    verdict = f"# {wrong} wrong elements: FAILED" if wrong else "# every result checked: none wrong"
-    document = {"sampling": asdict(sampling), "processes": args.processes or 1, "rows": describe_rows(rows)}
-    return show(args, lambda: document, lambda: [verdict], version=2) or int(wrong > 0)
+    """Measure an operation over its sizes, print each row when it is known, and return the exit code.
 
-
-def measure_cases(args: argparse.Namespace, sampling: Sampling) -> Iterator[Result]:
-    """Measure the cases that options ask for; yield each row when it is known.
+    With several processes, `overlap run` starts them with this module and the options; that of rank 0 prints.
 
     Raises:
         UsageError: If an option cannot be meant.
-        OverlapError: If a process of a world fails.
+        OverlapError: If a rank fails.
     """
-    for world in cases(args):
-        if args.processes in (None, 1):
-            yield from (measure(case, sampling, algorithm=args.algorithm) for case in world)
-            continue
-        given = {name: value for name, value in vars(args).items() if not callable(value)} | {"ranks": [world[0].ranks]}
-        options = run_options(args.processes, world[0].ranks, rows=len(world), algorithm=args.algorithm)
-        lines = read_json_lines([start(options, [MEMBER, json.dumps(given)])])
-        yield from (summarize(case, sampling, line["told"]) for case, line in zip(world, lines, strict=True))
+    worlds, processes, place = cases(args), args.processes or 1, find_place()
+    with setting_environment(RunConfig()) if place is None else nullcontext():  # settings would change the result
+        if processes > 1 and place is None:
+            given = {name: value for name, value in vars(args).items() if not callable(value)}
+            # A host for each process: on one host only algorithms of its memory would be chosen.
+            config = RunConfig.given(processes=processes, cluster=f"local x{processes}", prefix=False)
+            return run_processes(config, ["-m", __name__, json.dumps(given)])
+        sampling, rows = Sampling(iters=args.iters, warmup=args.warmup_iters), list[Result]()
+
+        def add(result: Result) -> None:
+            """Add a row, and print it."""
+            text = row(result) if rows else f"{heading(result.case, sampling, processes)}\n{row(result)}"
+            rows.append(result)
+            if not args.json:
+                print(text, flush=True)
+
+        for world in worlds:
+            run(
+                measure_on_rank, world, sampling, add, ranks=world[0].ranks, algorithm=args.algorithm,
+                timeout_s=len(world) * _LIMIT_S,
+            )  # fmt: skip
+    if not rows:  # rank 0 is in another process
+        return 0
+    wrong = sum(result.wrong for result in rows)
+    verdict = f"# {wrong} wrong elements: FAILED" if wrong else "# every result checked: none wrong"
+    document = {"sampling": asdict(sampling), "processes": processes, "rows": describe_rows(rows)}
+    return show(args, lambda: document, lambda: [verdict], version=2) or int(wrong > 0)
 
 
-def run_options(processes: int, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
-    """Return the options of `overlap run` for a world that measures `rows` rows.
-
-    Its cluster has a host for each process: on one host only algorithms of its memory would be chosen.
-    """
-    options = ["--processes", str(processes), "--ranks-per-process", str(ranks // processes)]
-    options += ["--cluster", f"local x{processes}", "--timeout", str(rows * _LIMIT_S)]
-    return options if algorithm is None else [*options, "--algorithm", algorithm]
-
-
-def measure(case: Case, sampling: Sampling, *, algorithm: str | None = None) -> Result:
-    """Measure one case in a world of its own, in this process."""
-    with setting_environment(RunConfig()):  # the settings of a launcher would change the result
-        samples = run(on_rank, case, sampling, ranks=case.ranks, algorithm=algorithm)
-    return summarize(case, sampling, samples[0] or [])
+async def measure_on_rank(
+    rank: Rank, world: Sequence[Case], sampling: Sampling, add: Callable[[Result], object]
+) -> None:
+    """Measure every case in turn; rank 0 adds a row for each."""
+    for case in world:
+        by_rank = await on_rank(rank, case, sampling)
+        if by_rank is not None:
+            add(summarize(case, sampling, by_rank))
 
 
 def summarize(case: Case, sampling: Sampling, by_rank: Sequence[Sequence[int]]) -> Result:
@@ -174,22 +172,5 @@ def describe_rows(rows: Sequence[Result]) -> list[dict[str, object]]:
     ]
 
 
-# -- one process of several -------------------------------------------------------------------------------------------
-
-
-async def measure_on_rank(rank: Rank, world: Sequence[Case], sampling: Sampling) -> None:
-    """Measure every case in turn; rank 0 prints one line of JSON with the samples of all ranks for each."""
-    for case in world:
-        by_rank = await on_rank(rank, case, sampling)
-        if by_rank is not None:
-            print(json.dumps({"told": by_rank}), flush=True)
-
-
-def main(text: str) -> None:
-    """Measure the cases of options in one world, as one process of several."""
-    args = argparse.Namespace(**json.loads(text))
-    run(measure_on_rank, cases(args)[0], Sampling(iters=args.iters, warmup=args.warmup_iters))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(measure_and_print(argparse.Namespace(**json.loads(sys.argv[1]))))

@@ -13,8 +13,8 @@ from typing import Any
 from overlap.cli.bench.cases import Case
 from overlap.cli.bench.measuring import Result, summarize
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.children import Child, environment, read_json_lines, start
 from overlap.processes.place import without_membership
+from tests.benchmarks.children import Child, environment, read_json_lines, start
 from tests.benchmarks.versus.assignment import AssignmentInTurn
 from tests.benchmarks.versus.layout import MEMBER
 

@@ -20,7 +20,7 @@ import ml_dtypes
 
 from overlap import OverlapError, UsageError
 from overlap.cli.bench.sampling import Times, slowest
-from overlap.cli.children import Child, environment
+from tests.benchmarks.children import Child, environment
 
 from .assignment import AssignmentInTurn
 

@@ -6,19 +6,21 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from overlap import UsageError
+from overlap import UsageError, run
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import Result, measure, run_options, summarize
+from overlap.cli.bench.measuring import Result, on_rank, summarize
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.children import read_json_lines, start
 from overlap.cli.options import shared_option
+from overlap.config import RunConfig, setting_environment
 from overlap.settings import Option, format_setting
 from overlap.units import switch
+from tests.benchmarks.children import read_json_lines, start
 
 from .assignment import AssignmentInTurn
 
 MEMBER = f"{__package__}.member"
 """Module that each process of ours runs."""
+_LIMIT_S = 600  # for each row: it ends a world in which a rank waits for ever
 
 OPTIONS = {
     "tcp": Option(read=switch, help="join the processes by TCP, not by Unix sockets"),
@@ -39,7 +41,10 @@ class ProcessLayout:
 
     def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
         """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
-        options = [*run_options(self.processes, ranks, rows=rows), "--transport", self.transport]
+        options = ["--processes", str(self.processes), "--ranks-per-process", str(ranks // self.processes)]
+        # a host for each process: on one host only algorithms of its memory would be chosen
+        options += ["--cluster", f"local x{self.processes}", "--timeout", str(rows * _LIMIT_S)]
+        options += ["--transport", self.transport]
         options += [] if self.rails is None else ["--rails", self.rails]
         options += [] if self.checksums is None else ["--checksums" if self.checksums else "--no-checksums"]
         return options if algorithm is None else [*options, "--algorithm", algorithm]
@@ -108,7 +113,9 @@ def measure_cases(
     """
     if layout.processes == 1:
         for case in cases:
-            yield measure(case, sampling, algorithm=algorithm)
+            with setting_environment(RunConfig()):  # the settings of a launcher would change the result
+                samples = run(on_rank, case, sampling, ranks=case.ranks, algorithm=algorithm)
+            yield summarize(case, sampling, samples[0] or [])
         return
     options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
     program = [MEMBER, AssignmentInTurn(cases=cases, sampling=sampling).to_json()]

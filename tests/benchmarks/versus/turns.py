@@ -17,7 +17,7 @@ from typing import Self
 from overlap.cli.bench.cases import Case
 from overlap.cli.bench.measuring import Result, summarize
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.children import read_json_lines, start
+from tests.benchmarks.children import read_json_lines, start
 from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
 
 from .assignment import AssignmentInTurn

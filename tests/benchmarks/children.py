@@ -1,4 +1,4 @@
-"""Child processes of commands: their environment, their output as JSON, and their end with the command."""
+"""Child processes of benchmarks: their environment, their output as JSON, and their end with the benchmark."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import OverlapError
-from ..launch.lifeline import tie_to_pipe
-from ..processes.place import without_membership
+from overlap.errors import OverlapError
+from overlap.launch.lifeline import tie_to_pipe
+from overlap.processes.place import without_membership
 
 _ROOT = str(Path(__file__).parents[2])
 
