@@ -158,8 +158,11 @@ class Communicator:
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
-    def arrive(self, operation: Operation) -> None:
-        """Match the arrived end of one rank with those in other processes; see `Port.match` for others."""
+    def arrive(self, operation: Operation, plan: CallPlan | None = None) -> None:
+        """Match the arrived end of one rank with those in other processes; see `Port.match` for others.
+
+        Its plan starts it, if that is known.
+        """
         self.history.record(operation)
         # find its match, by number
         seq, call = operation.seq, operation.call
@@ -183,7 +186,7 @@ class Communicator:
             self._assume_or_ask(match, operation)
         # start it
         if match.error is None:
-            self.start_arrived(match, operation)
+            self.start_arrived(match, operation, plan)
         elif not operation.done:
             self._fail_end(match, operation, Failure(match.error()))
 

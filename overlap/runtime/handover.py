@@ -34,11 +34,11 @@ from trio import RunFinishedError
 
 T = TypeVar("T")
 
-# A turn of the loop with little to do takes 50 to 100 us, and to wake a sleeping loop takes 100 to 300.
-_ABOUT_TO_SLEEP_S = 100e-6
+#: A turn of the loop with little to do takes 50 to 100 us, and to wake a sleeping loop takes 100 to 300.
+ABOUT_TO_SLEEP_S = 100e-6
 
 
-class _HandoverTurn(Protocol):
+class HandoverTurn(Protocol):
     """A lock with an owner thread."""
 
     def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
@@ -55,15 +55,20 @@ class Handover:
 
     If a loop lets threads in, one thread at a time may do work of the sleeping loop that wakes no task. That saves
     two wake-ups, of the loop and of the thread.
+
+    Attributes:
+        turn: Guards the loop's data; held while the loop runs. None: no thread may work in the loop's place.
+        posted: Posted work.
+        called: Whether the loop was called, and has not begun to run posted work.
     """
 
-    __slots__ = ("_called", "_interrupted", "_queue", "_token", "_turn")
+    __slots__ = ("_interrupted", "_token", "called", "posted", "turn")
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self._token = token
-        self._queue: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
-        self._called = False  # whether the loop was called and has not run `_run_posted` yet
-        self._turn: _HandoverTurn | None = None  # guards the loop's data; held while the loop runs
+        self.posted: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self.called: bool = False
+        self.turn: HandoverTurn | None = None
         self._interrupted: Callable[[BaseException], None]
 
     def let_threads_in(self, interrupted: Callable[[BaseException], None]) -> None:
@@ -73,10 +78,10 @@ class Handover:
             interrupted: Called on the loop's thread if an interrupt has left the loop's work half done.
         """
         self._interrupted = interrupted
-        if self._turn is None:
-            self._turn = threading.RLock()  # it has an owner thread, which `in_place` needs
-            self._turn.acquire()
-            trio.lowlevel.add_instrument(_Sleep(self._turn))
+        if self.turn is None:
+            self.turn = threading.RLock()  # it has an owner thread, which `in_place` needs
+            self.turn.acquire()
+            trio.lowlevel.add_instrument(_Sleep(self.turn))
 
     def in_place(self, work: Callable[[], T], otherwise: T) -> T:
         """Do work of the sleeping loop in this thread, and return its result, else `otherwise`.
@@ -86,14 +91,14 @@ class Handover:
         any two instructions of the main thread. The loop gets its place back all the same, and a report that the work
         is half done.
         """
-        turn = self._turn
+        turn = self.turn
         if turn is None:
             return otherwise
         leave, works = turn.release, False
         try:
-            if not (turn.acquire(blocking=False) or turn.acquire(timeout=_ABOUT_TO_SLEEP_S)):
+            if not (turn.acquire(blocking=False) or turn.acquire(timeout=ABOUT_TO_SLEEP_S)):
                 return otherwise
-            if self._queue or self._called:
+            if self.posted or self.called:
                 return otherwise
             works = True
             result = work()
@@ -101,14 +106,18 @@ class Handover:
             return result
         except BaseException as error:
             if works:
-                self._turn = None  # so that no other thread continues it
-                self.post(self._interrupted, error)
+                self.break_off(error)
             raise
         finally:
             try:  # noqa: SIM105 - a function in Python could be interrupted before its first instruction
                 leave()
             except RuntimeError:  # it does not hold the turn
                 pass
+
+    def break_off(self, error: BaseException) -> None:
+        """Report that an interrupt has left the loop's work half done; no other thread continues it."""
+        self.turn = None
+        self.post(self._interrupted, error)
 
     def post(self, function: Callable[..., object], *args: object) -> None:
         """Let the loop call a function soon; any thread.
@@ -117,16 +126,16 @@ class Handover:
             RunFinishedError: If the loop has ended.
         """
         try:
-            self._queue.append((function, args))
-            if not self._called:
-                self._called = True
+            self.posted.append((function, args))
+            if not self.called:
+                self.called = True
                 self._token.run_sync_soon(self._run_posted)
         except RunFinishedError:
-            self._called = False  # so that the next call raises too
-            self._queue.clear()
+            self.called = False  # so that the next call raises too
+            self.posted.clear()
             raise
         except BaseException:  # a Ctrl-C, perhaps before the loop was called: the next post calls it
-            self._called = False
+            self.called = False
             raise
 
     def post_if_open(self, function: Callable[..., object]) -> None:
@@ -136,24 +145,24 @@ class Handover:
 
     def _run_posted(self) -> None:
         """Call the functions that other threads have posted so far, on the event loop."""
-        self._called = False  # first: later posts call again, or are seen below
-        queue = self._queue
+        self.called = False  # first: later posts call again, or are seen below
+        queue = self.posted
         for _ in range(len(queue)):  # no later ones, lest busy threads keep all else from its turn
             function, args = queue.popleft()
             function(*args)
-        if queue and not self._called:
-            self._called = True
+        if queue and not self.called:
+            self.called = True
             try:
                 self._token.run_sync_soon(self._run_posted)
             except RunFinishedError:  # in the last turn of the loop: later posts raise
-                self._called = False
+                self.called = False
                 queue.clear()
 
 
 class _Sleep(trio.abc.Instrument):
     """Releases the turn while the loop waits, and takes it back before anything of the loop runs."""
 
-    def __init__(self, turn: _HandoverTurn) -> None:
+    def __init__(self, turn: HandoverTurn) -> None:
         self._turn, self._away = turn, False
 
     def before_io_wait(self, timeout: float) -> None:

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..collectives.call import Call
+from .handover import OperationRun
 from .match import Match
 from .operation import Operation
 from .signature import CallSignature, CodePlace, signature_of
+
+if TYPE_CHECKING:
+    from transports.shared_memory.engine import Engine, Run
+
+
+class KnownRun(OperationRun):
+    """An end of an operation that a thread submits by the addresses of its arrays, and waits for."""
+
+    __slots__ = ("memory", "operation", "run")
+
+    operation: Operation
+    run: Run | None  # In the engine
+    memory: object  # Held as long as the engine may touch it
+
+    @abstractmethod
+    def match_late(self) -> None:
+        """Match an operation that has not ended in time, as others are from the start; the loop's thread only."""
 
 
 class CallPlan(ABC):
@@ -23,6 +43,12 @@ class CallPlan(ABC):
         signature: CallSignature of the last operation.
         place: Line of the last operation; None before.
         takes_memory: Whether an operation may have addresses in place of arrays; see `CollectiveFuture.memory`.
+        gives_only: Whether the rank reads no input of others, so that its ends are noted.
+        noted: Operations in which the rank only gave, until the others' calls are compared.
+        submit: Submits an end to the engine, once that needs no event loop; None before, and without an engine.
+        tag_base: Tag of its operations, without their numbers.
+        engine: Engine of `submit`, which waits for its ends.
+        spare: An end for the next operation of a thread that waits; it is used again and again.
     """
 
     lasts: bool = True
@@ -30,15 +56,28 @@ class CallPlan(ABC):
     signature: CallSignature
     place: CodePlace | None = None
     takes_memory: bool = False
+    gives_only: bool = False
+    noted: Sequence[object] = ()
+    submit: Callable[..., Run | None] | None = None
+    tag_base: int = 0
+    engine: Engine
+    spare: KnownRun | None = None
 
     def __init__(self, call: Call) -> None:
         self.call: Call = call
 
-    def sign(self, operation: Operation) -> CallSignature:
-        """Return the signature of an operation; most are issued at the line of the one before."""
-        if self.place != operation.place:
-            self.signature, self.place = signature_of(self.call, operation.place), operation.place
+    def sign(self, place: CodePlace) -> CallSignature:
+        """Return the signature of an operation at a line; most are issued at the line of the one before."""
+        if self.place != place:
+            self.signature, self.place = signature_of(self.call, place), place
         return self.signature
+
+    def make_spare(self, operation: Operation) -> KnownRun:
+        """Return an end that serves one operation after the other; `operation` is the first."""
+        raise AssertionError("this is a bug in overlap: a plan submits ends that it cannot make")
+
+    def record_end(self, operation: Operation) -> None:  # noqa: B027 - a plan may note nothing
+        """Note the end of an operation of a rank that only gives, or that has `noted` such operations."""
 
     @abstractmethod
     def start(self, match: Match, operation: Operation) -> None:

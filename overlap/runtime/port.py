@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from sys import _getframe
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Self, cast
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 from numpy import ndarray
 
@@ -15,7 +16,7 @@ from ..collectives.call import Call
 from ..collectives.kinds import ALL_REDUCE, BROADCAST, PERMUTE, Collective, check_counts
 from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
 from ..flight.recorder import Known
-from ..timeline.recording import RawGroup
+from ..timeline.recording import RawGroup, RawSpan
 from .arguments import check_options, check_pairs, check_root, prepare, take_output
 from .communicator import Communicator
 from .communicators import Communicators
@@ -23,24 +24,35 @@ from .context import STEP_OF_TASK, RankContext
 from .derived import check_here
 from .failure import Failure
 from .future import Future
+from .handover import ABOUT_TO_SLEEP_S
 from .interceptor import Interceptor
 from .match import Key, Match, Unfit
 from .operation import NOWHERE, CallArguments, CollectiveFuture
 from .outstanding import CallSite, check_timeout
-from .plan import CallPlan
+from .plan import CallPlan, KnownRun
 from .settling import settle_and_deliver
-from .state import MATCHING
+from .state import DONE, MATCHING
 from .stream import Stream, Streams, activate
 from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
 from .trees import is_tree
 
 if TYPE_CHECKING:
+    from transports.shared_memory.engine import Run
+
     from .group import GroupRank
 
 # Plans kept at a port: training repeats a few calls, but blocks of different shapes make a new one each time.
 _PLANS = 256
 
+# A thread that waits for longer lets the event loop match its operation, so that reports of waits and deadlines see it.
+_LONGEST_KNOWN_S = 0.05
+# How the engine numbers a submission that is waited for, and the state of a run that has ended well.
+_WAITED_FOR, _RUN_DONE = 2, 1
+
 _FORMS = (list, tuple, dict)
+Memory: TypeAlias = tuple[int, int, object, bool]
+"""Memory of an operation in place of arrays; see `CollectiveFuture.memory`."""
+
 _IN_PLACE = (ALL_REDUCE, BROADCAST)  # may have their result in the place of the input, on any rank
 
 
@@ -185,7 +197,7 @@ class Port:
             return
         # note its call, inlined from `record` for a short latency
         if plan.place != operation.place:
-            plan.sign(operation)
+            plan.sign(operation.place)
         history, signature, rank = communicator.history, plan.signature, self.context.rank
         runs, history.issued[rank] = history.runs, seq + 1
         if runs and runs[-1][1] == seq and runs[-1][2] is signature:
@@ -374,7 +386,7 @@ class Ports:
     def reissue(
         self,
         key: object,
-        memory: tuple[int, int, object, bool],
+        memory: Memory,
         name: str | None,
         timeout_s: float,
         caller: CallSite,
@@ -390,15 +402,138 @@ class Ports:
         """
         port, context = self._named.get(None), self.context
         plan = None if port is None else port.plans.get(key)
-        if plan is None:
+        if port is None or plan is None:
             return None
-        call = plan.call
+        handover, turn, submit = context.handover, context.handover.turn, plan.submit
+        if submit is None or turn is None or type(caller) is not FrameType or not memory[3]:
+            operation = self._make_known(plan, name, caller, memory, timeout_s)
+            issued = handover.in_place(partial(self._enqueue_in_place, operation, None), False)
+            return operation if issued else None
+        end, plan.spare = plan.spare, None
+        if end is None:
+            end = plan.make_spare(self._make_known(plan, name, caller, memory, timeout_s))
+        operation, lane, communicator = end.operation, port.stream, port.communicator
+        leave, works = turn.release, False
+        try:
+            if (
+                not (turn.acquire(blocking=False) or turn.acquire(timeout=ABOUT_TO_SLEEP_S))
+                or handover.posted or handover.called or context.closed or port.intercept is not None
+                or lane.in_flight or lane.queue or context.outstanding.draining
+                or communicator._left or communicator._broken is not None or communicator._shared.early
+            ):  # fmt: skip
+                plan.spare = end
+                return None
+            works = True
+            operation.port, operation.priority, operation.member = port, lane.priority, self.group
+            operation.deadline_s, operation.place = timeout_s, (caller.f_code, caller.f_lasti)
+            run = self._submit_known(port, plan, end, memory, submit)
+            works = False
+        except BaseException as error:  # see `Handover.in_place`
+            if works:
+                handover.break_off(error)
+            raise
+        finally:
+            try:  # noqa: SIM105
+                leave()
+            except RuntimeError:
+                pass
+        if run is None:
+            return None
+        if operation.state is not DONE:
+            self._wait_known(port, plan, end, run)
+        return operation
+
+    def _make_known(
+        self,
+        plan: CallPlan,
+        name: str | None,
+        caller: CallSite,
+        memory: Memory,
+        timeout_s: float,
+    ) -> CollectiveFuture[Any]:
+        """Return an operation with a known plan, on addresses in place of arrays."""
+        call, context = plan.call, self.context
         operation: CollectiveFuture[Any] = CollectiveFuture(call.kind, None, None, caller, 0, name)
         operation.memory, operation.plan, operation.call = memory, plan, call
         operation.member, operation.context, operation.step = self.group, context, context.step
         operation.deadline_s = timeout_s
-        issued = context.handover.in_place(partial(self._enqueue_in_place, operation, None), False)
-        return operation if issued else None
+        return operation
+
+    def _submit_known(
+        self, port: Port, plan: CallPlan, end: KnownRun, memory: Memory, submit: Callable[..., Run | None]
+    ) -> Run | None:
+        """Submit the end of a thread that has the loop's place and waits, then number and record its operation.
+
+        The other ranks need the end, and nothing of what follows. Return None if the engine has no memory for it.
+        """
+        operation, context, seq, now_ns = end.operation, self.context, port.next_seq, self.context.now_ns()
+        lane = cast(Stream, port.stream)
+        signature = plan.signature if plan.place == operation.place else plan.sign(operation.place)
+        source, target, end.memory, _ = memory
+        port.next_seq = seq + 1
+        try:
+            end.run = run = submit(
+                end, seq, plan.tag_base + ((seq & 0xFFFF) << 8), source, target, operation.priority, 0, _WAITED_FOR,
+                signature.fingerprint, signature.text,
+            )  # fmt: skip
+        except Exception:  # a fork, or no thread for the engine
+            run = None
+        if run is None:
+            port.next_seq, end.memory, plan.spare = seq, None, end
+            return None
+        operation.seq, operation.memory, operation.step = seq, memory, context.step
+        operation.issued_ns = operation.started_ns = now_ns
+        history, rank = port.communicator.history, context.rank
+        runs, history.issued[rank] = history.runs, seq + 1
+        if runs and runs[-1][1] == seq and runs[-1][2] is signature:
+            runs[-1][1] = seq + 1
+        else:
+            runs.append([seq, seq + 1, signature, rank])
+        operation.record = context.flight.issued(operation, port.known, plan.call, seq, now_ns)
+        if run.state == _RUN_DONE:
+            self._end_known(port, plan, end)
+        else:
+            operation.state = MATCHING
+            context.outstanding.operations[operation] = None
+            lane.in_flight[operation] = lane.started
+        lane.started += 1
+        return run
+
+    def _end_known(self, port: Port, plan: CallPlan, end: KnownRun) -> None:
+        """End an operation that the engine has carried out, and keep its end for the next one."""
+        operation, context, call, end_ns = end.operation, self.context, plan.call, self.context.now_ns()
+        began_ns, (code, instruction) = operation.started_ns, operation.place
+        meeting = call.kind.text, operation.algorithm, port.group, operation.seq, call.nbytes, call.dtype, began_ns
+        info = meeting, began_ns, operation.priority, code, instruction, None, operation.step
+        span: RawSpan = "comm", port.stream.name, operation.name, began_ns, end_ns, info
+        context.flight.carried(operation.record, began_ns, end_ns, span)
+        if plan.gives_only or plan.noted:
+            plan.record_end(operation)
+        operation.state = DONE
+        operation.memory = end.memory = end.run = None
+        plan.spare = end
+
+    def _wait_known(self, port: Port, plan: CallPlan, end: KnownRun, run: Run) -> None:
+        """Wait for an operation without the interpreter, and end it in the loop's place; a late one is the loop's."""
+        ended = False
+        try:
+            limit_s = min(_LONGEST_KNOWN_S, end.operation.deadline_s or _LONGEST_KNOWN_S)
+            if plan.engine.wait(run, limit_s) == _RUN_DONE:
+                ended = self.context.handover.in_place(partial(self._end_waited, port, plan, end, run), False)
+        finally:  # a signal handler may raise anywhere
+            if not ended:
+                self.context.handover.post_if_open(end.match_late)
+
+    def _end_waited(self, port: Port, plan: CallPlan, end: KnownRun, run: Run) -> bool:
+        """End an operation that a thread has waited for, unless its end starts another one; False: the loop must."""
+        operation, lane, outstanding = end.operation, cast(Stream, port.stream), self.context.outstanding
+        if operation.state is not MATCHING or lane.queue or outstanding.draining:
+            return False
+        if run.queued:
+            plan.engine.forget(run)
+        del outstanding.operations[operation], lane.in_flight[operation]
+        self._end_known(port, plan, end)
+        return True
 
     def keep(self, key: object, operation: CollectiveFuture[Any]) -> None:
         """Keep a call on the default stream for `reissue`, if its memory may be given by addresses."""

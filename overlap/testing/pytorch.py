@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 from ..runtime.rank import Rank
 from ..torch import recording
-from ..torch.issuing import frame_line, users_frame
+from ..torch.operations import frame_line, users_frame
 from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
 from .guards import Patches

@@ -16,7 +16,7 @@ import trio
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d as c10d
 
-from ..torch.issuing import frame_line, users_frame
+from ..torch.operations import frame_line, users_frame
 from .threads import RankThread, UntestableError
 from .torch_rank import RANKS, TorchRank
 

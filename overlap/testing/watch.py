@@ -16,8 +16,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ..torch.issuing import frame_line, users_frame
-from ..torch.operations import exclude_from_compiler
+from ..torch.operations import exclude_from_compiler, frame_line, users_frame
 from ..torch.tensors import as_array
 from .record import Issue, Record, Touch, WeightRecord
 from .threads import RankThread

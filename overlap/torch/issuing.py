@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import typing_extensions
 
 from ..errors import OverlapError, UsageError
 from ..runtime.group import Group
 from . import private
 from .errors import CallError, backend_error
-from .tensors import PLAIN, copy_blocks, flat_input, list_tensors, same_kind
-from .work import Handle, JoinedOperations
+from .operations import CallKey, KnownCalls, frame_line, users_frame
+from .tensors import copy_blocks, flat_input, list_tensors, same_kind
+from .work import Handle, JoinedOperations, Work
 
 Tensors = list[torch.Tensor]
-CallKey = tuple[object, ...]
-"""The name of a call that may come again, with all that its operation depends on."""
 
 # Coalesced tensors up to this length travel as one. Measured on 16 tensors, 2 processes of one host: 4 KiB each
 # 0.4 instead of 1.3 ms, 64 KiB 1.0 instead of 2.2, 256 KiB as long, 1 MiB 51 instead of 35.
 _FUSED_BYTES = 128 << 10
 
 
-class Issuing:
+class Issuing(KnownCalls):
     """The common part of all operations of a process group."""
 
     _group: Group
-    _timeout: timedelta
-    _seq: int
+    _work = Work
 
     def _issue(
         self,
@@ -58,36 +51,6 @@ class Issuing:
         if name in ("all_gather", "gather") and args[-1] is None:  # no `out`
             return JoinedOperations([future], lambda: copy_back(future.result(0)))
         return JoinedOperations([future], copy_back)
-
-    def _issue_again(
-        self, key: CallKey, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any, name: str | None = None
-    ) -> Handle | None:
-        """Issue a call that was made before, straight from the memory of its tensors; None: it cannot be.
-
-        The memory of the input `x` is that of the result `out`, or apart from it.
-        """
-        source = target = 0
-        for tensor in (x,) if out is x else (x, out):  # elements in order in memory, inlined for a short latency
-            if tensor is not None and not (
-                type(tensor) in PLAIN
-                and tensor.is_cpu
-                and tensor.layout is torch.strided
-                and tensor.is_contiguous()
-                and not (tensor.is_conj() or tensor.is_neg())
-            ):
-                return None
-        if x is not None:
-            source = x.data_ptr()
-        if out is x:
-            target = source
-        elif out is not None:
-            target = out.data_ptr()
-            if x is not None and source < target + out.nbytes and target < source + x.nbytes:
-                return None
-        memory = source, target, (x, out), not getattr(opts, "asyncOp", True)
-        handle = self._group._ports.reissue(key, memory, name, self._limit(opts, None), users_frame())
-        self._seq += handle is not None
-        return cast("Handle | None", handle)
 
     def _issue_fused(self, name: str, outs: Tensors, xs: Tensors, *args: Any, limit: float) -> list[Handle]:
         """Issue one operation for several tensors, if there are any, and copy the results to them."""
@@ -218,32 +181,3 @@ def parse_reduction(op: Any) -> tuple[str, Any]:
     if kind == _Op.PREMUL_SUM and (factor := private.get_factor(op)) is not None:
         return "sum", factor
     raise CallError(f"op: backend 'overlap' reduces by {', '.join(sorted(k.name for k in _NAMES))}, got {kind}")
-
-
-# And the modules that wrap functions of torch: deprecated ones, and contexts. And graphs that its compiler has made.
-_LIBRARIES = (
-    "<eval_with_key>",
-    *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__))),
-    *(str(module.__file__) for module in (typing_extensions, warnings, contextlib)),
-)
-# By code object: whether it is torch's or ours. It grows no further than the functions of the program.
-_IS_LIBRARY: dict[CodeType, bool] = {}
-
-
-def users_frame() -> FrameType:
-    """Return the innermost frame of the program: neither torch's nor ours; the outermost one if all are."""
-    frame = sys._getframe(1)
-    is_library = _IS_LIBRARY
-    while True:
-        code = frame.f_code
-        is_inside = is_library.get(code)
-        if is_inside is None:
-            is_inside = is_library[code] = code.co_filename.startswith(_LIBRARIES)
-        if not is_inside or frame.f_back is None:
-            return frame
-        frame = frame.f_back
-
-
-def frame_line(frame: FrameType) -> str:
-    """Return the line that a frame is at, as "file:line"."""
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -9,6 +9,7 @@ name                                            without it
 `torch._C._profiler._RecordFunctionFast`        it does not show them as operations of c10d, only under our names
 `record_function._call_end_callbacks_on_future` it shows them as if they ended with their calls
 `Variable._execution_engine.queue_callback`     `record` shows the end of a backward pass when the next one begins
+`_C._distributed_c10d._create_work_from_future` calls that have ended when they return make a Work each
 `ReduceOp.__getstate__`                         reductions that multiply first are refused, unless torch has `factor`
 ==============================================  ======================================================================
 
@@ -47,6 +48,17 @@ compiler_callback: Callable[[], object] = _find_private("_C._dynamo.eval_frame.g
 """Return what compiles frames of this thread; None if nothing does."""
 profiler_enabled: Callable[[], object] = _find_private("autograd._profiler_enabled", _return_none)
 """Return whether torch's profiler records this thread."""
+
+
+def _make_finished_work() -> Any:
+    """Return a Work that has ended well, which costs no call of Python; None if torch makes none."""
+    make, ended = _find_private("_C._distributed_c10d._create_work_from_future"), torch.futures.Future[None]()
+    ended.set_result(None)
+    return None if make is None else make(ended)
+
+
+finished_work = _make_finished_work()
+"""The Work of calls that have ended when they return, and that only torch's own functions see."""
 
 
 def skip_code(code: CodeType) -> bool:

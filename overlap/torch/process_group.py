@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from inspect import getmembers
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -178,10 +178,10 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     @operation("barrier", "barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Finish once every rank of the group has arrived."""
-        handle = self._issue_again(_BARRIER, None, None, opts) if timeout is None else None
-        if handle is None:
-            handle = self._issue(None, "barrier", limit=self._limit(opts, timeout), key=_BARRIER)
-        return Work(handle, [])
+        work = self._issue_again(_BARRIER, None, None, opts, []) if timeout is None else None
+        if work is not None:
+            return cast(Work, work)
+        return Work(self._issue(None, "barrier", limit=self._limit(opts, timeout), key=_BARRIER), [])
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank of the group; rank 0 names ranks that are late.

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from ..runtime.group import Group
 from .errors import CallError
-from .issuing import CallKey, Issuing, Tensors, get_root, list_parts, users_frame
-from .operations import operation
+from .issuing import Issuing, Tensors, get_root, list_parts
+from .operations import CallKey, operation, users_frame
 from .tensors import (
     check_memory,
     copy_to,
@@ -39,9 +39,9 @@ class Reductions(Issuing):
         if usual and type(tensors) is list and len(tensors) == 1:
             x = tensors[0]
             key = "all_reduce", x.dtype, x.numel(), opts.reduceOp.op
-            handle = self._issue_again(key, x, x, opts)
-            if handle is not None:
-                return Work(handle, tensors)
+            work = self._issue_again(key, x, x, opts, tensors)
+            if work is not None:
+                return cast(Work, work)
         inputs = list_tensors(tensors, "tensors")
         reduction, limit = self._reduction(inputs[0], opts, timeout, op)
         if len(inputs) > 1:
@@ -91,9 +91,9 @@ class Reductions(Issuing):
             tensor.mul_(factor)
         elif timeout is None:
             key = "reduce", tensor.dtype, tensor.numel(), name, dst
-            handle = self._issue_again(key, tensor, tensor if self._group.rank == dst else None, opts)
-            if handle is not None:
-                return Work(handle, [tensor])
+            work = self._issue_again(key, tensor, tensor if self._group.rank == dst else None, opts, [tensor])
+            if work is not None:
+                return cast(Work, work)
         if self._group.rank != dst:
             handle = self._issue(None, "reduce", flat_input(tensor), dst, name, limit=limit, key=key)
             return Work(handle, [tensor])
@@ -128,12 +128,12 @@ class Reductions(Issuing):
         key: CallKey | None = None
         if type(opts) is dist.ReduceScatterOptions:
             key = *_reduction_key("reduce_scatter", input, opts), output.dtype, output.numel()
-        handle = None if key is None else self._issue_again(key, input, output, opts)
-        if handle is None:
-            (name, factor), limit = self._reduction(input, opts, None)
-            x = input if factor is None else input * factor
-            handle = self._reduce_scatter(output, x, name, limit, key=None if factor else key)
-        return Work(handle, [output])
+        work = None if key is None else self._issue_again(key, input, output, opts, [output])
+        if work is not None:
+            return cast(Work, work)
+        (name, factor), limit = self._reduction(input, opts, None)
+        x = input if factor is None else input * factor
+        return Work(self._reduce_scatter(output, x, name, limit, key=None if factor else key), [output])
 
     @operation("reduce_scatter_tensor_coalesced_", "reduce_scatter")
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from ..runtime.messages import MOST_TAGS
 from .errors import CallError
-from .issuing import CallKey, Issuing, Tensors, get_root, list_parts, users_frame
-from .operations import operation
+from .issuing import Issuing, Tensors, get_root, list_parts
+from .operations import CallKey, operation, users_frame
 from .tensors import (
     Array,
     as_array,
@@ -49,8 +49,8 @@ class Transfers(Issuing):
         if len(inputs) == 1:
             key = "broadcast", inputs[0].dtype, inputs[0].numel(), src
             x = inputs[0] if self._group.rank == src else None
-            handle = self._issue_again(key, x, inputs[0], opts) if timeout is None else None
-            return Work(self._broadcast(inputs[0], src, limit, key) if handle is None else handle, inputs)
+            work = self._issue_again(key, x, inputs[0], opts, inputs) if timeout is None else None
+            return Work(self._broadcast(inputs[0], src, limit, key), inputs) if work is None else cast(Work, work)
         same_kind(inputs, "tensors")
         same_shape(inputs, "tensors")
         check_memory(inputs)
@@ -77,9 +77,9 @@ class Transfers(Issuing):
         if len(xs) == 1:
             key = "all_gather", xs[0].dtype, xs[0].numel(), xs[0].dtype, xs[0].numel() * self._group.size
             whole = self._joined_parts(output_tensors, xs[0]) if timeout is None else None
-            handle = None if whole is None else self._issue_again(key, xs[0], whole, opts)
             parts = list_parts(output_tensors, "output_tensors")
-            return Work(self._all_gather(parts, xs[0], limit, key) if handle is None else handle, parts)
+            work = None if whole is None else self._issue_again(key, xs[0], whole, opts, parts)
+            return Work(self._all_gather(parts, xs[0], limit, key), parts) if work is None else cast(Work, work)
         lists = [list_tensors(parts, "output_tensors") for parts in output_tensors]
         if len(lists) != len(xs):
             raise CallError(f"output_tensors: expected one list for each of {len(xs)} input tensors, got {len(lists)}")
@@ -136,10 +136,10 @@ class Transfers(Issuing):
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Join the tensors of all ranks."""
         key = "all_gather", input.dtype, input.numel(), output.dtype, output.numel()
-        handle = self._issue_again(key, input, output, opts)
-        if handle is None:
-            handle = self._all_gather_single(output, input, self._limit(opts, None), key)
-        return Work(handle, [output])
+        work = self._issue_again(key, input, output, opts, [output])
+        if work is not None:
+            return cast(Work, work)
+        return Work(self._all_gather_single(output, input, self._limit(opts, None), key), [output])
 
     @operation("allgather_into_tensor_coalesced_", "all_gather")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -174,20 +174,20 @@ class Transfers(Issuing):
         """Copy the tensors of all ranks to the root."""
         tensor = one_tensor(input_tensors, "input_tensors")
         dst = get_root(opts, root)
-        limit, key, handle = self._limit(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst), None
+        limit, key, work = self._limit(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst), None
         if self._group.rank != dst:
             if output_tensors and output_tensors != [[]]:
                 raise CallError(f"output_tensors: only rank {dst}, which gathers, has any; pass none")
             if timeout is None:
-                handle = self._issue_again(key, tensor, None, opts)
-            if handle is None:
-                handle = self._issue(None, "gather", flat_input(tensor), dst, limit=limit, key=key)
-            return Work(handle, [])
+                work = self._issue_again(key, tensor, None, opts, [])
+            if work is None:
+                work = Work(self._issue(None, "gather", flat_input(tensor), dst, limit=limit, key=key), [])
+            return cast(Work, work)
         whole = self._joined_parts(output_tensors, tensor) if timeout is None else None
-        handle = None if whole is None else self._issue_again(key, tensor, whole, opts)
         parts = list_parts(output_tensors, "output_tensors")
-        if handle is not None:
-            return Work(handle, parts)
+        work = None if whole is None else self._issue_again(key, tensor, whole, opts, parts)
+        if work is not None:
+            return cast(Work, work)
         self._check_count(parts, "output_tensors")
         same_kind([tensor, *parts], "output_tensors, input")
         self._check_sizes(parts, tensor, "output_tensors")
@@ -211,9 +211,9 @@ class Transfers(Issuing):
         is_root = self._group.rank == src
         source = self._joined_parts(input_tensors, output) if is_root else None
         if timeout is None and (source is not None or not (is_root or (input_tensors and input_tensors != [[]]))):
-            handle = self._issue_again(key, source, output, opts)
-            if handle is not None:
-                return Work(handle, [output])
+            work = self._issue_again(key, source, output, opts, [output])
+            if work is not None:
+                return cast(Work, work)
         out, copy_back = flat_output(output)
         if is_root:
             parts = list_parts(input_tensors, "input_tensors")
@@ -285,13 +285,14 @@ class Transfers(Issuing):
                     f"{argument}_split_sizes"
                 )
         key = "all_to_all", x.dtype, x.numel(), output.dtype, output.numel()
-        handle = self._issue_again(key, x, output, opts, "all_to_all_single")
-        if handle is None:
-            out, copy_back = flat_output(output)
-            source = flat_input(x)
-            if overlaps(output, x):
-                source = source.copy()
-            handle = self._issue(copy_back, "all_to_all", source, out, limit=limit, key=key, name="all_to_all_single")
+        work = self._issue_again(key, x, output, opts, [output], "all_to_all_single")
+        if work is not None:
+            return cast(Work, work)
+        out, copy_back = flat_output(output)
+        source = flat_input(x)
+        if overlaps(output, x):
+            source = source.copy()
+        handle = self._issue(copy_back, "all_to_all", source, out, limit=limit, key=key, name="all_to_all_single")
         return Work(handle, [output])
 
     def _all_to_all(self, name: str, parts: Tensors, sent: Tensors, limit: float, value: Any) -> Work:

@@ -47,9 +47,9 @@ LIMITS = {
     "compute": Count(8, 30),
     "send, between processes": Count(8, 13),
     "recv, between processes": Count(15, 34),
-    "send, torch": Count(19, 39),
-    "recv, torch": Count(20, 46),
-    "all_reduce, torch": Count(12, 30),
+    "send, torch": Count(16, 36),
+    "recv, torch": Count(19, 44),
+    "all_reduce, torch": Count(4, 8),
 }
 
 

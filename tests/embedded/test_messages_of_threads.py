@@ -158,7 +158,7 @@ def patient_in_place(handover: Handover, work: Callable[[], Any], otherwise: obj
 
     gate = threading.Event()
     while not in_place(handover, once, False):
-        if handover._turn is None:  # it lets nobody in
+        if handover.turn is None:  # it lets nobody in
             return otherwise
         gate.wait(0.001)
     return results[0]

@@ -110,7 +110,7 @@ def test_who_comes_after_others_waits_for_its_turn() -> None:
 
 
 def test_a_loop_that_is_about_to_sleep_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover_module, "_ABOUT_TO_SLEEP_S", TIMEOUT_S)
+    monkeypatch.setattr(handover_module, "ABOUT_TO_SLEEP_S", TIMEOUT_S)
     with looping() as handover:
         awake, busy, seen = threading.Event(), threading.Event(), list[bool]()
 

@@ -73,6 +73,17 @@ def test_a_compiler_that_cannot_be_told_is_not_told(monkeypatch: Monkeypatch) ->
     assert told == [abs_of.__code__]
 
 
+# -- calls that wait ------------------------------------------------------------------------------------------------
+
+
+def test_without_works_of_torch_a_call_that_has_ended_has_one_of_ours(
+    without: Callable[[Any, str], None],
+) -> None:
+    assert type(private.finished_work) is dist.Work
+    without(torch._C._distributed_c10d, "_create_work_from_future")
+    assert private.finished_work is None
+
+
 # -- torch's profiler --------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from time import sleep
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from transports.shared_memory.segment import Shelf  # noqa: E402
 from .pairs import connected, do  # noqa: E402
 
 ROUNDS = 12
+_WAY = {"asyncOp": True}
 
 
 @pytest.fixture
@@ -37,6 +41,12 @@ def again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Ports, "reissue", issued)
     return names
+
+
+@pytest.fixture(params=["waits", "goes on"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the calls of a test wait, as functions of torch do by default, or return at once."""
+    monkeypatch.setitem(_WAY, "asyncOp", request.param != "waits")
 
 
 @pytest.fixture
@@ -56,7 +66,7 @@ def each(worlds: list[Connection], program: Callable[[ProcessGroup], Any]) -> li
 
 def options(make: Any, **more: Any) -> Any:
     made = make()
-    for name, value in more.items():
+    for name, value in {**_WAY, **more}.items():
         setattr(made, name, value)
     return made
 
@@ -68,11 +78,12 @@ def test_every_form_that_is_kept(count: int, worlds: list[Connection], again: li
         for turn in range(ROUNDS):
             x = torch.full((count,), float(turn + rank))
             both, half = torch.zeros(2 * count), torch.zeros(count // 2)
-            group.allreduce([x], options(dist.AllreduceOptions, asyncOp=turn % 2 == 0)).wait()
+            group.allreduce([x], options(dist.AllreduceOptions)).wait()
             largest = torch.full((count,), float(rank))
             group.allreduce([largest], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX)).wait()
             group.all_gather_single(both, torch.full((count,), float(rank + turn))).wait()
-            group.reduce_scatter_single(half, torch.full((count,), 1.0 + rank), dist.ReduceScatterOptions()).wait()
+            ones = torch.full((count,), 1.0 + rank)
+            group.reduce_scatter_single(half, ones, options(dist.ReduceScatterOptions)).wait()
             swapped = torch.zeros(count)
             group.all_to_all_single(swapped, torch.full((count,), float(rank)), [], []).wait()
             root = torch.full((count,), float(turn if rank == 1 else -1))
@@ -135,7 +146,7 @@ def test_a_rank_may_issue_from_the_start_what_another_repeats(worlds: list[Conne
         for turn in range(ROUNDS):
             apart = group.rank() == 1 and turn % 2
             x = torch.ones(3000, 2).t() if apart else torch.ones(2, 3000)
-            group.allreduce([x], dist.AllreduceOptions()).wait()
+            group.allreduce([x], options(dist.AllreduceOptions)).wait()
             found.append(float(x.sum()))
         return found
 
@@ -146,7 +157,7 @@ def test_a_rank_may_issue_from_the_start_what_another_repeats(worlds: list[Conne
 def test_each_is_in_the_timeline(worlds: list[Connection], again: list[str]) -> None:
     def program(group: ProcessGroup) -> None:
         for _ in range(ROUNDS):
-            group.allreduce([torch.ones(5)], dist.AllreduceOptions()).wait()
+            group.allreduce([torch.ones(5)], options(dist.AllreduceOptions)).wait()
         for _ in range(ROUNDS):
             group.all_to_all_single(torch.ones(4), torch.ones(4), [], []).wait()
 
@@ -164,9 +175,9 @@ def test_each_is_in_the_timeline(worlds: list[Connection], again: list[str]) -> 
 def test_ranks_that_differ_are_told_so(worlds: list[Connection], again: list[str]) -> None:
     def program(group: ProcessGroup) -> str:
         for count in (*[5] * ROUNDS, *[7] * ROUNDS):
-            group.allreduce([torch.ones(count)], dist.AllreduceOptions()).wait()
+            group.allreduce([torch.ones(count)], options(dist.AllreduceOptions)).wait()
         with pytest.raises(dist.DistBackendError) as caught:
-            group.allreduce([torch.ones(5 + 2 * group.rank())], dist.AllreduceOptions()).wait()
+            group.allreduce([torch.ones(5 + 2 * group.rank())], options(dist.AllreduceOptions)).wait()
         return str(caught.value)
 
     for text in each(worlds, program):
@@ -184,7 +195,7 @@ def test_without_a_place_a_program_does_it(
         for turn in range(ROUNDS):
             x = torch.full((40_000,), 1.0 + group.rank())
             out = torch.zeros(80_000)
-            group.allreduce([x], dist.AllreduceOptions()).wait()
+            group.allreduce([x], options(dist.AllreduceOptions)).wait()
             group.all_gather_single(out, x * turn).wait()
             found.append(float(x[-1] + out[0] + out[-1]))
         return found
@@ -202,11 +213,74 @@ def test_after_an_abort_nothing_is_issued(worlds: list[Connection], again: list[
 
     def turns(group: ProcessGroup) -> None:
         for _ in range(ROUNDS):
-            group.allreduce([torch.ones(5)], dist.AllreduceOptions()).wait()
+            group.allreduce([torch.ones(5)], options(dist.AllreduceOptions)).wait()
 
     do([lambda group=group: turns(group) for group in groups])
     groups[0].abort()
     for group in groups:
         with pytest.raises(dist.DistBackendError, match="aborted"):
-            group.allreduce([torch.ones(5)], dist.AllreduceOptions()).wait()
+            group.allreduce([torch.ones(5)], options(dist.AllreduceOptions)).wait()
     assert again
+
+
+@pytest.mark.parametrize("late_s", [0.01, 0.2])
+def test_late_ranks_are_waited_for(late_s: float, worlds: list[Connection], again: list[str]) -> None:
+    def program(group: ProcessGroup) -> list[float]:
+        found = []
+        for turn in range(ROUNDS):
+            if turn % 6 == 5 and group.rank() == turn // 6:
+                sleep(late_s)
+            x = torch.full((5,), float(turn))
+            group.allreduce([x], options(dist.AllreduceOptions)).wait()
+            found.append(float(x[0]))
+        return found
+
+    assert each(worlds, program) == [[2.0 * turn for turn in range(ROUNDS)]] * 2
+    assert again == ["all_reduce"] * len(again)
+    for world in worlds:
+        assert [span.info.seq for span in world.rank.recorder.spans()] == [*range(ROUNDS)]
+
+
+def test_a_rank_that_never_comes_is_waited_for_until_the_limit(worlds: list[Connection], again: list[str]) -> None:
+    def program(group: ProcessGroup) -> str:
+        for _ in range(ROUNDS):
+            group.allreduce([torch.ones(5)], options(dist.AllreduceOptions)).wait()
+        if group.rank():
+            return ""
+        with pytest.raises(dist.DistBackendError) as caught:
+            group.allreduce([torch.ones(5)], options(dist.AllreduceOptions, timeout=timedelta(seconds=0.3))).wait()
+        return str(caught.value)
+
+    text = each(worlds, program)[0]
+    assert f"all_reduce #{ROUNDS} on group 'world'" in text
+    assert "0.3 s" in text
+    assert "rank 1" in text
+
+
+class Interrupted(Exception):
+    """Raised by a handler of a signal."""
+
+
+@pytest.mark.parametrize("after_s", [0.02, 0.15])
+def test_what_a_handler_of_a_signal_interrupts_ends_all_the_same(after_s: float, worlds: list[Connection]) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def turns(group: ProcessGroup) -> float:
+        x = torch.ones(5)
+        for _ in range(ROUNDS):
+            group.allreduce([x], options(dist.AllreduceOptions)).wait()
+        return float(x[0])
+
+    each(worlds, turns)
+    groups, x = [on(world) for world in worlds], torch.ones(5)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+        with pytest.raises(Interrupted):
+            groups[0].allreduce([x], options(dist.AllreduceOptions)).wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    groups[1].allreduce([torch.ones(5)], options(dist.AllreduceOptions)).wait()
+    assert each(worlds, turns) == [2.0**ROUNDS] * 2
+    assert float(x[0]) == 2

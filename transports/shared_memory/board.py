@@ -7,7 +7,7 @@ the others. `native/collectives.c` describes the contents.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from transports.base import OPERATIONS, PAYLOAD_BYTES
@@ -275,6 +275,13 @@ class Board:
             run = engine.submit(*call, _NO_PLACES if start is None else 0, *call_fields)
             assert run is not None, "there is a place, or none to be had"
         return run
+
+    def submitter(self, table: Table) -> Callable[..., Run | None]:
+        """Return the engine's own function that submits operations with a table; see `native/collectives.c`.
+
+        It returns None if there is no memory for an input: `submit` finds some.
+        """
+        return partial(self.engine.submit, self._native, table)
 
     def row_tag(self, position: int, number: int) -> int:
         """Return the tag of operation `number` in the row of a rank; 0: it is not there, or not there any more."""

@@ -30,12 +30,13 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Reducer
 from ...defaults import SLICED_BYTES
 from ..communicator import Communicator
-from ..handover import Handover, OperationRun
+from ..handover import Handover
 from ..match import CHANNEL_BITS, Match
 from ..memory.arrays import held
 from ..operation import Operation
-from ..plan import CallPlan
+from ..plan import CallPlan, KnownRun
 from ..settling import LONGEST_WAIT_S
+from ..state import MATCHING
 from .host_bytes import address_of, array_at
 from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
 from .workers import Workers
@@ -121,15 +122,16 @@ class HostPlan(CallPlan):
     board: Board
     call: Call
     position: int
+    noted: deque[tuple[int, int]]
 
     def __init__(self, memory: HostMemory, communicator: Communicator, board: Board, call: Call, position: int) -> None:
         self.memory, self.communicator, self.board = memory, communicator, board
         self.call, self.position = call, position
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
         self.takes_memory: bool = not call.shared
-        self.tag_base: int = communicator.key.tag_base(*call.key)  # a row shows whether its rank issued this call
+        self.tag_base = communicator.key.tag_base(*call.key)  # a row shows whether its rank issued this call
         given = memory.given.setdefault(communicator, {}).setdefault(position, deque(maxlen=OPERATIONS))
-        self._given, self._gives_only = given, not call.receives_at(position)
+        self.noted, self.gives_only = given, not call.receives_at(position)
         self._pending: HostRun | None = None  # started by `finish_now`
 
     def __str__(self) -> str:
@@ -160,24 +162,30 @@ class HostPlan(CallPlan):
             run.submit()
         except Exception:  # no memory: `start` raises the error
             return False
+        if self.submit is None and self.takes_memory:
+            self.engine, self.submit = board.engine, board.submitter(self.table)
         if run.run is None or run.run.state != engine.DONE:
             self._pending = run
             return False
         if self.call.shared:
             run.take_result()
-        if self._gives_only or self._given:
+        if self.gives_only or self.noted:
             self.record_end(operation)
         operation.finish(operation.context.now_ns(), operation.describe(self.call, operation.started_ns))
         return True
+
+    def make_spare(self, operation: Operation) -> KnownRun:
+        """Return an end in the engine, to be used again and again."""
+        return HostRun(self, operation)
 
     def record_end(self, operation: Operation) -> None:
         """Note an operation in which the rank only gave; with another, compare the calls of the others in those.
 
         A rank that only gives reads no row, and rows are soon used again.
         """
-        if self._gives_only:
-            self._given.append((operation.seq, self.tag_base))
-        elif self._given:
+        if self.gives_only:
+            self.noted.append((operation.seq, self.tag_base))
+        elif self.noted:
             for tag, src, theirs in list(self.memory.unmet(self.communicator)):
                 compare = partial(self.communicator.compare_unmet, tag >> CHANNEL_BITS & 0xFFFF, src, theirs)
                 if get_ident() == operation.context.thread:
@@ -199,19 +207,17 @@ class HostPlan(CallPlan):
             self.board.open(self.position, run.begin)
 
 
-class HostRun(OperationRun):
+class HostRun(KnownRun):
     """One rank's end of an operation in the engine; also the operation's `scope`."""
 
-    __slots__ = ("_match", "_memory", "_over", "_plan", "operation", "run")
-
-    operation: Operation
+    __slots__ = ("_match", "_over", "_plan")
 
     def __init__(self, plan: HostPlan, operation: Operation) -> None:
         self._plan, self.operation = plan, operation
         self._match: Match | None = None
         self.run: engine.Run | None = None
         self._over = False
-        self._memory: object = None  # held as long as the engine may touch it
+        self.memory: object = None
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -221,6 +227,19 @@ class HostRun(OperationRun):
         self.operation.start_moving(self)
         self.operation.poll = self.look_before_sleeping
         self.on_end()  # the engine reports no end before `submit` returns
+
+    def match_late(self) -> None:
+        """Match the operation with its communicator, and end it if the engine has; the loop's thread only."""
+        plan, operation = self._plan, self.operation
+        if operation.state is MATCHING:
+            plan._pending = self
+            plan.communicator.arrive(operation, plan)
+            context = operation.context
+            if operation.deadline_s is not None and not operation.done:
+                context.expire(operation, operation.deadline_s)
+        if self._match is None:  # it has failed
+            plan._pending = None
+            self.cancel()
 
     def begin(self) -> None:
         """Submit the operation, now that the board is ready or lost; the loop's thread, or one in its place."""
@@ -245,10 +264,10 @@ class HostRun(OperationRun):
         plan, operation = self._plan, self.operation
         number, home, waited_for = operation.seq, 0, False
         if operation.memory is not None:
-            source, target, self._memory, waited_for = operation.memory
+            source, target, self.memory, waited_for = operation.memory
         else:
             source, target, home = self._find_arrays()
-        signature = plan.signature if plan.place == operation.place else plan.sign(operation)
+        signature = plan.signature if plan.place == operation.place else plan.sign(operation.place)
         self.run = plan.board.submit(
             plan.table, self, number, plan.tag_base + ((number & 0xFFFF) << 8), source, target, operation.priority,
             plan.input_bytes, home, signature=signature, waited_for=waited_for,
@@ -267,7 +286,7 @@ class HostRun(OperationRun):
                 home = plan.board.loan_to_all(nbytes) or 0
         else:
             operation.fit(call)
-        source, target = self._memory = operation.source, operation.target
+        source, target = self.memory = operation.source, operation.target
         start = 0 if source is None else address_of(source)
         return start, 0 if target is None or call.shared else address_of(target), home
 
@@ -425,7 +444,7 @@ class HostRun(OperationRun):
         self._over = True
         if self.run is not None and self.run.queued:  # a thread has waited for it
             self._plan.board.engine.forget(self.run)
-        self._memory = None
+        self.memory = None
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class ProgramPlan(CallPlan):
             tag=communicator.tag(self.call, operation.seq),
             priority=operation.urgency,
             spawn=operation.context.spawn,
-            signature=self.sign(operation) if communicator.spans else None,
+            signature=self.sign(operation.place) if communicator.spans else None,
         )
         operation.start_moving(execution)
         over = execution.begin(partial(self._end_operation, match, operation))
