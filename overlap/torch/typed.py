@@ -20,11 +20,14 @@ _waits: dict[int, Callable[[], list[torch.Tensor]]] = {}
 _numbers, _lock = count(), threading.Lock()
 
 
-def needs_typed_future(tensors: object, frames: int) -> bool:
-    """Whether DDP's hook in C++ is the caller, `frames` frames of ours above: in backward, one tensor of float16."""
-    if not isinstance(tensors, list) or len(tensors) != 1 or tensors[0].dtype is not torch.float16:
-        return False
+def is_for_backward(frames: int) -> bool:
+    """Whether DDP in C++ is the caller, `frames` frames of ours above: what it chains to a future does not wait."""
     return sys._getframe(frames + 1).f_code.co_name == "_engine_run_backward"
+
+
+def needs_typed_future(tensors: object) -> bool:
+    """Whether DDP's hook in C++ needs a typed future of some tensors: of one tensor of float16."""
+    return isinstance(tensors, list) and len(tensors) == 1 and tensors[0].dtype is torch.float16
 
 
 def future(wait: Callable[[], list[torch.Tensor]]) -> Any:

@@ -1,7 +1,8 @@
 """Handles of operations in torch's words: `wait`, `get_future`, and errors that Python and C++ both see.
 
 Torch's functions return a `Work` and wait for it. Its future is completed in a thread of its own, because functions
-chained to it by `then` may issue operations and wait for them, which the event loop that ends them must not.
+chained to it by `then` may issue operations and wait for them, which the event loop that ends them must not. Only DDP's
+own buckets have none of these, and are completed in the thread that ends the operation.
 """
 
 from __future__ import annotations
@@ -186,13 +187,16 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
     @exclude_from_compiler
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the written tensors; C++ sees its error, too."""
-        if self._future is None and typed.needs_typed_future(self._tensors, 2):
+        for_backward = self._future is None and typed.is_for_backward(2)
+        if for_backward and typed.needs_typed_future(self._tensors):
             self._future = typed.future(lambda: cast("list[torch.Tensor]", self._value(None)))
         if self._future is None:
             start: torch.futures.Future[None] = torch.futures.Future()
             self._future = start.then(self._value)  # C++ only sees errors that are raised in `then`
             if self._handle.done:
                 start.set_result(None)
+            elif for_backward:
+                call_at_end(self._handle, lambda _: start.set_result(None))
             else:
                 call_at_end(self._handle, lambda _: _complete_in_thread(start))
         return self._future
