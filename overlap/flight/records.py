@@ -147,16 +147,11 @@ def _read_flights(named: Sequence[str]) -> list[Flight]:
         except UsageError as error:
             if file in named or Path(file).exists():
                 refusals.append(f"why: {error}")
-    more = (
-        [f"why: and {len(refusals) - _MOST_REFUSALS} files more that cannot be read"]
-        if len(refusals) > _MOST_REFUSALS
-        else []
-    )
+    if (more := len(refusals) - _MOST_REFUSALS) > 0:
+        refusals[_MOST_REFUSALS:] = [f"why: and {more} files more that cannot be read"]
     if not flights:
-        raise UsageError(
-            "\n".join([*refusals[:_MOST_REFUSALS], *more]) or _NONE.format(", ".join(named) or _default_path())
-        )
-    for line in [*refusals[:_MOST_REFUSALS], *more]:
+        raise UsageError("\n".join(refusals) or _NONE.format(", ".join(named) or _default_path()))
+    for line in refusals:
         notify(line)
     return flights
 

@@ -32,6 +32,7 @@ from .record import Record, Verdict
 from .run import Run
 from .running import Setting, make_run, run_world
 from .threads import RankThread, RealTime
+from .torch_rank import TorchRank
 from .views import RankProcess, process_restored
 from .watch import ModelWatch, Watch, watching
 from .world import TestedBackend
@@ -75,7 +76,7 @@ class TestedProgram:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
         self._released: dict[int, int] = {}  # see `RecordingInjector`
         self._threads: dict[int, RankThread[Any]] = {}
-        self._watches: dict[RankThread[Any], tuple[Watch | None, ModelWatch]] = {}
+        self._watches: dict[RankThread[Any], tuple[Watch, ModelWatch]] = {}
         self._store: dict[str, bytes] = {}
         self._views: list[RankProcess] = []
         self._handlers: dict[int, Any] = {}
@@ -170,13 +171,13 @@ class TestedProgram:
         record, number = clock.record, thread.rank.rank
         models = ModelWatch(number, record)
         watch = Watch(thread, record)
-        torch_rank = pytorch.enter(thread, self._store, record, clock.injector, watch, models)
+        torch_rank = TorchRank(thread, self._store, record, clock.injector, watch, models)
         self._watches[thread] = watch, models
         before = set(threading.enumerate())
         try:
             with watch:
                 result = self._body(self._views[number])
-            torch_rank.end()
+            torch_rank.finish()
         except SystemExit as exit:
             if exit.code not in (None, 0):
                 raise ProgramExit(f"the program called sys.exit({exit.code!r})") from exit
@@ -208,7 +209,7 @@ class TestedProgram:
             if number not in record.left:
                 record.places[number] = thread.line_now()
 
-    def _calling_watches(self) -> tuple[Watch | None, ModelWatch] | None:
+    def _calling_watches(self) -> tuple[Watch, ModelWatch] | None:
         """Return the watches of the rank that runs in this thread, if any."""
         here = RankThread.current()
         return None if here is None else self._watches.get(here)

@@ -30,13 +30,11 @@ from ..torch.operations import frame_line, users_frame
 from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
 from .guards import Patches
-from .record import GroupCall, Record
+from .record import GroupCall
 from .threads import RankThread
 from .torch_profiler import Profiler
 from .torch_rank import RANKS, TorchRank, current_rank, has_ended
 from .torch_store import STORES, clear_stores
-from .watch import ModelWatch, Watch
-from .world import RecordingInjector
 
 BACKEND = "overlap_testing"
 _FSDP_TIMES = "torch.distributed.fsdp._debug_utils"
@@ -302,16 +300,3 @@ def _has_parallel_loss() -> bool:
     return loss is not None and not loss.customized_loss_ops.keys().isdisjoint(
         loss.DTensor._op_dispatcher._custom_op_handlers
     )
-
-
-def enter(
-    thread: RankThread[Any],
-    store: dict[str, bytes],
-    record: Record,
-    injector: RecordingInjector,
-    watch: Watch,
-    models: ModelWatch,
-) -> TorchRank:
-    """Give a rank its torch, and return it."""
-    RANKS[thread] = TorchRank(thread, store, record, injector, watch, models)
-    return RANKS[thread]

@@ -140,11 +140,12 @@ class TorchRank:
         self.named: str = "gloo"  # the backend that the program has named
         self.dropped_by: str = ""  # the code of torch that issues operations now and waits for none of them
         thread.on_resume = self.deliver
+        RANKS[thread] = self
 
     def add_thread(self, thread: RankThread[Any], site: str) -> TorchRank:
         """Return the torch of another thread of this rank; `site` is the line, as "file:line", of its operations."""
         watch = Watch(thread, self.record, timed=False)
-        other = RANKS[thread] = TorchRank(thread, {}, self.record, self._injector, watch, self.models)
+        other = TorchRank(thread, {}, self.record, self._injector, watch, self.models)
         other.store, other.named, other._groups = self.store, self.named, self._groups
         self._threads += 1
         other.site, other._number = site, self._threads
@@ -152,12 +153,9 @@ class TorchRank:
 
     def issue(self, method: Callable[[], Any]) -> Pending:
         """Issue an operation, in the event loop."""
-        self.watch.inside += 1
-        try:
+        with self.watch.paused():
             randomness = random_digest()
             future = self.thread.call(method)
-        finally:
-            self.watch.inside -= 1
         issue, operation = self._injector.unfinished.get(id(future), (None, None))
         if issue is None or operation is None:
             return Pending(self.thread, future, _ignore_wait, self._save_error)
@@ -178,10 +176,6 @@ class TorchRank:
         """Save the error of an operation: C++ passes on only its text."""
         self.record.troubles[self.thread.rank.rank] = error
 
-    def end(self) -> None:
-        """Wait for unfinished operations of the program; the end of a real process of torch does not wait."""
-        self.finish()
-
     # -- futures of torch, which C++ waits for -----------------------------------------------------------------------
 
     def complete_later(self, handle: Any, start: torch.futures.Future[None]) -> None:
@@ -199,7 +193,7 @@ class TorchRank:
             start.set_result(None)
 
     def finish(self) -> None:
-        """Wait for all operations with futures that C++ may wait for."""
+        """Wait for all operations with futures that C++ may wait for; the end of a real process does not wait."""
         while self._later:
             self._later[0][0].exception()
             self.deliver()

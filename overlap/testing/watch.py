@@ -38,6 +38,15 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._live_bytes = 0
         self._seen: set[int] = set()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not time or check functions of torch within a block."""
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
     # -- operations under way ----------------------------------------------------------------------------------------
 
     def operation_issued(self, issue: Issue, arrays: list[tuple[int, int, bool]]) -> None:
@@ -99,9 +108,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def _check_tensor(self, tensor: Any, writes: bool, func: Any) -> None:
         """Record the use of a tensor that an operation under way still reads or writes."""
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-            return
-        if tensor.device.type != "cpu" or not tensor.numel():
+        if not _has_memory(tensor) or not tensor.numel():
             return
         start = tensor.data_ptr()
         for address, (issue, nbytes, written) in self._flying.items():
@@ -120,9 +127,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     def _count_memory(self, out: Any) -> None:
         """Add the memory of new tensors to that of the rank."""
         for tensor in _tensors_in(out):
-            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
-                continue
-            if tensor.layout is not torch.strided:
+            if not _has_memory(tensor):
                 continue
             storage = tensor.untyped_storage()
             key, nbytes = storage._cdata, storage.nbytes()
@@ -154,6 +159,12 @@ def _tensors_in(value: Any) -> Iterator[Any]:
             yield from _tensors_in(item)
     elif isinstance(value, torch.Tensor):
         yield value
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an array in the memory of this process, and no wrapper of others."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and tensor.layout is torch.strided and tensor.device.type == "cpu"
 
 
 class ModelWatch:
@@ -302,42 +313,30 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 @contextmanager
-def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iterator[None]:
+def watching(find: Callable[[], tuple[Watch, ModelWatch] | None]) -> Iterator[None]:
     """Record the modules, optimizers and wrappers of rank threads; `find` returns the watches of the calling one."""
 
     def record_module(module: torch.nn.Module, name: str, parameter: Any) -> None:
         if (watched := find()) is not None:
             watched[1].add_module(module)
 
-    def before_update(optimizer: Any, *_: Any) -> None:
-        if (watched := find()) is not None:
-            with _pause_watch(watched[0]):
-                watched[1].before_update(optimizer)
+    def pausing(method: Callable[[ModelWatch, Any], None]) -> Callable[..., None]:
+        """Return a hook that calls a method of the watch of the calling rank, which observes none of its functions."""
 
-    def after_update(optimizer: Any, *_: Any) -> None:
-        if (watched := find()) is not None:
-            with _pause_watch(watched[0]):
-                watched[1].after_update(optimizer)
+        def call(optimizer: Any, *_: Any) -> None:
+            if (watched := find()) is not None:
+                with watched[0].paused():
+                    method(watched[1], optimizer)
+
+        return call
 
     hooks = [
         torch.nn.modules.module.register_module_parameter_registration_hook(record_module),
-        register_optimizer_step_pre_hook(before_update),
-        register_optimizer_step_post_hook(after_update),
+        register_optimizer_step_pre_hook(pausing(ModelWatch.before_update)),
+        register_optimizer_step_post_hook(pausing(ModelWatch.after_update)),
     ]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def _pause_watch(watch: Watch | None) -> Iterator[None]:
-    """Do not time or check functions of torch within a block."""
-    if watch is not None:
-        watch.inside += 1
-    try:
-        yield
-    finally:
-        if watch is not None:
-            watch.inside -= 1
