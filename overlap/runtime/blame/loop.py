@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from time import perf_counter_ns
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TypeAlias
 
 import trio
@@ -239,7 +239,7 @@ class LoopWatch:
                 outermost = getattr(task.coro, "cr_frame", None)
                 if outermost in running:
                     inside = running[: running.index(outermost) + 1]
-                    points = [(frame.f_code, frame.f_lasti) for frame in reversed(inside)]
+                    points = _points(reversed(inside))
                     if not working_for and is_our_work(points):
                         return None
                     return BusyLoop(rank=rank, place=place_of(points), since_ns=self._turn.began_ns)
@@ -257,6 +257,10 @@ Points: TypeAlias = list[tuple[CodeType, int]]
 """Code and instruction of frames, outermost first."""
 
 _IMPORTING = ("<frozen importlib", importlib.__file__)
+
+
+def _points(frames: Iterable[FrameType]) -> Points:
+    return [(frame.f_code, frame.f_lasti) for frame in frames]
 
 
 def tasks_of(task: Task) -> Iterator[Task]:
@@ -279,7 +283,7 @@ def program_places(task: Task, rank: int) -> list[str]:
     for child in tasks_of(task):
         with without_collector():
             frames = [frame for frame, _ in child.iter_await_frames()]
-        points = [(frame.f_code, frame.f_lasti) for frame in frames]
+        points = _points(frames)
         awaited = next((frame.f_locals["self"] for frame in frames if frame.f_code is _AWAIT), None)
         context = getattr(awaited, "context", None)  # futures of a rank have one
         if awaited is not None and context is not None and context.rank != rank:
@@ -294,20 +298,14 @@ def threads_at_work(loop_thread: int) -> bool:
 
     A thread that waits in a call of ours is none, nor is one that we or Trio have started.
     """
-    with without_collector():
-        for ident, frame in sys._current_frames().items():
-            points: Points = []
-            while frame is not None and ident not in (loop_thread, threading.get_ident()):
-                points.insert(0, (frame.f_code, frame.f_lasti))
-                frame = frame.f_back  # type: ignore[assignment]
-            point = program_point(points) if points else None
-            if point is None or is_installed(point[0]):
-                continue
-            inner, outer = points[points.index(point) + 1 :], points[: points.index(point)]
-            if not any(is_ours(code) or is_of_tasks(code) for code, _ in outer) and not any(
-                is_ours(c) for c, _ in inner
-            ):
-                return True
+    for ident in sys._current_frames().keys() - {loop_thread, threading.get_ident()}:
+        points = _points(reversed(read_frames(ident)))
+        point = program_point(points)
+        if point is None or is_installed(point[0]):
+            continue
+        inner, outer = points[points.index(point) + 1 :], points[: points.index(point)]
+        if not any(is_ours(code) or is_of_tasks(code) for code, _ in outer) and not any(is_ours(c) for c, _ in inner):
+            return True
     return False
 
 
