@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -30,14 +30,27 @@ from ..errors import UsageError
 from . import torch_threads
 from .threads import RankThread, UntestableError, owned_threads
 
-if TYPE_CHECKING:
-    from .programs import TestedProgram
-
 Thread: TypeAlias = "RankThread[Any]"
 Original: TypeAlias = "Callable[..., Any]"
 
 # Communication that we cannot see: its ranks would be those of this one process.
 _FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", "oneccl_bindings_for_pytorch": "oneCCL"}
+
+
+class GuardedProgram(Protocol):
+    """Program with all ranks in this process, as its guards see it; see `programs`."""
+
+    opened: dict[int, list[tuple[str, weakref.ref[Any]]]]
+    written: dict[str, str]
+
+    def sleep(self, thread: RankThread[Any], original: Callable[[float], None], seconds: float) -> None:
+        """Let virtual time pass on the calling rank."""
+
+    def set_handler(self, rank: int, handler: Any) -> Any:
+        """Set a rank's handler of SIGTERM, and return the one before."""
+
+    def is_full(self, rank: int) -> bool:
+        """Whether the disk of a rank is full."""
 
 
 class _CommunicationFinder(MetaPathFinder):
@@ -54,7 +67,7 @@ class _CommunicationFinder(MetaPathFinder):
 
 
 @contextmanager
-def guard_process(program: TestedProgram) -> Iterator[None]:
+def guard_process(program: GuardedProgram) -> Iterator[None]:
     """Emulate or refuse calls of a program that would change its process, in the threads of ranks."""
     finder = _CommunicationFinder()
     patches = Patches(RankThread.current)
@@ -129,7 +142,7 @@ _CALLS_REMOTELY = (
 
 
 def _open_and_record(
-    program: TestedProgram, thread: Thread, original: Original, file: Any, mode: str = "r", *args: Any, **keywords: Any
+    program: GuardedProgram, thread: Thread, original: Original, file: Any, mode: str = "r", *args: Any, **keywords: Any
 ) -> Any:
     """Open a file; note it if it is written, for a rank that leaves it open."""
     writes, rank = any(letter in mode for letter in "wax+"), thread.rank.rank
@@ -142,14 +155,14 @@ def _open_and_record(
 
 
 def _save_unless_full(
-    program: TestedProgram, thread: Thread, original: Original, value: Any, file: Any, *args: Any, **keywords: Any
+    program: GuardedProgram, thread: Thread, original: Original, value: Any, file: Any, *args: Any, **keywords: Any
 ) -> Any:
     """Save a value by `torch.save`, unless the disk of the rank is full."""
     _record_writer(program, thread, file)
     return original(value, file, *args, **keywords)
 
 
-def _record_writer(program: TestedProgram, thread: Thread, file: Any) -> None:
+def _record_writer(program: GuardedProgram, thread: Thread, file: Any) -> None:
     """Note which rank writes a file, and where, for a rank that misses it; fail if a fault has filled its disk."""
     if program.is_full(thread.rank.rank):
         raise OSError(errno.ENOSPC, "No space left on device (a fault of this test)", str(file))
@@ -158,7 +171,7 @@ def _record_writer(program: TestedProgram, thread: Thread, file: Any) -> None:
         program.written[os.path.abspath(file)] = f"{late}: wait for that, by a barrier for example"
 
 
-def _set_signal(program: TestedProgram, thread: Thread, original: Original, number: int, handler: Any) -> Any:
+def _set_signal(program: GuardedProgram, thread: Thread, original: Original, number: int, handler: Any) -> Any:
     """Set the rank's handler of SIGTERM; ignore handlers of other signals."""
     return program.set_handler(thread.rank.rank, handler) if number == signal.SIGTERM else None
 
