@@ -51,6 +51,7 @@ class TraceWriter:
 
     def __init__(self, run_config: RunConfig, *, joins: bool = True) -> None:
         self._run_config, self._joins = run_config, joins
+        self._path = Path(os.path.abspath(run_config.trace or ""))  # the program may change its directory
         self._failure: str | None = None
         self.member: int | None = None
         self.goes_on: Callable[[Exception], bool] = lambda error: False
@@ -86,7 +87,7 @@ class TraceWriter:
 
         member = self.member if self.member is not None else membership.member if membership else 0
         if self._file is None:
-            self._file = TraceFile(part_path(os.path.abspath(self._run_config.trace), member))
+            self._file = TraceFile(part_path(self._path, member))
         header = Header(
             world_size=self.world_size or world.size, clock=world.backend.name, meta=world.facts(), run=run,
             process=member,
@@ -122,18 +123,17 @@ class TraceWriter:
         from .traces import join_all
 
         file, self._file = self._file, None
-        path = self._run_config.trace
         assert file is not None
-        assert path is not None
-        if members and await trio.to_thread.run_sync(join_all, file, path, members):
-            trace_files.record_written(path)
+        assert self._run_config.trace is not None
+        if members and await trio.to_thread.run_sync(join_all, file, self._path, members):
+            trace_files.record_written(self._run_config.trace)
         elif members:
             self._report_parts(file, "not all processes write to one disk")
 
     def _report_parts(self, file: TraceFile, reason: str) -> None:
         """Print where the files of processes are, and why there is none of all."""
-        path, parts = Path(self._run_config.trace or ""), re.sub(r"-process\d+", "-process*", str(file.path))
-        notify(f"no {path}: {reason}; `overlap timeline {parts} -o {path.name}` makes one of what each has left")
+        parts, name = re.sub(r"-process\d+", "-process*", str(file.path)), self._path.name
+        notify(f"no {self._path}: {reason}; `overlap timeline {parts} -o {name}` makes one of what each has left")
 
     def take_part(self) -> bytes:
         """Return the content of the file of this process, and remove it; b"" without one."""

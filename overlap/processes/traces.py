@@ -185,7 +185,7 @@ def join_all(own: TraceFile, path: str | PathLike[str], members: int) -> bool:
     Raises:
         UsageError: The trace cannot be written; the files stay.
     """
-    parts = [own.path] if members == 1 else _parts_beside(path).get(("", own.header.run), [])
+    parts = _parts_beside(path).get(("", own.header.run), [])
     if len(parts) >= members:
         join_parts(parts, path)
     return len(parts) >= members

@@ -105,6 +105,20 @@ def test_the_trace_of_all_is_exact(tmp_path: Path) -> None:
     assert [span.info.met_ns for span in first if span.info] == [min(last_ns, span.end_ns) for span in first]
 
 
+def test_a_program_that_changes_its_directory_has_its_trace_where_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        await rank.barrier()
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    overlap.run(main, ranks=2, trace="t.json")
+    assert read_trace(tmp_path / "t.json").ranks() == [0, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "t.json"]
+
+
 @pytest.mark.parametrize("missing", ["another run", "no file"])
 def test_processes_without_a_common_disk_keep_a_file_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
