@@ -31,22 +31,10 @@ def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
     Raises:
         UsageError: Naming `argument`, if a key or the dtype of an array does not travel, or the tree is too large.
     """
-    text = repr(_form_of(tree, iter(leaves), argument))
+    text = repr(_outline(tree, iter(leaves), argument))
     if not _fits_message(text):
         raise UsageError(f"{argument}: a tree of {len(leaves)} arrays is too large for one message; send its parts")
     return text
-
-
-def _form_of(tree: object, leaves: Iterator[Array], argument: str) -> object:
-    """Return a tree with dtypes and shapes as text in place of its arrays."""
-    if isinstance(tree, dict):
-        return {_check_key(key, argument): _form_of(item, leaves, argument) for key, item in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        items = [_form_of(item, leaves, argument) for item in tree]
-        return tuple(items) if isinstance(tree, tuple) else items
-    leaf = next(leaves)
-    check_dtype(leaf.dtype, argument)
-    return f"{leaf.dtype.name} {tuple(map(int, leaf.shape))}"
 
 
 def outline_of(tree: object, leaves: Sequence[Array], *, parsable: bool) -> str:
@@ -56,7 +44,7 @@ def outline_of(tree: object, leaves: Sequence[Array], *, parsable: bool) -> str:
         leaves: Its arrays, in its order.
         parsable: Whether `parse_form` must read it; then it is cut only if it is too large for a message.
     """
-    text = repr(_outline(tree, iter(leaves)))
+    text = repr(_outline(tree, iter(leaves), ""))
     if len(text) <= _OUTLINE or (parsable and _fits_message(text)):
         return text
     return f"{text[:_OUTLINE]} ... {len(leaves)} arrays, crc {zlib.crc32(text.encode(errors='replace')):08x}"
@@ -67,14 +55,16 @@ def _fits_message(text: str) -> bool:
     return len(text) <= _LONGEST and (len(text) <= _LIMIT_BYTES or len(pack_form(text)) <= _LIMIT_BYTES)
 
 
-def _outline(tree: object, leaves: Iterator[Array]) -> object:
-    """Return a tree with short texts in place of its arrays, as `parse_form` reads them."""
+def _outline(tree: object, leaves: Iterator[Array], argument: str) -> object:
+    """Return a tree with short texts in place of its arrays; `argument` names one in which all must travel."""
     if isinstance(tree, dict):
-        return {key if type(key) is str else _outline_key(key): _outline(item, leaves) for key, item in tree.items()}
+        return {_outline_key(key, argument): _outline(item, leaves, argument) for key, item in tree.items()}
     if isinstance(tree, (list, tuple)):
-        items = [_outline(item, leaves) for item in tree]
+        items = [_outline(item, leaves, argument) for item in tree]
         return tuple(items) if isinstance(tree, tuple) else items
     leaf = next(leaves)
+    if argument:
+        check_dtype(leaf.dtype, argument)
     return _outline_array(leaf.dtype, leaf.shape)
 
 
@@ -88,25 +78,20 @@ class _Foreign:
         return f"<{self._name}>"
 
 
-def _outline_key(key: object) -> object:
-    """Return a key as messages can have it; others as a text that no message has."""
-    return key if type(key) in _KEYS or (type(key) is tuple and all(map(_key_fits_message, key))) else _Foreign(key)
+def _outline_key(key: object, argument: str) -> object:
+    """Return a key as messages can have it; refuse others, or return a text that no message has."""
+    if type(key) in _KEYS or (type(key) is tuple and all(type(part) in _KEYS for part in key)):
+        return key
+    if argument:
+        raise UsageError(
+            f"{argument}: keys of dicts in messages are texts, integers or tuples of these, got {key!r:.60}"
+        )
+    return _Foreign(key)
 
 
 @lru_cache(maxsize=1024)
 def _outline_array(dtype: np.dtype[np.generic], shape: Shape) -> str:
     return f"{dtype.name} {shape}"  # cached: numpy makes the name of a dtype in Python, each time
-
-
-def _check_key(key: object, argument: str) -> object:
-    """Return a key of a dict, if messages can have it."""
-    if type(key) in _KEYS or (type(key) is tuple and all(map(_key_fits_message, key))):
-        return key
-    raise UsageError(f"{argument}: keys of dicts in messages are texts, integers or tuples of these, got {key!r:.60}")
-
-
-def _key_fits_message(key: object) -> bool:
-    return type(key) in _KEYS
 
 
 @lru_cache(maxsize=256)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+import numpy as np
+
 from ..errors import UsageError
 from .group import Group
 
@@ -34,7 +36,8 @@ class Mesh:
                 "choose sizes with that product"
             )
         self.axes: dict[str, int] = dict(axes)
-        self.coordinates: dict[str, int] = dict(zip(axes, _coordinates(world.rank, tuple(axes.values())), strict=True))
+        place = np.unravel_index(world.rank, tuple(axes.values())) if axes else ()
+        self.coordinates: dict[str, int] = {name: int(index) for name, index in zip(axes, place, strict=True)}
         self._world = world
         self._groups: dict[tuple[str, ...], Group] = {(name,): self._make((name,)) for name in axes}
 
@@ -65,28 +68,6 @@ class Mesh:
 
     def _make(self, axes: tuple[str, ...]) -> Group:
         """Make the group of the ranks along some axes."""
-        stride, offsets = 1, [0]
-        for name, size in reversed(self.axes.items()):
-            if name in axes:
-                offsets = [index * stride + offset for index in range(size) for offset in offsets]
-            stride *= size
-        first = self._world.rank - self._offset(axes)
-        ranks = [first + offset for offset in offsets]
-        return self._world.group(ranks, name="x".join(axes))
-
-    def _offset(self, axes: tuple[str, ...]) -> int:
-        """Return this rank's distance from the first rank of its group along axes."""
-        stride, offset = 1, 0
-        for name, size in reversed(self.axes.items()):
-            offset += self.coordinates[name] * stride if name in axes else 0
-            stride *= size
-        return offset
-
-
-def _coordinates(rank: int, sizes: tuple[int, ...]) -> list[int]:
-    """Return the coordinates of a rank in a grid, the last axis fastest."""
-    coordinates: list[int] = []
-    for size in reversed(sizes):
-        rank, coordinate = divmod(rank, size)
-        coordinates.append(coordinate)
-    return coordinates[::-1]
+        along = tuple(slice(None) if name in axes else index for name, index in self.coordinates.items())
+        grid = np.arange(self._world.size).reshape(tuple(self.axes.values()))
+        return self._world.group(grid[along].reshape(-1).tolist(), name="x".join(axes))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from operator import index
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from ..errors import UsageError, shown
 from .context import Arrays
 from .forms import Absent, parse_form, text_of
 from .memory.foreign import as_output
-from .trees import fill_tree, leaves_of, with_items
+from .trees import fill_tree, leaves_of, packed_type, unpacker_of, with_items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +46,14 @@ def buffers_for(like: object, arrays: Arrays) -> ReceiveBuffers:
     if not leaves:
         raise UsageError("like: there is no array in it; expected an array, or lists and dicts of arrays")
     memory = [as_output(leaf, "like") if not arrays.shapes_only else cast(Array, leaf) for leaf in leaves]
-    dtypes = {leaf.dtype for leaf in memory}
-    dtype: np.dtype[Any] = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
-    shape = (sum(leaf.nbytes for leaf in memory) // dtype.itemsize,)
+    dtype, elements = packed_type(memory)
     return ReceiveBuffers(
         tree=tree,
         leaves=leaves,
         arrays=memory,
         views=[leaf.view() for leaf in memory],
-        packed=arrays.empty(shape, dtype),
-        call=call(P2P.text, None, dtype, shape, 2, 0, (), (), False, False, None, text_of(tree, memory, "like")),
+        packed=arrays.empty((elements,), dtype),
+        call=call(P2P.text, None, dtype, (elements,), 2, 0, (), (), False, False, None, text_of(tree, memory, "like")),
     )
 
 
@@ -86,30 +83,16 @@ def call_of_form(form: str) -> Call:
     Raises:
         OverlapError: If the text is no form.
     """
-    leaves = cast("list[Absent]", leaves_of(parse_form(form)))
-    dtypes = {leaf.dtype for leaf in leaves}
-    dtype: np.dtype[Any] = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
-    shape = (sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) // dtype.itemsize,)
-    return call(P2P.text, None, dtype, shape, 2, 0, (), (), False, False, None, form)
+    dtype, elements = packed_type(cast("list[Absent]", leaves_of(parse_form(form))))
+    return call(P2P.text, None, dtype, (elements,), 2, 0, (), (), False, False, None, form)
 
 
 def unpack(buffers: ReceiveBuffers, form: str, packed: Array | None, arrays: Arrays) -> object:
     """Return the tree of arrived bytes, in the arrays of `like` if there is one."""
-    tree = parse_form(form) if buffers.tree is None else buffers.tree
-    slots = leaves_of(tree) if buffers.tree is None else buffers.views
-    flat = None if arrays.shapes_only else cast(Array, packed).view(np.uint8).reshape(-1)
-    begin, items = 0, []
-    for slot in cast("Sequence[Absent | Array]", slots):
-        nbytes = prod(slot.shape) * slot.dtype.itemsize
-        if flat is None:
-            items.append(arrays.empty(slot.shape, slot.dtype))
-        else:
-            part = flat[begin : begin + nbytes].view(slot.dtype).reshape(slot.shape)
-            items.append(part.copy() if isinstance(slot, Absent) else part)
-        begin += nbytes
-    if buffers.tree is None:
-        return fill_tree(tree, items)
-    if flat is not None:
-        for view, part in zip(buffers.views, items, strict=True):
+    tree = unpacker_of(parse_form(form), P2P, 2, arrays)([packed])
+    if buffers.tree is None:  # arrays of their own
+        return tree if arrays.shapes_only else fill_tree(tree, [np.array(leaf) for leaf in leaves_of(tree)])
+    if not arrays.shapes_only:
+        for view, part in zip(buffers.views, cast("list[Array]", leaves_of(tree)), strict=True):
             view[...] = part
-    return fill_tree(tree, buffers.leaves)
+    return fill_tree(buffers.tree, buffers.leaves)

@@ -87,21 +87,16 @@ class CallSignature:
 
     @cached_property
     def text(self) -> bytes:
-        """The signature as bytes: flags, kind, line, and the call, then the end of the file's name."""
+        """The signature as bytes, with the end of the file's name."""
         path, _, line = self.site.rpartition(":")
         number, key = int(line) if line.isdecimal() else 0, None if self.call is None else self.call.key
-        text = _SignatureText(0, self.flat, self.what[:_HEAD_BYTES], number)
+        text = _SignatureText(0, self.flat, self.what.encode()[: _HEAD_BYTES - 24].decode(errors="ignore"), number)
         if key is not None and self.call is not None:
             whole = _SignatureText(
                 _KINDS.index(self.call.kind), self.flat, "", number, key.size, key.root, key.dtype, key.shape, key.op,
                 key.exact, key.shared, key.algorithm, (key.pairs, key.counts), key.form,
             )  # fmt: skip
             text = whole if len(msgspec.msgpack.encode(whole)) <= _HEAD_BYTES else text
-        for count in range(_HEAD_BYTES, 0, -8):  # texts beyond ASCII have more bytes than letters
-            if text.what:
-                text.what = text.what[:count]
-            if len(msgspec.msgpack.encode(text)) <= _HEAD_BYTES:
-                break
         room = TEXT_BYTES - len(msgspec.msgpack.encode(text)) - 1
         text.file = (path or self.site).encode()[-room:].decode(errors="ignore")
         return msgspec.msgpack.encode(text)

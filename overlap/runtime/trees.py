@@ -76,12 +76,17 @@ def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) 
     ]
 
 
+def packed_type(leaves: Sequence[Array | Absent]) -> tuple[np.dtype[np.generic], int]:
+    """Return the dtype of arrays packed in one, which is that of all or bytes, and its number of elements."""
+    dtypes = {leaf.dtype for leaf in leaves}
+    dtype: np.dtype[np.generic] = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
+    return dtype, sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) // dtype.itemsize
+
+
 def _pack_arrays(kind: Collective, indices: list[int], leaves: list[Array], size: int, arrays: Arrays) -> Pack:
     """Return the arrays of one dtype as a single one, block after block of each rank."""
-    blocks = size if kind.traits.scatters else 1
-    one = len({leaf.dtype for leaf in leaves}) == 1
-    dtype = leaves[0].dtype if one else np.dtype(np.uint8)
-    width = sum(leaf.nbytes for leaf in leaves) // dtype.itemsize // blocks
+    blocks, (dtype, elements) = size if kind.traits.scatters else 1, packed_type(leaves)
+    width = elements // blocks
     packed = arrays.empty((blocks * width,), dtype)
     if not arrays.shapes_only:
         table, begin = packed.reshape(blocks, width), 0
@@ -137,6 +142,11 @@ def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Calla
             "x: the form of the root's tree is too large for a message, or has keys other than texts, integers and "
             "tuples of these; pass a tree of that form on all ranks"
         ) from error
+    return unpacker_of(tree, kind, size, arrays)
+
+
+def unpacker_of(tree: object, kind: Collective, size: int, arrays: Arrays) -> Callable[[list[Any]], object]:
+    """Return a function that makes a tree of one packed result; `tree` has an `Absent` for each input."""
     leaves = cast("list[Absent]", leaves_of(tree))
     shapes, dtypes = [result_shape(kind, leaf.shape, size) for leaf in leaves], [leaf.dtype for leaf in leaves]
     pack = Pack(
