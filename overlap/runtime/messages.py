@@ -17,7 +17,7 @@ from transports.base import PAYLOAD_BYTES
 from ..collectives.call import Call, call
 from ..collectives.kinds import P2P
 from ..collectives.reduce import check_dtype
-from ..errors import PeerFailedError, UsageError
+from ..errors import UsageError
 from ..flight.recorder import Known
 from ..timeline.recording import RawSpan
 from .arguments import TAGS, check_peer, prepare, receive_like, take_output
@@ -31,7 +31,6 @@ from .lane import TAG_BITS, QueueName, lane_id, wire_tag
 from .message import Message
 from .outstanding import CallSite
 from .received import ReceiveBuffers
-from .settling import settle_and_deliver
 from .signature import CallSignature, CodePlace, signature_of
 from .state import DONE, MATCHING, QUEUED, RUNNING
 from .stream import Stream, Streams, activate
@@ -270,21 +269,9 @@ class MessagePort:
     # -- calls of other threads ----------------------------------------------------------------------------------------
 
     def begin_elsewhere(self, message: Message[Any]) -> None:
-        """Begin a message of another thread: in the place of the sleeping loop if no task starts, else on the loop.
-
-        The arrays are locked at once.
-        """
-        context = self.context
-        if not isinstance(message.input, Future) and context.handover.in_place(
-            partial(self._begin_in_place, message), False
-        ):
-            return
-        message.lock()
-        try:
-            context.from_thread(self._begin_late, message)
-        except PeerFailedError:
-            message.release()
-            raise
+        """Begin a message of another thread."""
+        in_place = None if isinstance(message.input, Future) else partial(self._begin_in_place, message)
+        message.issue_elsewhere(in_place, partial(self.begin, message, known_elsewhere=True))
 
     def _begin_in_place(self, message: Message[Any]) -> bool:
         """Begin a message in this thread, if nothing needs the event loop; False: it must."""
@@ -298,16 +285,6 @@ class MessagePort:
             return False
         self.begin(message)
         return True
-
-    def _begin_late(self, message: Message[Any]) -> None:
-        """Put a message of another thread into its lane; fail it if the rank has ended."""
-        if message.done:  # cancelled in the meantime
-            return
-        if not self.context.closed:
-            self.begin(message, known_elsewhere=True)
-            return
-        message.release()
-        settle_and_deliver(message, None, Failure(self.context.ended(), seen=True))
 
 
 class Messages:

@@ -28,7 +28,7 @@ from transports.base import PAYLOAD_BYTES
 from ..collectives.call import Call, Pairs
 from ..collectives.kinds import BARRIER, GATHER, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
-from ..errors import UsageError
+from ..errors import PeerFailedError, UsageError
 from ..flight.recorder import Known
 from ..ranklist import listed
 from ..timeline.recording import RawMatch, RawSpan
@@ -240,6 +240,35 @@ class CollectiveFuture(IssuedFuture[T_co]):
         return False
 
     # -- life --------------------------------------------------------------------------------------------------
+
+    def issue_elsewhere(self, in_place: Callable[[], bool] | None, on_loop: Callable[[], None]) -> None:
+        """Issue from another thread: in the place of the sleeping loop if no task starts, else soon on the loop.
+
+        The arrays are locked at once.
+
+        Args:
+            in_place: Issues in this thread, and returns whether it could; None: only the loop may.
+            on_loop: Issues on the loop.
+
+        Raises:
+            PeerFailedError: If the loop has ended.
+        """
+        if in_place is not None and self.context.handover.in_place(in_place, False):
+            return
+        self.lock()
+        try:
+            self.context.from_thread(self._issue_late, on_loop)
+        except PeerFailedError:
+            self.release()
+            raise
+
+    def _issue_late(self, issue: Callable[[], None]) -> None:
+        """Issue on the event loop, unless it was cancelled in the meantime; fail it if the rank has ended."""
+        if self.state < DONE and not self.context.closed:
+            issue()
+        elif self.state < DONE:
+            self.release()
+            settle_and_deliver(self, None, Failure(self.context.ended(), seen=True))
 
     def arrive(self) -> None:
         """Match it with the operations of the other ranks, now that its input exists."""

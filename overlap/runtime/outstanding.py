@@ -329,7 +329,7 @@ class Deadlines:
         self._next_s = inf
         self._scope: trio.CancelScope | None = None
         self._clock: trio.abc.Clock | None = None
-        self._sooner = trio.Event()
+        self._wait = trio.CancelScope()
 
     def add(
         self, operation: IssuedFuture[object], timeout_s: float, spawn: Callable[..., None], now_ns: Callable[[], int]
@@ -352,7 +352,7 @@ class Deadlines:
             self._scope = trio.CancelScope()
             spawn(self._watch, self._scope, now_ns)
         else:
-            self._sooner.set()
+            self._wait.deadline = due_s
 
     def wakes(self, timeout_s: float | None) -> bool:
         """Whether adding an operation with such a timeout wakes or starts a task; any thread."""
@@ -378,9 +378,8 @@ class Deadlines:
         """Expire operations when their deadlines pass; an earlier deadline wakes it."""
         with scope:
             while True:
-                self._sooner = trio.Event()
-                with trio.move_on_at(self._next_s):
-                    await self._sooner.wait()
+                with trio.CancelScope(deadline=self._next_s) as self._wait:
+                    await trio.sleep_forever()
                 self._expire(trio.current_time(), now_ns())
 
     def _expire(self, now_s: float, now_ns: int) -> None:

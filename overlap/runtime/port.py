@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from ..collectives.call import Call
 from ..collectives.kinds import ALL_REDUCE, BROADCAST, PERMUTE, Collective, check_counts
-from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
+from ..errors import GroupAbortedError, UsageError, in_one_line, shown
 from ..flight.recorder import Known
 from ..timeline.recording import RawGroup, RawSpan
 from .arguments import check_options, check_pairs, check_root, prepare, take_output
@@ -30,7 +30,6 @@ from .match import Key, Match, Unfit
 from .operation import NOWHERE, CallArguments, CollectiveFuture
 from .outstanding import CallSite, check_timeout
 from .plan import CallPlan, KnownRun
-from .settling import settle_and_deliver
 from .state import DONE, MATCHING
 from .stream import Stream, Streams, activate
 from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
@@ -318,7 +317,11 @@ class Ports:
                 port.keep_plan(key, port.plans[operation.call])
         # number it, on the event loop or in its place
         if get_ident() != context.thread:
-            self._enqueue_elsewhere(operation, stream)
+            if stream is not None:
+                self._streams.find(stream)  # raises unless it exists
+            late = isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts)
+            in_place = None if late else partial(self._enqueue_in_place, operation, stream)
+            operation.issue_elsewhere(in_place, lambda: self._open(stream).enqueue(operation))
         else:
             (self._open(stream) if port is None else port).enqueue(operation)
         return operation
@@ -542,23 +545,6 @@ class Ports:
         if port is not None and plan is not None and plan.takes_memory and type(operation) is CollectiveFuture:
             port.keep_plan(key, plan)
 
-    def _enqueue_elsewhere(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> None:
-        """Issue from another thread: in the place of the sleeping loop if no task starts, else soon on the loop.
-
-        The arrays are locked at once.
-        """
-        context = self.context
-        late = isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts)
-        if not late and context.handover.in_place(partial(self._enqueue_in_place, operation, stream), False):
-            return
-        self._streams.find(stream)
-        operation.lock()
-        try:
-            context.from_thread(self._enqueue_late, operation, stream)
-        except PeerFailedError:
-            operation.release()
-            raise
-
     def _enqueue_in_place(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> bool:
         """Enqueue an operation in this thread, if nothing needs the event loop; False: it must."""
         context, port = self.context, self._named.get(stream)
@@ -583,16 +569,6 @@ class Ports:
         else:
             operation.port = NOWHERE
         return in_place
-
-    def _enqueue_late(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> None:
-        """Enqueue an operation on the event loop, after a call in another thread; fail it if the rank has ended."""
-        if operation.done:  # cancelled in the meantime
-            return
-        if not self.context.closed:
-            self._open(stream).enqueue(operation)
-            return
-        operation.release()
-        settle_and_deliver(operation, None, Failure(self.context.ended(), seen=True))
 
     def abort(self, error: BaseException | str | None) -> None:
         """Abort the group, here and in other processes."""

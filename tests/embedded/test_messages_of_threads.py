@@ -265,7 +265,7 @@ def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
             else:
                 assert rank.recv(np.empty(1, int), 1 - me).result(TIMEOUT_S)[0] == number
         meeting.wait(TIMEOUT_S)
-        seen.append(asked.count("_enqueue_late"))
+        seen.append(asked.count("_issue_late"))
         meeting.wait(TIMEOUT_S)
         monkeypatch.setattr(Handover, "in_place", in_place)
 
