@@ -51,6 +51,7 @@ HOUSE = (
     ("overlap.runtime.blame.loop",),
     ("overlap.runtime.context",),
     ("overlap.runtime.forms",),
+    ("overlap.runtime.signature_text",),
     ("overlap.runtime.signature", "overlap.runtime.engine.host_bytes", "overlap.runtime.engine.polling"),
     ("overlap.runtime.operation", "overlap.runtime.trees"),
     ("overlap.runtime.received", "overlap.runtime.tree_operation"),

@@ -10,54 +10,24 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-import msgspec
 import numpy as np
 
 from transports.matching.protocol import ProtocolError
-from transports.signature import TEXT_BYTES, parts_agree
+from transports.signature import parts_agree
 
-from ..collectives.call import Call, call, uneven_call
-from ..collectives.kinds import BARRIER, Collective
+from ..collectives.call import Call
+from ..collectives.kinds import BARRIER
 from ..timeline.recording import call_site
-from .forms import dtype_of
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 
 # Widths of the three parts of a fingerprint, from the lowest bits up, as in `transports.signature`.
 _SHAPE_BITS, _DATA_BITS, _CALL_BITS = 20, 20, 24
 
-_KINDS = tuple(Collective)
-
-# Most bytes of a text before the name of the file, whose end should be readable.
-_HEAD_BYTES = 64
-
 # Signatures kept, by call and line; a program may pass other shapes each time.
 _CACHED = 4096
-
-
-_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-
-
-class _SignatureText(msgspec.Struct, array_like=True):
-    """A signature as it travels."""
-
-    kind: _Number  # Index of the collective
-    flat: bool
-    what: str  # Beginning of the call as errors show it, if all of it is too long; then no other value counts
-    line: _Number
-    size: _Number = 0
-    root: _Number = 0
-    dtype: str | None = None
-    shape: tuple[_Number, ...] | None = None
-    op: str | None = None
-    exact: bool = False
-    shared: bool = False
-    algorithm: str | None = None
-    blocks: tuple[tuple[tuple[_Number, _Number], ...], tuple[_Number, ...]] = ((), ())  # Pairs and counts
-    form: str = ""
-    file: str = ""  # End of the name of the file
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,18 +58,9 @@ class CallSignature:
     @cached_property
     def text(self) -> bytes:
         """The signature as bytes, with the end of the file's name."""
-        path, _, line = self.site.rpartition(":")
-        number, key = int(line) if line.isdecimal() else 0, None if self.call is None else self.call.key
-        text = _SignatureText(0, self.flat, self.what.encode()[: _HEAD_BYTES - 24].decode(errors="ignore"), number)
-        if key is not None and self.call is not None:
-            whole = _SignatureText(
-                _KINDS.index(self.call.kind), self.flat, "", number, key.size, key.root, key.dtype, key.shape, key.op,
-                key.exact, key.shared, key.algorithm, (key.pairs, key.counts), key.form,
-            )  # fmt: skip
-            text = whole if len(msgspec.msgpack.encode(whole)) <= _HEAD_BYTES else text
-        room = TEXT_BYTES - len(msgspec.msgpack.encode(text)) - 1
-        text.file = (path or self.site).encode()[-room:].decode(errors="ignore")
-        return msgspec.msgpack.encode(text)
+        from .signature_text import encode  # of use between processes only
+
+        return encode(self.call, self.what, self.site, flat=self.flat)
 
     def __repr__(self) -> str:
         return f"<Signature {self.what} at {self.site}>"
@@ -155,28 +116,14 @@ def parse(text: bytes, expected: int | None = None) -> CallSignature:
     Raises:
         ProtocolError: If the text is cut, too long, of another version, or does not belong to the fingerprint.
     """
+    from .signature_text import decode  # of use between processes only
+
     try:
-        found = _parse(bytes(text), expected)
+        call, what, site, flat = decode(bytes(text))
+        bits = (expected or 0) if call is None else fingerprint(call, flat=flat)
+        found = CallSignature(bits, call, what, site, flat)
         if expected is not None and found.fingerprint != expected:
             raise ValueError(f"{found.what} has the fingerprint {found.fingerprint:016x}, not {expected:016x}")
     except Exception as error:  # any that the bytes of a peer can raise
         raise ProtocolError(f"the signature of a message is invalid: {error}") from error
     return found
-
-
-def _parse(text: bytes, expected: int | None) -> CallSignature:
-    if len(text) > TEXT_BYTES:
-        raise ValueError(f"it has {len(text)} bytes, and {TEXT_BYTES} are the most")
-    read = msgspec.msgpack.decode(text, type=_SignatureText)
-    site = f"{read.file}:{read.line}"
-    if read.what:
-        return CallSignature(expected or 0, None, f"{read.what} ...", site, read.flat)
-    if read.kind >= len(_KINDS):
-        raise ValueError(f"it has the kind {read.kind}, and only {len(_KINDS)} are known")
-    pairs, counts = read.blocks
-    dtype = None if read.dtype is None else dtype_of(read.dtype)
-    found = (uneven_call if counts else call)(
-        _KINDS[read.kind].text, read.op, dtype, read.shape, read.size, read.root, pairs, counts, read.exact,
-        read.shared, read.algorithm, read.form,
-    )  # fmt: skip
-    return CallSignature(fingerprint(found, flat=read.flat), found, str(found), site, read.flat)
