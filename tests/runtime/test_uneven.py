@@ -19,7 +19,7 @@ import overlap
 from overlap.collectives.call import Call, call
 from overlap.collectives.generators import GENERATORS
 from overlap.processes.wire import PlainCall, pack_call, unpack_call
-from overlap.runtime import agreement, signature
+from overlap.runtime import history, signature
 from tests.properties import one_in
 
 from .cases import FLOAT64, OPS, operators, whole_numbers
@@ -331,7 +331,7 @@ def test_calls_that_nobody_can_have_made_are_refused(index: int, told: object) -
 def test_counts_that_never_come_again_are_not_kept(
     where: str, steps: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, limit in ((agreement, "REMEMBERED"), (signature, "_CACHED")):  # thousands, which would take a minute
+    for module, limit in ((history, "REMEMBERED"), (signature, "_CACHED")):  # thousands, which would take a minute
         monkeypatch.setattr(module, limit, 256)
 
     def kept() -> int:
