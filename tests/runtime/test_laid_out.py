@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.reduce import reducer
 from overlap.collectives.slicing import in_slices
 from overlap.runtime.engine.arithmetic import apply
-from overlap.runtime.engine.laid_out import AHEAD, LaidOut, LaidStep, StepChain, lay_out
+from overlap.runtime.engine.laid_out import AHEAD, LaidOut, LaidStep, lay_out
 from overlap.runtime.engine.layout import BufferLayout, Buffers
 
 _Lane: TypeAlias = tuple[int, int, int]
@@ -37,14 +38,14 @@ class Rank:
     def __init__(self, laid: LaidOut, buffers: Buffers, wires: dict[_Lane, list[Message]]) -> None:
         self.laid, self.buffers, self.wires = laid, buffers, wires
         self.before_begin, self.before_work = list(laid.before_begin), list(laid.before_work)
-        self.to_begin = [(run, list(run.steps)) for run in laid.first]
+        self.to_begin = list(laid.first)
         self.running: dict[LaidStep, int] = {}  # turns they have had
         self.place: dict[LaidStep, tuple[_Lane, int]] = {}  # of messages
         self.begun: Counter[_Lane] = Counter()
         self.heard, self.unended = {laid.rank}, len(laid.steps)
 
     def able(self) -> list[LaidStep]:
-        return [steps[0] for _, steps in self.to_begin] + [
+        return self.to_begin + [
             step
             for step in self.running
             if not self.before_work[step.number] and (not step.receives or self.message(step).left)
@@ -68,11 +69,9 @@ class Rank:
             self.end(step)
 
     def begin(self, step: LaidStep) -> None:
-        ((run, steps),) = ((run, steps) for run, steps in self.to_begin if steps[0] is step)
-        steps.remove(step)
-        if not steps:
-            self.to_begin.remove((run, steps))
-            self.let_begin(run)
+        self.to_begin.remove(step)
+        if step.leads:
+            self.let_begin([step.number + 1])
         self.running[step] = 0
         lane = (self.laid.rank, step.peer, step.channel) if step.sends else (step.peer, self.laid.rank, step.channel)
         self.place[step] = lane, self.begun[lane]
@@ -96,16 +95,15 @@ class Rank:
             self.message(step).left = True
         elif step.receives:
             self.heard |= self.message(step).heard
-        self.let_begin(step)
+        self.let_begin(step.lets_begin)
         for number in step.lets_work:
             self.before_work[number] -= 1
 
-    def let_begin(self, over: StepChain | LaidStep) -> None:
-        for number in over.lets_begin:
+    def let_begin(self, steps: Sequence[int]) -> None:
+        for number in steps:
             self.before_begin[number] -= 1
             if not self.before_begin[number]:
-                run = self.laid.runs[number]
-                self.to_begin.append((run, list(run.steps)))
+                self.to_begin.append(self.laid.steps[number])
 
 
 def ranks_of(schedule: Schedule, *, shared: bool, blank: bool = False) -> list[Rank]:
@@ -160,7 +158,7 @@ def test_what_is_added_to_what_comes_waits_for_it() -> None:
     steps = [Step(StepKind.RECV, op, peer, 0, place, place, None, ()) for peer, op in ((1, Op.MOVE), (2, Op.ADD))]
     laid = lay(steps)
     assert (laid.steps[0].lets_work, laid.before_work) == ((1,), (0, 1))
-    assert [run.steps for run in laid.first] == [laid.steps]
+    assert (laid.first, laid.before_begin) == (laid.steps[:1], (0, 1))
 
 
 def test_receives_are_posted_so_far_ahead() -> None:
@@ -169,10 +167,9 @@ def test_receives_are_posted_so_far_ahead() -> None:
         for at in range(AHEAD + 2)
     ]
     laid = lay(steps)
-    assert [len(run.steps) for run in laid.runs] == [AHEAD, 1, 1]
-    assert [run.lets_begin for run in laid.runs] == [(1,), (2,), ()]
-    assert [step.lets_begin for step in laid.steps[:3]] == [(1,), (2,), ()]
-    assert (laid.before_begin, laid.first) == ((0, 2, 2), laid.runs[:1])
+    assert [step.leads for step in laid.steps] == [True] * (AHEAD + 1) + [False]
+    assert [step.lets_begin for step in laid.steps[:3]] == [(AHEAD,), (AHEAD + 1,), ()]
+    assert (laid.before_begin, laid.first) == ((0, *[1] * (AHEAD - 1), 2, 2), laid.steps[:1])
 
 
 def lay(receives: list[Step]) -> LaidOut:

@@ -6,7 +6,7 @@ and one turn of the event loop takes as long as sending a small message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -21,7 +21,7 @@ from ..handover import Handover, OperationRun
 from ..signature import CallSignature
 from .arithmetic import apply, pieces_of
 from .host_bytes import as_numbers
-from .laid_out import LaidOut, LaidStep, StepChain
+from .laid_out import LaidOut, LaidStep
 from .layout import Buffers
 from .polling import linger
 from .workers import Workers
@@ -76,9 +76,9 @@ class Execution(OperationRun):
         self._laid, self._buffers, self._station = laid, buffers, station
         self._tag, self._priority, self._spawn, self._signature = tag, priority, spawn, signature
         self._unended = len(laid.steps)
-        # Numbers of unfinished predecessors: of each run before it begins, of each step before it works.
+        # Numbers of unfinished predecessors of each step, before it begins, and before it works.
         self._before_begin, self._before_work = [*laid.before_begin], [*laid.before_work]
-        self._able = [*laid.first]  # chains that may begin
+        self._able = [*laid.first]  # steps that may begin
         self._running: dict[LaidStep, Request | None] = {}  # None: the worker threads have the step
         self._waiting: dict[LaidStep, Delivery | None] = {}  # steps that wait for their turn; None: local data
         self._consumed: set[LaidStep] = set()  # receives with a message in pieces
@@ -169,39 +169,31 @@ class Execution(OperationRun):
     # -- progress ----------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Begin all chains that can begin, and the chains that become ready."""
-        self._advancing = True
+        """Begin all steps that can begin, and the steps that become ready."""
+        self._advancing, before, steps = True, self._before_begin, self._laid.steps
         try:
-            for run in self._able:  # the list grows in the loop
-                self._begin_run(run)
+            for step in self._able:  # the list grows in the loop
+                while self._failure is None:
+                    if step.sends:
+                        self._send(step)
+                    elif step.receives:
+                        self._receive(step)
+                    elif step.works:
+                        self._work(step, None)
+                    else:
+                        self._step_ended(step)
+                    after = step.number + 1
+                    if not step.leads:
+                        break
+                    before[after] -= 1
+                    if before[after]:
+                        break
+                    step = steps[after]
         except Exception as error:
             self._fail(error)
         finally:
             self._able.clear()
             self._advancing = False
-
-    def _begin_run(self, run: StepChain) -> None:
-        """Start the steps of a chain, and the chains that may begin after it."""
-        for step in run.steps:
-            if self._failure is not None:
-                return
-            if step.sends:
-                self._send(step)
-            elif step.receives:
-                self._receive(step)
-            elif step.works:
-                self._work(step, None)
-            else:
-                self._step_ended(step)
-        if run.lets_begin:
-            self._let_begin(run.lets_begin)
-
-    def _let_begin(self, runs: Iterable[int]) -> None:
-        """Count one predecessor of each of these chains as ended."""
-        for number in runs:
-            remaining = self._before_begin[number] = self._before_begin[number] - 1
-            if not remaining:
-                self._able.append(self._laid.runs[number])
 
     def _send(self, step: LaidStep) -> None:
         """Send the data of a step; its end calls back."""
@@ -268,7 +260,7 @@ class Execution(OperationRun):
         self._step_ended(step, delivery, error)
 
     def _step_ended(self, step: LaidStep, delivery: Delivery | None = None, error: BaseException | None = None) -> None:
-        """End a step; the steps and chains that wait for it go on, unless any step has failed."""
+        """End a step; the steps that wait for it go on, unless any step has failed."""
         self._running.pop(step, None)
         if delivery is not None:
             delivery.release()  # the caller may use its arrays again
@@ -276,8 +268,10 @@ class Execution(OperationRun):
             self._stopped(error)
             return
         self._unended -= 1
-        if step.lets_begin:
-            self._let_begin(step.lets_begin)
+        for number in step.lets_begin:
+            remaining = self._before_begin[number] = self._before_begin[number] - 1
+            if not remaining:
+                self._able.append(self._laid.steps[number])
         for number in step.lets_work:
             remaining = self._before_work[number] = self._before_work[number] - 1
             following = self._laid.steps[number]

@@ -185,7 +185,7 @@ class BufferPool:
         try:
             return np.empty(size, np.uint8)
         except MemoryError:
-            self._drop_idle(0)
+            self._drop_idle(0, 0)
         return np.empty(size, np.uint8)
 
     def _sort_in(self) -> None:
@@ -201,29 +201,18 @@ class BufferPool:
             idle.append(lease)
             self._used_bytes -= size
             self._idle_bytes += size
-        if self._idle_bytes > self._limit_bytes:
-            self._drop_idle(self._limit_bytes)
-        if now_ns >= self._sweep_ns:
+        if self._idle_bytes > self._limit_bytes or now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + IDLE_NS // 4
-            self._drop_older_than(now_ns - IDLE_NS)
+            self._drop_idle(self._limit_bytes, now_ns - IDLE_NS)
 
-    def _drop_idle(self, limit_bytes: int) -> None:
-        """Drop the least recently used memory until at most so much is idle."""
-        while self._idle_bytes > limit_bytes:
+    def _drop_idle(self, limit_bytes: int, since_ns: int) -> None:
+        """Drop the least recently used memory: more than a limit, and all that has been idle since before a moment."""
+        while self._idle_bytes:
             oldest = min(filter(None, self._idle.values()), key=lambda idle: idle[0].since_ns)
+            if self._idle_bytes <= limit_bytes and oldest[0].since_ns > since_ns:
+                return
             self._idle_bytes -= oldest.popleft().nbytes
             self._dropped += 1
-
-    def _drop_older_than(self, since_ns: int) -> None:
-        """Drop memory that has been idle since before a moment."""
-        for size, idle in list(self._idle.items()):
-            young = deque(lease for lease in idle if lease.since_ns > since_ns)
-            self._idle_bytes -= size * (len(idle) - len(young))
-            self._dropped += len(idle) - len(young)
-            if young:
-                self._idle[size] = young
-            else:
-                del self._idle[size]
 
     # -- any thread, in the midst of anything ------------------------------------------------------------------------
 
