@@ -68,6 +68,7 @@ FIELDS: Mapping[int, str] = MappingProxyType(
         MessageKind.ALIVE: "Q",
         MessageKind.LOST: "IQ",
         MessageKind.BYE: "",
+        MessageKind.PUSHED_CHUNK: "QIIQQIQ",
     }
 )
 _KINDS = len(MessageKind)  # asking an enumeration takes 1 us, for each frame
@@ -79,7 +80,7 @@ _PAYLOAD_LIMITS_BYTES = tuple(
     {
         MessageKind.EAGER: EAGER_BYTES,
         MessageKind.CHUNK: LOCAL_CHUNK_BYTES,
-        MessageKind.PUSH: LOCAL_CHUNK_BYTES,
+        MessageKind.PUSHED_CHUNK: LOCAL_CHUNK_BYTES,
         MessageKind.REFUSE: TEXT_BYTES,
         MessageKind.SIGNATURE: TEXT_BYTES,
     }.get(kind, 0)

@@ -35,7 +35,7 @@ from transports.failures import ArgumentError, TransportError
 from transports.identity import Hello
 
 #: Version of all protocols on sockets. Processes of different versions refuse each other.
-VERSION = 14
+VERSION = 15
 #: Longest hello, and longest reason of a refusal.
 HELLO_LIMIT_BYTES = 256
 

@@ -34,7 +34,7 @@ LIMITS = {kind: [2 ** (8 * struct.calcsize(field)) for field in FIELDS[kind]] fo
 PAYLOADS_BYTES = {
     MessageKind.EAGER: EAGER_BYTES,
     MessageKind.CHUNK: LOCAL_CHUNK_BYTES,
-    MessageKind.PUSH: LOCAL_CHUNK_BYTES,
+    MessageKind.PUSHED_CHUNK: LOCAL_CHUNK_BYTES,
     MessageKind.REFUSE: TEXT_BYTES,
     MessageKind.SIGNATURE: TEXT_BYTES,
 }

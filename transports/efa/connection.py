@@ -11,7 +11,7 @@ import trio
 from transports.efa.joining import ProvedSocket
 from transports.efa.rail import Rail, describe_error
 from transports.frame import LOCAL_CHUNK_BYTES
-from transports.matching import ProtocolError, Send
+from transports.matching import Chunk, ProtocolError, Send
 
 if TYPE_CHECKING:
     from transports.efa.efa_link import EfaLink
@@ -54,7 +54,7 @@ class SocketRail(Rail):
         """Write a message of one chunk at once, in one frame; False if it must queue."""
         if not self.idle or self.owes or not self.owner.departures.reserve_push(send):
             return False
-        self._write_parts(self.whole_message_parts(send))
+        self._write_parts(self.chunk_parts(Chunk(send, 0, send.nbytes)))
         if not self.idle:
             self.wake_writer()
         return True

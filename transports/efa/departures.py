@@ -18,7 +18,7 @@ from transports.frame import (
     checksum,
     pack,
 )
-from transports.matching import Chunk, Limits, Send
+from transports.matching import Chunk, Limits, MessageKind, Send
 from transports.matching.ends import ENDED, FLOWING
 from transports.matching.outgoing import Outgoing
 
@@ -27,6 +27,8 @@ from transports.matching.outgoing import Outgoing
 LIMITS = Limits(
     eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES, push_bytes=PUSH_BYTES, ordered=False, kept_bytes=KEPT_BYTES
 )
+
+_CHUNK, _PUSHED_CHUNK = map(int, (MessageKind.CHUNK, MessageKind.PUSHED_CHUNK))  # asking an enumeration takes 0.2 us
 
 #: A frame that a rail keeps until it has arrived: a small frame, a chunk (see `Departures.entry_to_keep`), or None for
 #: a frame that need not be repeated.
@@ -94,6 +96,15 @@ class Departures:
         payload_checksum = checksum(payload) if self.checksums else UNCHECKED
         return pack(kind, *fields, payload_bytes=payload.nbytes, payload_checksum=payload_checksum)
 
+    def pack_chunk_header(self, chunk: Chunk, piece: memoryview) -> bytes:
+        """Return the header of a chunk; of a pushed message it is an announcement, too."""
+        send = chunk.send
+        if send.pushed:
+            return self.pack_header(
+                piece, _PUSHED_CHUNK, send.number, *send.lane, send.nbytes, send.place, chunk.offset
+            )
+        return self.pack_header(piece, _CHUNK, send.number, chunk.offset)
+
     def next_chunk(self) -> Chunk | None:
         """Return the next chunk; None if none is due."""
         while self._chunks:
@@ -115,7 +126,8 @@ class Departures:
         buffer = self._memory.take(nbytes)
         buffer[:nbytes] = chunk.view
         copy = Send(send.lane, buffer[:nbytes], send.priority)
-        copy.number, copy.progress, copy.done = send.number, FLOWING, lambda _: self._memory.release(buffer)
+        copy.number, copy.place, copy.pushed, copy.progress = send.number, send.place, send.pushed, FLOWING
+        copy.done = lambda _: self._memory.release(buffer)
         return Chunk(copy, chunk.offset, nbytes)
 
     def release_entry(self, entry: Entry) -> None:

@@ -21,7 +21,7 @@ _FRAMES_AT_ONCE = 256
 _WORTH_WAKING_BYTES = 128 << 10
 
 # enumerations compare slowly
-_EAGER, _CHUNK, _PUSH = map(int, (MessageKind.EAGER, MessageKind.CHUNK, MessageKind.PUSH))
+_EAGER, _CHUNK, _PUSHED_CHUNK = map(int, (MessageKind.EAGER, MessageKind.CHUNK, MessageKind.PUSHED_CHUNK))
 _TEXTS = frozenset(map(int, (MessageKind.REFUSE, MessageKind.SIGNATURE)))  # kinds whose payload is a text
 
 _NOTHING = memoryview(b"")
@@ -104,7 +104,7 @@ class Reading:
                 break
             kind, fields, payload_at, payload_bytes, payload_checksum = frame
             after = payload_at + payload_bytes
-            if kind == _CHUNK or (kind == _PUSH and payload_bytes):
+            if kind in (_CHUNK, _PUSHED_CHUNK):
                 self._start = ready = min(after, self._end)
                 self._begin_chunk(kind, fields, payload_bytes, payload_checksum, self._view[payload_at:ready])
                 continue
@@ -142,10 +142,9 @@ class Reading:
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
         """Copy the already received bytes of a chunk to its memory; the others are read straight into it."""
-        incoming, offset = self._engine.incoming, fields[1] if kind == _CHUNK else 0
-        self.arrived += kind == _PUSH
-        if kind == _PUSH and self._engine.gone is None:
-            memory = incoming.handle_push_with_chunk(nbytes, *fields)
+        incoming, offset = self._engine.incoming, fields[-1]
+        if kind == _PUSHED_CHUNK and self._engine.gone is None:
+            memory = incoming.pushed_chunk_memory(nbytes, *fields)
         else:
             memory = incoming.chunk_memory(fields[0], offset, nbytes)
         self._chunk = fields[0], offset, memory, expected

@@ -1,13 +1,12 @@
-"""Announced messages and early chunks without a receive, and their budget."""
+"""Announced messages without a receive, and their budget."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from transports.buffers import BounceBuffers
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
 from transports.signature import OPEN_SIGNATURE, PlainSignature
@@ -40,80 +39,6 @@ def pop_first(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
     if not queue:
         del queues[lane]
     return first
-
-
-class Overtaking:
-    """Chunks that arrive before the announcement of their message, in memory of their own.
-
-    Args:
-        limits: The limits of both sides; the budget also bounds the chunks that wait here.
-        memory: Buffers of the chunks.
-    """
-
-    def __init__(self, limits: Limits, memory: BounceBuffers) -> None:
-        self._limits, self._memory = limits, memory
-        self._pieces: dict[int, dict[int, tuple[memoryview, int]]] = {}  # by number and offset: memory, and length
-        self._whole: set[tuple[int, int]] = set()  # complete chunks
-        self._room_bytes = limits.budget_bytes
-
-    def __bool__(self) -> bool:
-        return bool(self._pieces)
-
-    def has_chunk(self, number: int, offset: int) -> bool:
-        """Whether memory is reserved here for a chunk."""
-        return offset in self._pieces.get(number, ())
-
-    def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return the memory of a chunk; the same memory if the chunk is sent again after the loss of its rail.
-
-        Raises:
-            ProtocolError: No pushed message can have such a chunk, or the budget is exceeded.
-        """
-        limits, pieces = self._limits, self._pieces.get(number, {})
-        memory, length = pieces.get(offset) or (None, nbytes)
-        if memory is None:
-            charged_bytes = nbytes + limits.overhead_bytes
-            if offset % limits.chunk_bytes or not 0 < nbytes <= min(limits.chunk_bytes, limits.push_bytes - offset):
-                raise ProtocolError(
-                    f"message {number}, not announced yet, cannot have a chunk of {nbytes} bytes at {offset}"
-                )
-            if charged_bytes > self._room_bytes:
-                raise ProtocolError(f"peer sent more unannounced data than the agreed {limits.budget_bytes} bytes")
-            self._room_bytes -= charged_bytes
-            memory = self._memory.take(limits.chunk_bytes)
-            self._pieces.setdefault(number, pieces)[offset] = memory, nbytes
-        elif length != nbytes or (number, offset) in self._whole:
-            raise ProtocolError(f"peer sent the chunk of message {number} at {offset} twice")
-        return memory[:nbytes]
-
-    def mark_complete(self, number: int, offset: int) -> None:
-        """Record that all bytes of a chunk have arrived."""
-        self._whole.add((number, offset))
-
-    def complete_offsets(self, number: int) -> Iterator[int]:
-        """Yield the offsets of the complete chunks of a message; the caller may move a chunk before the next one."""
-        yield from [offset for offset in self._pieces.get(number, ()) if (number, offset) in self._whole]
-
-    def chunk_bytes(self, number: int, offset: int) -> int:
-        """Return the length of a chunk."""
-        return self._pieces[number][offset][1]
-
-    def move_chunk(self, number: int, offset: int, place: memoryview) -> None:
-        """Copy a chunk into the buffer of its message, and free its memory here."""
-        pieces = self._pieces[number]
-        memory, nbytes = pieces.pop(offset)
-        if not pieces:
-            del self._pieces[number]
-        self._whole.discard((number, offset))
-        self._room_bytes += nbytes + self._limits.overhead_bytes
-        place[:] = memory[:nbytes]
-        self._memory.release(memory)
-
-    def clear(self) -> None:
-        """Drop all chunks."""
-        self._pieces.clear()
-        self._whole.clear()
-        self._room_bytes = self._limits.budget_bytes
 
 
 class Budget:

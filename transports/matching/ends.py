@@ -102,6 +102,7 @@ class Send(MessageEnd):
         priority: The caller's priority; any integer.
         progress: From its announcement to its end.
         number: Number of its announcement.
+        pushed: Whether its chunks leave unasked.
         next_offset: Bytes before it have been passed to the wire.
         cancelled: The caller has cancelled an offer, and waits for the receiver's answer.
         place: Place of its signature in the table of the other process.
@@ -110,6 +111,7 @@ class Send(MessageEnd):
     progress: Progress = WAITING
     number = -1
     place = 0
+    pushed = False
     next_offset = 0
     cancelled = False
 

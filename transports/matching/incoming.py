@@ -13,7 +13,7 @@ from itertools import chain
 from time import perf_counter_ns
 
 from transports.buffers import BounceBuffers
-from transports.matching.arrivals import Arrival, Budget, Overtaking, pop_first
+from transports.matching.arrivals import Arrival, Budget, pop_first
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import PLACES, Limits, MessageKind, ProtocolError
 from transports.signature import OPEN_SIGNATURE, TEXT_BYTES, PlainSignature
@@ -54,7 +54,6 @@ class Incoming:
         self._srcs = frozenset(srcs)
         self._dsts = frozenset(dsts)
         self._limits = limits
-        self._overtakes = not limits.ordered
         self._whole_bytes = min(limits.push_bytes, limits.chunk_bytes)
         # whether the chunks of a message arrive in order
         self._in_order = limits.push_bytes > 0 and limits.ordered
@@ -63,7 +62,6 @@ class Incoming:
         self._next_number = 0
         self._early_arrivals: dict[int, Callable[[], None]] = {}  # what announcements and signatures do in their turn
         self._signatures: dict[int, PlainSignature] = {0: OPEN_SIGNATURE}  # of the other process, by place
-        self._overtaking = Overtaking(limits, memory)
         self._offers: dict[int, Lane] = {}  # the offers in `arrived`
         self._withdrawn: set[int] = set()  # withdrawals that overtook their offer
         self._budget = Budget(limits, answer)
@@ -118,6 +116,8 @@ class Incoming:
     def handle_push(self, number: int, src: int, dst: int, tag: int, nbytes: int, place: int) -> None:
         """Handle the announcement of a pushed message, and take memory for it if no receive waits."""
         lane = (src, dst, tag)
+        if not self._limits.ordered and (number < self._next_number or number in self._early_arrivals):
+            return  # a chunk has announced it
         if nbytes > self._limits.push_bytes:
             raise ProtocolError(
                 f"peer pushed message {number} of {nbytes} bytes, not {self._limits.push_bytes} at most"
@@ -135,26 +135,25 @@ class Incoming:
         arrival = Arrival(number=number, nbytes=nbytes, place=place, pushed=pushed)
         self._early_arrivals[number] = partial(self._handle_announcement, lane, arrival)
         self._handle_due_announcements()
-        for offset in self._overtaking.complete_offsets(number):
-            self._move_chunk(number, offset)
 
-    def handle_push_with_chunk(
-        self, first_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int, place: int
+    def pushed_chunk_memory(
+        self, chunk_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int, place: int, offset: int
     ) -> memoryview:
-        """Handle the announcement of a pushed message with its first chunk; return the memory of the chunk."""
-        if first_bytes == nbytes <= self._whole_bytes:
-            receive = self._match_at_once(number, (src, dst, tag), nbytes, place)
-            if receive is not None and receive.view is not None:
-                return receive.view[:nbytes]
-        self.handle_push(number, src, dst, tag, nbytes, place)
-        return self.chunk_memory(number, 0, first_bytes)
+        """Return the memory of a chunk of a pushed message, and handle its announcement if it has not arrived."""
+        if number >= self._next_number and number not in self._early_arrivals:
+            if chunk_bytes == nbytes <= self._whole_bytes:
+                receive = self._match_at_once(number, (src, dst, tag), nbytes, place)
+                if receive is not None and receive.view is not None:
+                    return receive.view[:nbytes]
+            self.handle_push(number, src, dst, tag, nbytes, place)
+        return self.chunk_memory(number, offset, chunk_bytes)
 
     def _match_at_once(self, number: int, lane: Lane, nbytes: int, place: int) -> Receive | None:
         """Match a pushed message whose turn it is with a waiting receive of its length; None if that is impossible."""
         posted = self.posted.get(lane)
         if posted is None or number != self._next_number or not 0 < nbytes == posted[0].nbytes:
             return None
-        if self._early_arrivals or (self._overtakes and self._overtaking):
+        if self._early_arrivals:
             return None
         if posted[0].refusal(nbytes, self._find_signature(number, place)) is not None:
             return None
@@ -335,13 +334,6 @@ class Incoming:
         Raises:
             ProtocolError: No receive expects the chunk, or it has arrived already.
         """
-        early = self._overtakes and number >= self._next_number and number not in self._early_arrivals
-        if early or (self._overtakes and self._overtaking.has_chunk(number, offset)):
-            return self._overtaking.chunk_memory(number, offset, nbytes)
-        return self._receive_memory(number, offset, nbytes)
-
-    def _receive_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return the memory of a chunk in its receive; `ProtocolError` if no receive expects it."""
         receive = self.filling.get(number)
         if receive is None or receive.view is None:
             raise ProtocolError(f"peer sent a chunk of message {number}, which no receive has accepted")
@@ -356,11 +348,6 @@ class Incoming:
 
     def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
         """Count a chunk that has completely arrived; the last one ends the receive."""
-        if self._overtakes and self._overtaking.has_chunk(number, offset):
-            self._overtaking.mark_complete(number, offset)
-            if number in self.filling:
-                self._move_chunk(number, offset)
-            return
         receive = self.filling.get(number)
         if receive is None or offset in receive.seen:
             raise ProtocolError(f"peer sent the chunk of message {number} at {offset} twice")
@@ -377,12 +364,6 @@ class Incoming:
                 self.flush_answers()
             receive.finish_chunks(self._memory)
 
-    def _move_chunk(self, number: int, offset: int) -> None:
-        """Move a chunk that arrived before its announcement into the buffer of its message."""
-        nbytes = self._overtaking.chunk_bytes(number, offset)
-        self._overtaking.move_chunk(number, offset, self._receive_memory(number, offset, nbytes))
-        self.count_chunk(number, offset, nbytes)
-
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Receive]:
@@ -398,7 +379,6 @@ class Incoming:
             unfinished += self.filling.values()
             self.filling.clear()
         self._early_arrivals.clear()
-        self._overtaking.clear()
         self._offers.clear()
         self._withdrawn.clear()
         whole = {lane: deque(a for a in queue if a.whole) for lane, queue in self.arrived.items()}

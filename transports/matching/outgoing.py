@@ -83,7 +83,7 @@ class Outgoing:
     def reserve_push(self, send: Send) -> bool:
         """Reserve number and credit of a message that leaves at once as one chunk; False if it must queue.
 
-        The caller transmits it, as a PUSH message with its only chunk; nothing else is due.
+        The caller transmits it as its only chunk, which announces it; nothing else is due.
         """
         nbytes = send.nbytes
         cost_bytes = nbytes + self._limits.overhead_bytes
@@ -99,7 +99,7 @@ class Outgoing:
         send.number = self._next_number
         self._next_number += 1
         self.sends[send.number] = send
-        send.progress, send.next_offset = FLOWING, nbytes
+        send.progress, send.next_offset, send.pushed = FLOWING, nbytes, True
         return True
 
     def announce(self, send: Send) -> None:
@@ -182,6 +182,7 @@ class Outgoing:
         self.sends[number] = send
         if nbytes <= self._limits.push_bytes and self._credit_bytes >= cost_bytes:
             self._credit_bytes -= cost_bytes
+            send.pushed = True
             self._start_flow(send)
             return MessageKind.PUSH, (number, *send.lane, nbytes, send.place), None
         send.progress = OFFERED

@@ -12,7 +12,7 @@ class MessageKind(IntEnum):
 
     Announcements (`EAGER`, `PUSH`, `OFFER`) are numbered by the sending process, because they may overtake each other
     on the way. A `SIGNATURE` has such a number, too: later announcements name it by its place in a table. All other
-    kinds name a long message by its number. As a frame with a payload, which is the first chunk, a `PUSH` counts twice.
+    kinds name a long message by its number. A `PUSHED_CHUNK` may arrive before its `PUSH`, which it repeats.
     """
 
     EAGER = 0  #: number, src, dst, tag, place of the signature; the payload is the message
@@ -25,12 +25,13 @@ class MessageKind(IntEnum):
     WITHDRAWN = 7  #: number: the cancellation was in time
     CREDIT = 8  #: nbytes: ranks have received this much eager data, and the sender may send as much again
     ABANDON = 9  #: number: the sender has closed; the receive of the offer fails
-    PUSH = 10  #: number, src, dst, tag, nbytes, place: a long message, whose chunks follow unasked
+    PUSH = 10  #: number, src, dst, tag, nbytes, place: a long message, whose `PUSHED_CHUNK`s follow unasked
     SIGNATURE = 11  #: number, place, fingerprint, text as payload: of later announcements
     # Frames of sockets about the connection itself, which no engine handles.
     ALIVE = 12  #: count of frames that have arrived on this rail
     LOST = 13  #: rail, count: that rail is dead; this many frames had arrived on it
     BYE = 14  #: the last frame of this rail
+    PUSHED_CHUNK = 15  #: number, src, dst, tag, nbytes, place, offset; the payload belongs there
 
 
 #: Signatures of one process that the other one keeps; a place is below. Then the table begins anew.
@@ -58,7 +59,7 @@ class Limits:
     # budget goes. 0: none do.
     push_bytes: int = 0
     # Protocol messages arrive in the order in which they were sent. Otherwise announcements may overtake each other,
-    # and chunks the announcement of their message.
+    # and pushed chunks the announcement of their message.
     ordered: bool = True
     # Unreceived data of one process at the other; at this limit the sender has to ask before each message.
     budget_bytes: int = 16 << 20

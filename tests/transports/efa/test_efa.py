@@ -141,7 +141,7 @@ def test_urgent_messages_pass_at_chunk_boundaries(monkeypatch: pytest.MonkeyPatc
                 numbers = {fields[0]: fields[3] for _, fields, _ in [await impostor.hear() for _ in range(4)]}
                 for _ in range(8):
                     kind, fields, _ = await impostor.hear()
-                    assert kind == MessageKind.CHUNK
+                    assert kind == MessageKind.PUSHED_CHUNK
                     chunks.append(numbers[fields[0]])
             await impostor.say(MessageKind.BYE)
 

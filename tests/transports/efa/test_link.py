@@ -19,7 +19,7 @@ from transports.efa.rail import Rail
 from transports.efa.sharing import RailState
 from transports.failures import LinkLostError
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, pack, parse
-from transports.matching import MessageKind, Receive, Send
+from transports.matching import Chunk, MessageKind, Receive, Send
 
 LONG_BYTES = CHUNK_BYTES + 100
 
@@ -45,7 +45,7 @@ class Pipe(Rail):
     def push(self, send: Send) -> bool:
         if not self.owner.departures.reserve_push(send):
             return False
-        self.wire.append(b"".join(self.whole_message_parts(send)))
+        self.wire.append(b"".join(self.chunk_parts(Chunk(send, 0, send.nbytes))))
         self.count_written()
         return True
 
@@ -139,15 +139,13 @@ def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_deat
     assert bytes(wanted.loan or b"")[: len(array)] == b"1" * len(array)
 
 
-PUSH_HEADER_BYTES = len(pack(MessageKind.PUSH, 0, 0, 0, 0, 0, 0))
+HEADER_BYTES = len(pack(MessageKind.PUSHED_CHUNK, 0, 0, 0, 0, 0, 0, 0))
 WHOLE_BYTES = EAGER_BYTES + 100
 
 
 @pytest.mark.parametrize("kept_bytes", [0, WHOLE_BYTES])
 @pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize(
-    "count", [0, PUSH_HEADER_BYTES - 1, PUSH_HEADER_BYTES, PUSH_HEADER_BYTES + 1000, PUSH_HEADER_BYTES + WHOLE_BYTES]
-)
+@pytest.mark.parametrize("count", [0, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 1000, HEADER_BYTES + WHOLE_BYTES])
 def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
     count: int, wanted: bool, kept_bytes: int
 ) -> None:
@@ -162,7 +160,7 @@ def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
     array = bytearray(text)
     send = Send((1, 0, 5), memoryview(array), 0)
     there.queue_send(send)
-    assert [len(frame) for frame in theirs.wire] == [PUSH_HEADER_BYTES + WHOLE_BYTES]
+    assert [len(frame) for frame in theirs.wire] == [HEADER_BYTES + WHOLE_BYTES]
     assert send.ended == bool(kept_bytes)
     if send.ended:
         array[:] = bytes(WHOLE_BYTES)
@@ -195,9 +193,10 @@ def test_a_message_waits_behind_what_is_due() -> None:
     link.queue_send(Send((0, 1, 6), memoryview(bytes(WHOLE_BYTES)), -1))
     frames, at, kinds = bytearray(b"".join(rail.wire)), 0, []
     while (frame := parse(frames, at, len(frames))) is not None:
-        kinds.append((frame[0], frame[1][3 if frame[0] == MessageKind.PUSH else 0]))
+        kinds.append((frame[0], frame[1][3]))
         at = frame[2] + frame[3]
-    assert kinds == [(MessageKind.PUSH, 6), (MessageKind.PUSH, 5), (MessageKind.CHUNK, 0), (MessageKind.CHUNK, 1)]
+    pushed, chunk = MessageKind.PUSH, MessageKind.PUSHED_CHUNK
+    assert kinds == [(pushed, 6), (pushed, 5), (chunk, 6), (chunk, 5)]
 
 
 def test_nothing_is_read_of_a_rail_after_its_death() -> None:

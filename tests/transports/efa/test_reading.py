@@ -33,9 +33,9 @@ class Destinations:
     def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
         return memoryview(self.memory)[offset : offset + nbytes]
 
-    def handle_push_with_chunk(self, nbytes: int, *fields: int) -> memoryview:
-        self.events.append((MessageKind.PUSH, *fields, self.reading.arrived))
-        return self.chunk_memory(fields[0], 0, nbytes)
+    def pushed_chunk_memory(self, nbytes: int, *fields: int) -> memoryview:
+        self.events.append((MessageKind.PUSHED_CHUNK, *fields, self.reading.arrived + 1))
+        return self.chunk_memory(fields[0], fields[-1], nbytes)
 
     def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
         piece = bytes(self.memory[offset : offset + nbytes])
@@ -71,9 +71,9 @@ def chunk(offset: int, payload: bytes) -> bytes:
 
 def pushed(payload: bytes) -> bytes:
     """Return a message that comes with its announcement."""
-    said = checksum(payload)
+    nbytes, said = len(payload), checksum(payload)
     return (
-        pack(MessageKind.PUSH, 9, 1, 0, 6, len(payload), 0, payload_bytes=len(payload), payload_checksum=said) + payload
+        pack(MessageKind.PUSHED_CHUNK, 9, 1, 0, 6, nbytes, 0, 0, payload_bytes=nbytes, payload_checksum=said) + payload
     )
 
 
@@ -110,8 +110,8 @@ def test_however_it_comes_in_pieces(seed: int, staged: bool) -> None:
         "filled",
         MessageKind.EAGER,
     ]
-    assert kinds[-4:] == [MessageKind.PUSH, "filled", MessageKind.PUSH, "filled"]
-    assert [event[-1] for event in whole.events] == list(range(1, 612))
+    assert kinds[-4:] == [MessageKind.PUSHED_CHUNK, "filled", MessageKind.PUSHED_CHUNK, "filled"]
+    assert [event[-1] for event in whole.events] == [*range(1, 608), 608, 608, 609, 609]
 
 
 def test_many_small_frames_are_not_acted_on_all_at_once() -> None:
