@@ -9,11 +9,11 @@
 #   factory      factories of transports: their argument, and their names, built in or of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   matching     the protocol of messages between two processes: eager, rendezvous, credits. No sockets, no tasks
-#   linked       transports of several processes: a link to each of the others, and how all of them open and close
-#   matched      the asynchronous shell around matching: a transport between processes only has to move bytes
+#   matched      transports of several processes: a link to each of the others, and the asynchronous shell around
+#                matching, so that a transport only has to move bytes
 #   frame        the form of this protocol on a socket, and checks against hostile bytes
 #   handshake    the proof that two processes belong together;  identity: the introduction of a process;
-#                tls: encryption;  meeting: listening, dialling, and admission
+#                address: its addresses;  tls: encryption;  meeting: listening, dialling, and admission
 #   efa          sockets between processes, several to each
 #   shared_memory  processes of one host: compiled code, which matches by itself
 #   nearest      shared memory inside a host, sockets beyond

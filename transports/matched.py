@@ -1,24 +1,258 @@
-"""Transports between processes, as an asynchronous shell around matching engines.
+"""Transports between processes: a link to each of the others, wires, and an asynchronous shell around matching.
 
 A transport derives from `MatchedTransport`, makes a `MatchedLink` for every other process, and moves the messages of
-its engine; wires, order, cancellation, credits and lengths are done here and in `transports.matching`.
+its engine; wires, order, cancellation, credits and lengths are done here and in `transports.matching`. One that matches
+by itself derives from `LinkedTransport`.
 """
 
 from __future__ import annotations
 
 import sys
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Generic, Self, TypeVar
 
+import trio
+from trio.lowlevel import cancel_shielded_checkpoint
+
+from transports.base import Transport
 from transports.buffers import BounceBuffers, Buffer, as_bytes
-from transports.failures import LinkLostError
-from transports.linked import LinkedTransport, LinkedWire, PeerLink
+from transports.failures import ArgumentError, LinkLostError, TransportClosedError, TransportError
 from transports.matching import Engine, Lane, Limits, Receive, Send
+from transports.patience import Patience
 from transports.request import Done, Request
 from transports.signature import Signature
-from transports.wire import Envelope, Wire
+from transports.wire import TAG_LIMIT, Envelope, Wire, check_tag, describe_ranks
+
+# Longest wait of a goodbye for the next sign of progress: longer than a busy machine keeps a process from running,
+# shorter than a user's patience with a program that ends.
+_PATIENCE_S = 2.0
+
+
+class PeerLink(ABC):
+    """The connection to one other process.
+
+    Args:
+        member: Index of the other process.
+        ranks: Ranks of the other process.
+
+    Attributes:
+        name: Name of the other process in error messages.
+        progress: Least `progress_counts` within two seconds that counts as progress.
+    """
+
+    least_progress = 1
+
+    def __init__(self, member: int, ranks: Sequence[int]) -> None:
+        self.member = member
+        self.name: str = f"process {member} ({describe_ranks(tuple(ranks))})"
+        self._changed: trio.Event | None = None
+
+    @abstractmethod
+    def give_up_waiting(self) -> None:
+        """Fail every unmatched send and receive, because this process leaves."""
+
+    async def leave(self) -> None:  # noqa: B027 - a link without a connection says no goodbye
+        """Finish matched messages and send a goodbye; bounded in time."""
+
+    def progress_counts(self) -> Mapping[Hashable, int]:
+        """Return the bytes moved on each connection, or another count that grows with progress."""
+        return {}
+
+    def record_change(self) -> None:
+        """Let `until` check its condition again, because something has changed."""
+        if self._changed is not None:
+            self._changed.set()
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait for a condition; give up when no connection makes progress for two seconds."""
+        seen: dict[Hashable, int] = {}
+        while not done() and self._progresses(seen):
+            with trio.move_on_after(_PATIENCE_S):
+                while not done():
+                    self._changed = trio.Event()
+                    await self._changed.wait()
+        self._changed = None
+
+    def _progresses(self, seen: dict[Hashable, int]) -> bool:
+        """Return whether any connection has made progress since the last call, or is new."""
+        moved = self.progress_counts()
+        least_progress = [count - seen.get(connection, -self.least_progress) for connection, count in moved.items()]
+        seen.update(moved)
+        return max(least_progress, default=0) >= self.least_progress
+
+
+LinkType = TypeVar("LinkType", bound=PeerLink)
+Made = TypeVar("Made", bound=PeerLink)
+
+
+class LinkedTransport(Transport, Generic[LinkType]):
+    """A transport that has a link to every other process.
+
+    Subclasses make ``links`` and wires, and override `join`, `run`, `leave` and `release`.
+
+    Args:
+        member: Index of this process.
+        placement: The ranks of each process, by index.
+
+    Attributes:
+        member: Index of this process.
+        patience: How long a task polls for a message before it sleeps; None where polling never helps.
+        links: The links to other processes, by index.
+        home: The index of the process of each rank that can be reached.
+        state: Why nothing can be sent or received; None while it can.
+
+    Raises:
+        ArgumentError: A placement without this process, or with ranks that are negative or named twice.
+    """
+
+    links: Mapping[int, LinkType]
+    patience: Patience | None = None
+
+    def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
+        every = [rank for ranks in placement for rank in ranks]
+        if not 0 <= member < len(placement) or not placement[member]:
+            raise ArgumentError(f"member is {member}; placement names the ranks of processes 0 to {len(placement) - 1}")
+        if len(set(every)) != len(every) or min(every) < 0 or max(every) >= 2**32:
+            raise ArgumentError(f"placement is {placement!r}; name each rank once, from 0 up")
+        self.member = member
+        self.placement: tuple[tuple[int, ...], ...] = tuple(tuple(ranks) for ranks in placement)
+        self.ranks: tuple[int, ...] = self.placement[member]
+        self.peers: tuple[int, ...] = tuple(sorted(set(every) - set(self.ranks)))
+        self.state: str | None = "is not open yet: async with transport.open()"
+        self.home: dict[int, int] = {rank: i for i, ranks in enumerate(placement) if i != member for rank in ranks}
+        self._joined = False
+        self._wires: dict[int, Wire] = {rank: self.make_wire(rank) for rank in self.ranks}
+
+    @abstractmethod
+    def make_wire(self, rank: int) -> Wire:
+        """Return the wire of a rank of this process, which is opened later."""
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Self]:
+        """Join the others, and move messages until the block ends; see `Transport.open`.
+
+        Raises:
+            TransportError: A process did not join, was refused, or runs with other settings.
+        """
+        if self._joined or self.state == "has been closed":
+            raise TransportClosedError(f"a transport is opened once; make another {type(self).__name__}")
+        self._joined = True
+        try:
+            await self.join()
+            self.state = None
+            async with trio.open_nursery() as nursery:
+                # shielded: matched messages finish and goodbyes are sent, whatever is cancelled
+                background = trio.CancelScope(shield=True)
+                nursery.start_soon(self._run_in_scope, background)
+                try:
+                    yield self
+                finally:
+                    await self.aclose()
+                    background.cancel()
+        finally:
+            self.release()
+
+    async def _run_in_scope(self, scope: trio.CancelScope) -> None:
+        """Move messages until the scope is cancelled."""
+        with scope:
+            await self.run()
+
+    async def join(self) -> None:
+        """Connect with the other processes; a transport without connections does nothing."""
+
+    async def run(self) -> None:
+        """Move the messages of all links until cancelled."""
+
+    def release(self) -> None:
+        """Release sockets and memory, whether or not the transport was opened."""
+
+    async def leave(self) -> None:
+        """Finish matched messages and send goodbyes to all other processes in parallel.
+
+        Shielded, because a process that is cancelled within a goodbye looks crashed; bounded in time.
+        """
+        for link in self.links.values():
+            link.give_up_waiting()
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for link in self.links.values():
+                    nursery.start_soon(link.leave)
+
+    async def aclose(self) -> None:
+        """Fail unmatched messages, finish the rest, send goodbyes. Ends at most two seconds after the last progress."""
+        opened = self.state is None
+        self.state = "has been closed"
+        if opened:
+            await self.leave()
+        await cancel_shielded_checkpoint()
+
+    # -- what it joins ------------------------------------------------------------------------------------------------
+
+    def restrict_to(self, members: Iterable[int]) -> None:
+        """Restrict the transport to the ranks of these processes, because others cannot be reached."""
+        reached = set(members)
+        self.home = {rank: member for rank, member in self.home.items() if member in reached}
+        self.peers = tuple(sorted(self.home))
+
+    def make_links(self, make: Callable[[int, tuple[int, ...]], Made]) -> dict[int, Made]:
+        """Return a link for every process that can be reached, made from its index and its ranks."""
+        return {i: make(i, self.placement[i]) for i in sorted(set(self.home.values()))}
+
+    def wire(self, rank: int) -> Wire:
+        """Return the wire of a local rank.
+
+        Raises:
+            ArgumentError: The rank does not live here.
+        """
+        if rank not in self._wires:
+            raise ArgumentError(f"there is no rank {rank} here; this process has {describe_ranks(self.ranks)}")
+        return self._wires[rank]
+
+    def link(self, lane: Lane, peer: int) -> LinkType:
+        """Return the link to a rank, after checking the rank, the tag and the state."""
+        home = self.home.get(peer)
+        if home is None or self.state is not None or not 0 <= lane[2] < TAG_LIMIT:
+            raise self.unreachable_error(lane, peer)
+        return self.links[home]
+
+    def unreachable_error(self, lane: Lane, peer: int) -> TransportError:
+        """Return the error of a message for which a rank, the tag or the state is wrong."""
+        src, dst, tag = lane
+        check_tag(tag)
+        if peer not in self.home:
+            return ArgumentError(
+                f"process {self.member} has no connection to rank {peer}; it reaches {describe_ranks(self.peers)}"
+            )
+        return TransportClosedError(f"the transport {self.state}", src=src, dst=dst, tag=tag)
+
+
+TransportType = TypeVar("TransportType", bound="LinkedTransport[Any]")
+
+
+class LinkedWire(Wire, Generic[TransportType]):
+    """The wire of one rank of a transport with links.
+
+    Args:
+        transport: Transport of the process.
+        rank: The rank.
+    """
+
+    def __init__(self, transport: TransportType, rank: int) -> None:
+        self.rank = rank
+        self._transport = transport
+
+    @property
+    def patience(self) -> Patience | None:
+        """Limit of polling with `catch_up` before sleep; None: no polling."""
+        return self._transport.patience
+
+    def check(self, peer: int, tag: int = 0) -> None:
+        """Raise the error of a message with a peer that cannot be."""
+        self._transport.link((self.rank, peer, tag), peer)
 
 
 class MatchedLink(PeerLink):
@@ -81,7 +315,6 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
     Args:
         member: Index of this process.
         placement: The ranks of each process, by index.
-        joins_itself: Whether it also carries messages among the ranks of this process.
 
     Attributes:
         memory: Buffers of messages on loan.
@@ -90,8 +323,8 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
 
     at_once_bytes: int = sys.maxsize
 
-    def __init__(self, member: int, placement: Sequence[Sequence[int]], *, joins_itself: bool = False) -> None:
-        super().__init__(member, placement, joins_itself=joins_itself)
+    def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
+        super().__init__(member, placement)
         self.memory: BounceBuffers = BounceBuffers()
 
     def make_wire(self, rank: int) -> Wire:

@@ -23,8 +23,7 @@ from transports.base import Transport
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.factory import Bootstrap
 from transports.failures import ArgumentError, TransportClosedError, TransportError
-from transports.matching.arrivals import pop_first
-from transports.matching.ends import Lane, MessageEnd, Receive, Send
+from transports.matching.ends import Lane, MessageEnd, Receive, Send, pop_first
 from transports.request import Done, Request
 from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
 from transports.wire import OPEN, Envelope, Wire, check_tag, describe_ranks

@@ -61,7 +61,9 @@ class Tls:
             context.load_cert_chain(self.certificate, self.key, password=_no_password)
         except (OSError, ValueError) as error:
             files = f"certificate {self.certificate}, key {self.key}, authority {self.authority}"
-            raise ArgumentError(f"TLS: {files}: {error}; name files that belong together") from error
+            raise ArgumentError(
+                f"TLS: {files}: {error}; name files that belong together, and a key without a password"
+            ) from error
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
@@ -69,4 +71,4 @@ class Tls:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted; nobody is there to type a password; name one without a password")
+    raise ValueError("the key is encrypted")

@@ -17,11 +17,11 @@ RAILS = """
 import gc
 import numpy as np
 import overlap
-from transports.efa.connection import SocketRail
+from transports.efa.rail import Rail
 
 async def main(rank):
     x = np.ones(1_000_000, np.float32)
-    link = next(one for one in gc.get_objects() if isinstance(one, SocketRail)).owner
+    link = next(one for one in gc.get_objects() if isinstance(one, Rail)).owner
     await rank.barrier()
     if rank.rank == 0:
         next(rail for rail in link.rails if rail.index == 1).die("pulled by the test")

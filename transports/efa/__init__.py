@@ -8,7 +8,6 @@
 #   efa_link     the link to another process: its rails, and its messages when rails die or it leaves
 #   departures   the frames that leave for it, on any rail that has room
 #   rail         one connection: frames in both directions, and their acknowledgement
-#   connection   the two kinds of rail: bare sockets and encrypted streams
 #   reading      frames that arrive on a rail
 #   sharing      the share of each rail in the frames that leave
 #   tcp          socket options, and the state that the kernel reports

@@ -8,11 +8,10 @@ from typing import cast
 
 import trio
 
-from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.efa_link import EfaLink
 from transports.efa.joining import ProvedSocket, SocketJoining
-from transports.efa.rail import Rail
+from transports.efa.rail import Rail, StreamRail
 from transports.efa.reconnection import Reconnection
 from transports.efa.tcp import LOST_S
 from transports.factory import Bootstrap, Exchange, spare_none
@@ -196,7 +195,7 @@ class Efa(MatchedTransport):
     def _make_rail(self, link: EfaLink, index: int, connection: ProvedSocket) -> Rail:
         """Return a rail over a connection; its frames are kept if another rail could repeat them."""
         keep, staged = self._joining.rail_count > 1 or link.watched, not self._peer_direct
-        kind = SocketRail if connection.encrypted is None else StreamRail
+        kind = Rail if connection.encrypted is None else StreamRail
         return kind(link, index, connection, keep=keep, staged=staged)
 
     async def _keep_watch(self) -> None:

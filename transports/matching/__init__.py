@@ -5,8 +5,7 @@
 #   protocol   the kinds of messages, the limits, and the error for a breach of the rules
 #   ends       one end of a message: a send or a receive, and its result
 #   outgoing   messages that leave for the other process, most urgent first, within its credit
-#   arrivals   unmatched messages and early chunks, and their budget
-#   incoming   messages that arrive from it, in order, and the receives that wait
+#   incoming   messages that arrive from it, in order, within a budget, and the receives that wait
 #   engine     both halves: one for every other process
 #
 # A transport passes to an engine the calls of its ranks (`Outgoing.announce`, `Engine.receive`, `Engine.withdraw`) and

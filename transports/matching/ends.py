@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from transports.buffers import BounceBuffers, Buffer, Delivery
 from transports.failures import (
@@ -20,6 +21,7 @@ from transports.signature import PlainSignature, Signature
 from transports.wire import OPEN
 
 Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
+_T = TypeVar("_T")
 
 
 class MessageEnd(Request):
@@ -207,3 +209,12 @@ class Receive(MessageEnd):
         self.matched = True
         self.loan = loan
         self.end()
+
+
+def pop_first(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
+    """Return the first entry of a lane's queue, and remove it; an empty queue is dropped."""
+    queue = queues[lane]
+    first = queue.popleft()
+    if not queue:
+        del queues[lane]
+    return first

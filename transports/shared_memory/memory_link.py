@@ -20,7 +20,7 @@ from transports.failures import (
     TransportClosedError,
     TransportError,
 )
-from transports.linked import PeerLink
+from transports.matched import PeerLink
 from transports.matching.ends import Lane, MessageEnd
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.patience import Patience

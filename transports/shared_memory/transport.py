@@ -15,7 +15,7 @@ from transports.buffers import BounceBuffers, Buffer, as_bytes
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, LinkLostError, TransportError
 from transports.identity import Identity
-from transports.linked import LinkedTransport, LinkedWire
+from transports.matched import LinkedTransport, LinkedWire
 from transports.patience import Patience, usable_cores
 from transports.request import Done, Request
 from transports.shared_memory import engine as native

@@ -28,7 +28,6 @@ from transports import (
     TransportError,
 )
 from transports.address import PeerAddress
-from transports.efa.connection import SocketRail
 from transports.efa.departures import LIMITS
 from transports.efa.rail import Rail
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, KEPT_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, pack
@@ -180,9 +179,9 @@ def test_small_messages_pass_long_ones_at_the_next_chunk() -> None:
 def test_chunks_are_long_over_one_connection_inside_a_host(monkeypatch, hosts, unix, rails, longest_bytes) -> None:
     """Both ways, whoever has dialled; and what they bring is exact."""
     written: list[int] = []
-    pull_frames = SocketRail.pull_frames
+    pull_frames = Rail.pull_frames
 
-    def noting_pull(rail: SocketRail) -> list[bytes | memoryview]:
+    def noting_pull(rail: Rail) -> list[bytes | memoryview]:
         parts = pull_frames(rail)
         written.extend(map(len, parts))
         return parts
@@ -201,7 +200,7 @@ def test_chunks_are_long_over_one_connection_inside_a_host(monkeypatch, hosts, u
                 assert max(written) == longest_bytes
                 written.clear()
 
-    monkeypatch.setattr(SocketRail, "pull_frames", noting_pull)
+    monkeypatch.setattr(Rail, "pull_frames", noting_pull)
     run(main)
 
 
@@ -242,10 +241,9 @@ def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatc
     async def main(peer_direct: bool) -> tuple[int, int]:
         written: list[memoryview] = []
         read: list[memoryview] = []
-        write = SocketRail._write_parts
+        write = Rail._write_parts
 
         def noting_receive(rail: Rail) -> None:
-            assert isinstance(rail, SocketRail)
             receive = rail.receive
 
             def note(into: memoryview) -> int:
@@ -255,12 +253,12 @@ def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatc
 
             rail.receive = note
 
-        def noting_write(rail: SocketRail, parts: Sequence[bytes | memoryview]) -> None:
+        def noting_write(rail: Rail, parts: Sequence[bytes | memoryview]) -> None:
             written.extend(map(memoryview, parts[1:]))  # behind the header
             write(rail, parts)
 
         with monkeypatch.context() as patch:
-            patch.setattr(SocketRail, "_write_parts", noting_write)
+            patch.setattr(Rail, "_write_parts", noting_write)
             world = World(peer_direct=peer_direct)
             async with opened(world.efas):
                 a, b = world.ends()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -28,7 +29,7 @@ class Pipe(Rail):
     """A rail whose bytes lie on the wire until they are delivered, or lost with it."""
 
     def __init__(self, link: EfaLink, index: int) -> None:
-        nowhere = ProvedSocket(socket=None, encrypted=None)  # type: ignore[arg-type]  # its bytes lie in `wire`
+        nowhere = ProvedSocket(socket=Mock(), encrypted=None)  # its bytes lie in `wire`
         super().__init__(link, index, nowhere, keep=True, staged=False)
         self.wire: list[bytes] = []
         self.incoming = b""

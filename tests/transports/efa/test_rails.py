@@ -20,7 +20,6 @@ from trio.testing import wait_all_tasks_blocked
 from tests.transports.promises import assert_kept, leaves_at_once
 from transports import LinkLostError, Request
 from transports.efa import rail
-from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail, describe_error
 from transports.efa.tcp import LOST_S, Health, TcpInfo, tcp_info
 from transports.frame import CHUNK_BYTES, PUSH_BYTES
@@ -38,7 +37,6 @@ def rails_of(world: World, member: int) -> list[Rail]:
 
 def cut_after(rail: Rail, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break the connection of a rail when it has read so many bytes more."""
-    assert isinstance(rail, SocketRail)
     receive, left_bytes = rail.receive, nbytes
 
     def receive_less(into: memoryview) -> int:
@@ -130,14 +128,14 @@ def test_small_messages_arrive_once_and_in_order_whatever_rails_die(seed: int, m
 
 
 def test_the_contract_holds_while_rails_die(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = SocketRail.__init__
+    real = Rail.__init__
 
-    def doomed(rail: SocketRail, *args: object, **settings: object) -> None:
+    def doomed(rail: Rail, *args: object, **settings: object) -> None:
         real(rail, *args, **settings)  # type: ignore[arg-type]
         if rail.index:
             cut_after(rail, 30_000 * rail.index, monkeypatch)
 
-    monkeypatch.setattr(SocketRail, "__init__", doomed)
+    monkeypatch.setattr(Rail, "__init__", doomed)
     for check in ("sizes", "order_of_sends", "both_directions", "many_tags"):
         assert_kept(check, pairs(rails=4))
 

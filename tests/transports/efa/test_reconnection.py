@@ -15,7 +15,6 @@ from trio.testing import wait_all_tasks_blocked
 from transports import LinkLostError, Wire
 from transports.address import RAILS_LIMIT, PeerAddress
 from transports.efa import reconnection as returning
-from transports.efa.connection import SocketRail
 from transports.efa.efa_link import EfaLink
 from transports.frame import CHUNK_BYTES, EAGER_BYTES
 from transports.handshake import HandshakeError, greet
@@ -66,7 +65,6 @@ def test_a_rail_whose_connection_broke_is_back_and_used(kind: str) -> None:
         world = World(rails=3, unix=kind == "unix")
         async with opened(world.efas):
             rail = links(world)[0].rails[1]
-            assert isinstance(rail, SocketRail)
             rail.die("pulled by the test")
             lines = await both_back(world)
             assert numbers(world) == [[0, RAILS_LIMIT + 1, 2]] * 2
