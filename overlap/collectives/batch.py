@@ -95,7 +95,7 @@ def _cells_before(schedule: Schedule, rows: Ints) -> Ints:
     return before
 
 
-def prepare(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
+def expand_cells(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
     """Return the cells of some phases as columns; `bounds` has the first row of each, and the end of the last."""
     s, rows = schedule, slice(int(bounds[0]), int(bounds[-1]))
     src, dst, sbuf, dbuf, count = s.src[rows], s.dst[rows], s.sbuf[rows], s.dbuf[rows], s.count[rows]

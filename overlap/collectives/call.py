@@ -135,28 +135,27 @@ def _check_arguments(
         UsageError: For a dtype, operator, shape or counts that the collective cannot take.
     """
     collective = Collective(kind)
+    combine: Reducer | None = None
+    result: Shape = ()
+    nbytes = 0
     if dtype is None or shape is None:
-        return Call(
-            kind=collective, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, counts=(), exact=exact,
-            shared=shared, algorithm=algorithm, form="", reducer=None, result_shape=(), nbytes=0, work_bytes=0,
-            key=CallKey(kind, op, None, None, size, root, pairs, (), exact, shared, algorithm, ""),
-        )  # fmt: skip
-    check_dtype(dtype)
-    traits = collective.traits
-    combine = reducer(op, dtype) if traits.reduces else None
-    if counts:
-        result = (whole_rows(collective, shape, counts, size), *shape[1:])
-        nbytes = prod(result) * dtype.itemsize
+        dtype, shape, counts, form = None, None, (), ""
     else:
-        if traits.scatters or traits.gathers:
+        check_dtype(dtype)
+        traits = collective.traits
+        combine = reducer(op, dtype) if traits.reduces else None
+        if counts:
+            result = (whole_rows(collective, shape, counts, size), *shape[1:])
+        elif traits.scatters or traits.gathers:
             check_input(collective, shape, size)
-        result = result_shape(collective, shape, size)
-        nbytes = max(prod(shape), prod(result)) * dtype.itemsize
+        result = result or result_shape(collective, shape, size)
+        nbytes = (prod(result) if counts else max(prod(shape), prod(result))) * dtype.itemsize
+    name = None if dtype is None else dtype.name
     return Call(
         kind=collective, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts, exact=exact,
         shared=shared, algorithm=algorithm, form=form, reducer=combine, result_shape=result, nbytes=nbytes,
         work_bytes=nbytes * (combine.weight if combine is not None else 1),
-        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts, exact, shared, algorithm, form),
+        key=CallKey(kind, op, name, shape, size, root, pairs, counts, exact, shared, algorithm, form),
     )  # fmt: skip
 
 

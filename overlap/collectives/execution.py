@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch, CellRun, cut_local_phases, prepare
+from .batch import Batch, CellRun, cut_local_phases, expand_cells
 from .explain import explain_error, hazard_error
 from .memory import Bases, ReplayMemory, SlotLayout, Sweep, Words
 from .pattern import Ints
@@ -53,7 +53,7 @@ class Replay:
     def _run_chunk(self, bounds: Ints) -> None:
         """Run consecutive phases; phases of independent runs wait for each other, and run together."""
         check_rows(self.schedule, int(bounds[0]), int(bounds[-1]))
-        batch = prepare(self.schedule, self.layout, bounds)
+        batch = expand_cells(self.schedule, self.layout, bounds)
         steps = self.schedule.step[bounds[:-1]].tolist()
         local = (self.schedule.src[bounds[:-1]] == self.schedule.dst[bounds[:-1]]).tolist()
         pending: list[CellRun] = []
@@ -101,10 +101,6 @@ class Replay:
         if waves is None:
             adds = np.flatnonzero(batch.add[cells])
             waves = [adds] if len(adds) else []
-        self._run_waves(batch, cells, waves)
-
-    def _run_waves(self, batch: Batch, cells: slice, waves: list[NDArray[np.intp]]) -> None:
-        """Carry out the moves of some cells, then their ADDs wave after wave."""
         read, write, sbuf, dbuf = batch.read[cells], batch.write[cells], batch.sbuf[cells], batch.dbuf[cells]
         moves, lower = np.flatnonzero(~batch.add[cells]), batch.lower[cells]
         for memory in self.memories:

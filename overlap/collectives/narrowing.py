@@ -1,4 +1,4 @@
-"""Schedules for one receiving rank, made from schedules for all: gather from all-gather, reduce from all-reduce.
+"""Schedules for one receiving rank, made from others: gather from all-gather or scatter, reduce from all-reduce.
 
 Rows that the root's result does not need are dropped from the wider table. Only the root has an output, so the other
 ranks use SCRATCH in its place. A reduce keeps all sums unfinished until the last step, in which the root finishes them.
@@ -12,9 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .schedule import COLUMNS, Buffer, Op, Schedule
+from .tablewriter import TableWriter
 
 WIDER = {"gather": "all_gather", "reduce": "all_reduce"}
 """Collectives with a result on one rank, and their counterparts with the same result on all."""
+
+
+def backwards(scatter: Schedule) -> Schedule:
+    """Return the gather that is a scatter read backwards: its messages the other way round, with IN and OUT exchanged.
+
+    Cost: as many steps, messages and bytes as the scatter has.
+    """
+    local, turned = scatter.src == scatter.dst, np.array([Buffer.OUT, Buffer.IN, Buffer.SCRATCH], np.uint8)
+    last = int(scatter.step[~local].max(initial=0))
+    rows = {name: getattr(scatter, name) for name in COLUMNS}
+    rows |= {"step": np.where(local, 0, last - scatter.step), "src": scatter.dst, "dst": scatter.src}
+    rows |= {"sbuf": turned[scatter.dbuf], "sslot": scatter.dslot, "dbuf": turned[scatter.sbuf], "dslot": scatter.sslot}
+    table = TableWriter()
+    table.extend(rows)
+    return table.build("gather", scatter.algorithm, scatter.size, scratch=scatter.blocks[2], root=scatter.root)
 
 
 def narrow_to_root(wider: Schedule, root: int) -> Schedule:

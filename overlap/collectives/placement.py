@@ -133,20 +133,14 @@ class Numbering:
 
     def _wires_between(self, a: int, b: int, src_device: int, dst_device: int) -> list[int]:
         """Return the wires between two ranks of different devices; wires of a switch are looked up by device."""
-        if (
-            src_device in self._up
-            and dst_device in self._down
-            and src_device // self._per_node == dst_device // self._per_node
-        ):
+        per_node = self.cluster.devices_per_node
+        near = src_device // per_node == dst_device // per_node
+        if near and src_device in self._up and dst_device in self._down:
             return [self._up[src_device], self._down[dst_device]]
         wires = [self._number_link(link) for link in self.cluster.route(a, b)]
-        if self.cluster.wiring.switched and src_device // self._per_node == dst_device // self._per_node:
+        if near and self.cluster.wiring.switched:
             self._up[src_device], self._down[dst_device] = wires
         return wires
-
-    @property
-    def _per_node(self) -> int:
-        return self.cluster.devices_per_node
 
     def _padded_way_table(self) -> tuple[Ints, Ints]:
         """Return the wires of all device pairs so far as one table, -1 for none, and the number of each."""

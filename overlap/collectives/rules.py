@@ -100,7 +100,10 @@ def check_rows(schedule: Schedule, start: int, stop: int) -> None:
         _refuse(s, start, ~legal[word], "a transfer that is not in the vocabulary")
     if int(s.channel[rows].min()) < 0 or int(s.group[rows].min()) < -1:
         _refuse(s, start, (s.channel[rows] < 0) | (s.group[rows] < -1), "a negative channel or group")
-    _check_root(s, start, src, dst, sbuf, dbuf)
+    if s.collective in ("broadcast", "scatter"):
+        _refuse(s, start, (sbuf == Buffer.IN) & (src != s.root), "a source that only the root has")
+    if s.collective in ("reduce", "gather"):
+        _refuse(s, start, (dbuf == Buffer.OUT) & (dst != s.root), "a target that only the root has")
 
 
 def _check_slots(
@@ -117,21 +120,6 @@ def _check_slots(
     if shift.any():
         uneven = shift % np.int32(s.slots_per_block) != 0
         _refuse(s, start, uneven, "ends of different lengths (their slots differ modulo k)")
-
-
-def _check_root(
-    schedule: Schedule,
-    start: int,
-    src: NDArray[np.int32],
-    dst: NDArray[np.int32],
-    sbuf: NDArray[np.uint8],
-    dbuf: NDArray[np.uint8],
-) -> None:
-    """Refuse the use of inputs and outputs that only the root has."""
-    if schedule.collective in ("broadcast", "scatter"):
-        _refuse(schedule, start, (sbuf == Buffer.IN) & (src != schedule.root), "a source that only the root has")
-    if schedule.collective in ("reduce", "gather"):
-        _refuse(schedule, start, (dbuf == Buffer.OUT) & (dst != schedule.root), "a target that only the root has")
 
 
 def _refuse(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:

@@ -22,7 +22,10 @@ class TableWriter:
     def __init__(self) -> None:
         self._blocks: list[dict[str, NDArray[np.integer]]] = []
 
-    def move(self, step: Column, src: Column, dst: Column, source: Cells, target: Cells, **margins: Column) -> None:
+    def move(
+        self, step: Column, src: Column, dst: Column, source: Cells, target: Cells, *, op: Op = Op.MOVE,
+        **margins: Column,
+    ) -> None:  # fmt: skip
         """Add rows that overwrite `target` at `dst` with `source` at `src`.
 
         Args:
@@ -31,30 +34,18 @@ class TableWriter:
             dst: Rank that writes.
             source: Buffer and first slot read.
             target: Buffer and first slot written.
+            op: Whether the rows overwrite, or reduce.
             margins: `count` (default 1), `channel` (0), `group` (-1).
         """
-        self._add(Op.MOVE, step, src, dst, source, target, margins)
-
-    def add(self, step: Column, src: Column, dst: Column, source: Cells, target: Cells, **margins: Column) -> None:
-        """Add rows that reduce `source` at `src` into `target` at `dst`; arguments as in `move`."""
-        self._add(Op.ADD, step, src, dst, source, target, margins)
-
-    def _add(
-        self,
-        op: Op,
-        step: Column,
-        src: Column,
-        dst: Column,
-        source: Cells,
-        target: Cells,
-        margins: Mapping[str, Column],
-    ) -> None:
-        """Add a block of rows, given by columns that broadcast against each other."""
         fixed = {"step": step, "op": int(op), "src": src, "dst": dst}
         cells = {"sbuf": source[0], "sslot": source[1], "dbuf": target[0], "dslot": target[1]}
         columns = {name: np.asarray(value) for name, value in {**fixed, **cells, **_MARGINS, **margins}.items()}
         shape = np.broadcast_shapes(*(column.shape for column in columns.values()))
         self._blocks.append({name: np.broadcast_to(column, shape) for name, column in columns.items()})
+
+    def add(self, step: Column, src: Column, dst: Column, source: Cells, target: Cells, **margins: Column) -> None:
+        """Add rows that reduce `source` at `src` into `target` at `dst`; arguments as in `move`."""
+        self.move(step, src, dst, source, target, op=Op.ADD, **margins)
 
     def extend(self, rows: Mapping[str, NDArray[np.integer]]) -> None:
         """Add rows given as the columns of a table."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ScheduleError
+from .hazards import unroll
 from .kinds import Collective, Counts, blocks_given, blocks_got, whole_rows
 from .pattern import Ints
 from .placement import Floats
@@ -123,12 +124,9 @@ def _natural_blocks(collective: str, size: int) -> tuple[Ints, Ints]:
 
 def _expand_cells(schedule: Schedule) -> _Cells:
     """Return each cell that a row of the schedule reads and writes, row after row."""
-    count = schedule.count.astype(np.int64)
-    row = np.repeat(np.arange(len(schedule)), count)
-    offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    return _Cells(
-        row, schedule.sbuf[row], schedule.sslot[row] + offset, schedule.dbuf[row], schedule.dslot[row] + offset
-    )
+    sslot, row = unroll(schedule.sslot, schedule.count)
+    dslot, _ = unroll(schedule.dslot, schedule.count)
+    return _Cells(row, schedule.sbuf[row], sslot, schedule.dbuf[row], dslot)
 
 
 def _follow_blocks(schedule: Schedule, cells: _Cells) -> Ints:

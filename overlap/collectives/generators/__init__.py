@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from ...errors import ScheduleError
 from .. import pattern as read
+from ..narrowing import backwards
 from ..pattern import Pattern
 from ..schedule import ROOTED, Schedule
 from . import along_rings, composed, doubling, layouts, mesh, rank_order, tree
@@ -25,7 +26,7 @@ __all__ = ["GENERATORS", "Generator", "fits", "generate", "misfit"]
 Generator: TypeAlias = Callable[..., Schedule]
 
 
-def _make_reading(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+def _from_pattern(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
     """Return the generator of a collective and algorithm, which reads a pattern of the algorithm."""
 
     def generator(size: int, **options: object) -> Schedule:
@@ -34,7 +35,7 @@ def _make_reading(collective: str, algorithm: str, make: Callable[..., Pattern])
     return generator
 
 
-def _make_rooted(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+def _from_root_pattern(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
     """Return the generator of a collective with a root, made from a pattern of broadcasts."""
     lower = read.broadcast if collective == "broadcast" else read.reduce
 
@@ -44,11 +45,11 @@ def _make_rooted(collective: str, algorithm: str, make: Callable[..., Pattern]) 
     return generator
 
 
-def _all_reduce_by_tree(algorithm: str) -> Generator:
-    """Return the generator of an all-reduce along a tree: a reduction up, a broadcast down."""
+def _gather_from(scatter: Generator) -> Generator:
+    """Return the generator of the gather that is a scatter read backwards."""
 
     def generator(size: int, **options: object) -> Schedule:
-        return read.all_reduce(algorithm, FROM_ROOT[algorithm](size, 0, **options))
+        return backwards(scatter(size, **options))
 
     return generator
 
@@ -63,27 +64,31 @@ def _rdh_all_reduce(size: int, *, devices: Sequence[Sequence[int]] | None = None
 # Names of patterns read backwards, where they differ from the names forwards.
 _BACKWARDS = {"scatter_all_gather": "reduce_scatter_gather"}
 
+_SCATTERS: dict[str, Generator] = {
+    "mesh": mesh.scatter, "binomial": tree.scatter, "multi_ring": along_rings.scatter
+}  # fmt: skip
+
 GENERATORS: dict[str, dict[str, Generator]] = {
-    **{kind: {name: _make_reading(kind, name, make) for name, make in SPREADING.items()} for kind in READINGS},
-    "broadcast": {name: _make_rooted("broadcast", name, make) for name, make in FROM_ROOT.items()},
+    **{kind: {name: _from_pattern(kind, name, make) for name, make in SPREADING.items()} for kind in READINGS},
+    "broadcast": {name: _from_root_pattern("broadcast", name, make) for name, make in FROM_ROOT.items()},
     "reduce": {
-        _BACKWARDS.get(n, n): _make_rooted("reduce", _BACKWARDS.get(n, n), make) for n, make in FROM_ROOT.items()
+        _BACKWARDS.get(n, n): _from_root_pattern("reduce", _BACKWARDS.get(n, n), make) for n, make in FROM_ROOT.items()
     },
     "all_to_all": {"mesh": mesh.all_to_all, "pairwise": direct.pairwise, "bruck": bruck.all_to_all},
-    "gather": {"mesh": mesh.gather, "binomial": tree.gather, "multi_ring": along_rings.gather},
-    "scatter": {"mesh": mesh.scatter, "binomial": tree.scatter, "multi_ring": along_rings.scatter},
+    "gather": {name: _gather_from(make) for name, make in _SCATTERS.items()},
+    "scatter": {**_SCATTERS},
     "permute": {"mesh": mesh.permute},
 }
 for _name in ("binomial", "chain", "binary_tree"):
-    GENERATORS["all_reduce"][_name] = _all_reduce_by_tree(_name)
-GENERATORS["all_reduce"]["double_binary_tree"] = _make_reading("all_reduce", "double_binary_tree", double_tree.over_all)
+    GENERATORS["all_reduce"][_name] = _from_pattern("all_reduce", _name, partial(FROM_ROOT[_name], root=0))
+GENERATORS["all_reduce"]["double_binary_tree"] = _from_pattern("all_reduce", "double_binary_tree", double_tree.over_all)
 GENERATORS["all_reduce"]["recursive_doubling"] = doubling.recursive_doubling_all_reduce
 GENERATORS["all_reduce"]["rdh"] = _rdh_all_reduce
 GENERATORS["all_reduce"]["one_shot"] = direct.one_shot
 GENERATORS["all_reduce"]["rank_order"] = rank_order.all_reduce
-GENERATORS["all_reduce"]["rank_chain"] = _make_reading("all_reduce", "rank_chain", rank_order.chain)
+GENERATORS["all_reduce"]["rank_chain"] = _from_pattern("all_reduce", "rank_chain", rank_order.chain)
 GENERATORS["reduce_scatter"]["rank_order"] = rank_order.reduce_scatter
-GENERATORS["all_gather"]["recursive_doubling"] = _make_reading(
+GENERATORS["all_gather"]["recursive_doubling"] = _from_pattern(
     "all_gather", "recursive_doubling", doubling.halving_doubling
 )
 

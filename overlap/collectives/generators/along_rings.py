@@ -99,19 +99,3 @@ def scatter(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule
         (np.where(last, np.uint8(Buffer.OUT), np.uint8(Buffer.SCRATCH)), np.where(last, 0, out.block)),
     )  # fmt: skip
     return table.build("scatter", "multi_ring", size, root=root, scratch=size)
-
-
-def gather(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule:
-    """Pass every block on along a ring to the root: a scatter backwards.
-
-    Cost: as many steps as there are devices to the farthest; n / rings bytes on each wire at the root.
-    """
-    out, table = ring_scatter(size, root, rings), TableWriter()
-    first, last = out.dst == out.block, out.src == root
-    table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, root))
-    table.move(
-        out.steps - 1 - out.step, out.dst, out.src,
-        (np.where(first, np.uint8(Buffer.IN), np.uint8(Buffer.SCRATCH)), np.where(first, 0, out.block)),
-        (np.where(last, np.uint8(Buffer.OUT), np.uint8(Buffer.SCRATCH)), out.block),
-    )  # fmt: skip
-    return table.build("gather", "multi_ring", size, root=root, scratch=size)

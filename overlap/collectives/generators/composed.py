@@ -14,7 +14,7 @@ from ..schedule import Schedule
 from ..slicing import pipeline
 from . import blockwise
 from .along_rings import Rings
-from .families import READINGS, SPREADING, Options, from_root, spreading
+from .families import FROM_ROOT, READINGS, SPREADING, Options, find_pattern
 from .hierarchical import compose, node_count, with_inner
 from .scattered import scatter_steps, two_level_broadcast
 
@@ -147,7 +147,7 @@ class _LevelAlgorithm:
         return self.algorithm == "rdh" and not self.options and self.size & (self.size - 1) != 0
 
     def spreading(self) -> Pattern:
-        return spreading(self.algorithm)(self.size, **self.options)
+        return find_pattern(SPREADING, self.algorithm)(self.size, **self.options)
 
 
 def _compose_spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
@@ -179,7 +179,7 @@ def _compose_from_root(
 ) -> _Staged:
     """Return a composition of a scatter at the root, transfers between nodes, and a gather in each node."""
     within = inside.spreading()
-    across = from_root(between.algorithm)(between.size, root // inside.size, **between.options)
+    across = find_pattern(FROM_ROOT, between.algorithm)(between.size, root // inside.size, **between.options)
     lower = read.reduce if collective == "reduce" else read.broadcast
     schedule = lower("hierarchical", two_level_broadcast(root, across, within, scatter=scatter, rings=rings), root)
     return schedule, {

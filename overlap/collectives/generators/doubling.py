@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..hazards import unroll
 from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Column, TableWriter, adjacent_runs
@@ -32,7 +33,7 @@ def halving_doubling(size: int) -> Pattern:
     for e in extra:
         rows += [(cube + 1, e - 1, e, 0, e), (cube + 1, e - 1, e, e + 1, size)]
     table = np.asarray(rows, np.int32).reshape(-1, 5)
-    chunk, row = _expand(table[:, 3], table[:, 4])
+    chunk, row = unroll(table[:, 3], table[:, 4] - table[:, 3])
     return spread(size, owners(size), table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
@@ -53,7 +54,7 @@ def folded_halving_doubling(size: int) -> Pattern:
     ]
     rows += [(cube, 2 * extra, 2 * extra + 1, 0, len(heads)) for extra in range(size - len(heads))]
     table = np.asarray(rows, np.int32).reshape(-1, 5)
-    chunk, row = _expand(table[:, 3], table[:, 4])
+    chunk, row = unroll(table[:, 3], table[:, 4] - table[:, 3])
     return spread(size, heads, table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
@@ -63,14 +64,6 @@ def _folded_ranks(size: int) -> tuple[Ints, int]:
     heads = 1 << cube
     v = np.arange(heads, dtype=np.int32)
     return v + np.minimum(v, size - heads), cube
-
-
-def _expand(start: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """Return all numbers of the ranges, one range after the other, and the range each belongs to."""
-    length = stop - start
-    row = np.repeat(np.arange(len(length)), length)
-    before = np.cumsum(length) - length
-    return np.arange(len(row)) - before[row] + start[row], row
 
 
 def recursive_doubling_all_reduce(size: int) -> Schedule:

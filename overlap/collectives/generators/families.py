@@ -47,7 +47,7 @@ def _scatter_all_gather(
     rings: Rings | None = None,
 ) -> Pattern:
     """Return a broadcast as a scatter and an all-gather, by the names of their algorithms."""
-    inside = spreading(gather)(size, **(gather_options or {}))
+    inside = find_pattern(SPREADING, gather)(size, **(gather_options or {}))
     return scattered.scatter_all_gather(size, root, inside, scatter=scatter, rings=rings)
 
 
@@ -65,25 +65,12 @@ SLICED = ("chain", "binary_tree", "double_binary_tree", "rank_chain")
 """Algorithms that send the data in `slices`, one after the other."""
 
 
-def spreading(algorithm: str) -> Make:
-    """Return the pattern of this name in which every rank owns a chunk.
+def find_pattern(family: Mapping[str, Make], algorithm: str) -> Make:
+    """Return the pattern of this name of a family, `SPREADING` or `FROM_ROOT`.
 
     Raises:
         ScheduleError: If there is none.
     """
-    return _lookup(SPREADING, algorithm)
-
-
-def from_root(algorithm: str) -> Make:
-    """Return the pattern of this name in which the root owns everything.
-
-    Raises:
-        ScheduleError: If there is none.
-    """
-    return _lookup(FROM_ROOT, algorithm)
-
-
-def _lookup(family: Mapping[str, Make], algorithm: str) -> Make:
     if algorithm not in family:
         raise ScheduleError(f"algorithm {algorithm!r} does not fit this level; known are {', '.join(family)}")
     return family[algorithm]

@@ -9,17 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, owners, spread
+from ..pattern import Pattern, owners, spread
 from ..schedule import Buffer, Schedule
 from ..tablewriter import TableWriter
-from .rank_order import scratch_block
-
-
-def _all_pairs(size: int) -> tuple[Ints, Ints]:
-    """Return all senders and receivers, (size - 1, size), by distance from near to far."""
-    src = np.arange(size, dtype=np.int32)[None, :]
-    dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)
-    return np.broadcast_to(src, dst.shape), dst
+from .rank_order import all_pairs, scratch_block
 
 
 def mesh(size: int) -> Pattern:
@@ -27,7 +20,7 @@ def mesh(size: int) -> Pattern:
 
     Cost: 1 step each way, n (size - 1) / size bytes per rank. Fan-in: size - 1 messages meet at every rank.
     """
-    src, dst = _all_pairs(size)
+    src, dst = all_pairs(size)
     return spread(size, owners(size), 0, src, dst, src, group=src)
 
 
@@ -46,22 +39,10 @@ def all_to_all(size: int) -> Schedule:
     Cost: 1 step, n (size - 1) / size bytes per rank.
     """
     table = TableWriter()
-    ranks, (src, dst) = np.arange(size, dtype=np.int32), _all_pairs(size)
+    ranks, (src, dst) = np.arange(size, dtype=np.int32), all_pairs(size)
     table.move(0, ranks, ranks, (Buffer.IN, ranks), (Buffer.OUT, ranks))
     table.move(0, src, dst, (Buffer.IN, dst), (Buffer.OUT, src))
     return table.build("all_to_all", "mesh", size)
-
-
-def gather(size: int, *, root: int = 0) -> Schedule:
-    """Send every rank's block straight to the root.
-
-    Cost: 1 step, n (size - 1) / size bytes received by the root.
-    """
-    table = TableWriter()
-    others = (root - np.arange(1, size, dtype=np.int32)) % np.int32(size)
-    table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, root))
-    table.move(0, others, root, (Buffer.IN, 0), (Buffer.OUT, others))
-    return table.build("gather", "mesh", size, root=root)
 
 
 def scatter(size: int, *, root: int = 0) -> Schedule:

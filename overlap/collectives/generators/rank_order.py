@@ -25,7 +25,7 @@ def all_reduce(size: int) -> Schedule:
     """
     table, ranks = TableWriter(), np.arange(size, dtype=np.int32)
     end = _add_reduction(table, size, per_block=size, within=ranks, out=ranks)
-    src, dst = _pairs(size)
+    src, dst = all_pairs(size)
     table.move(end, src, dst, (Buffer.OUT, src), (Buffer.OUT, src), group=src)
     return table.build("all_reduce", "rank_order", size, slots_per_block=size, scratch=size + 1)
 
@@ -63,7 +63,7 @@ def _add_reduction(table: TableWriter, size: int, *, per_block: int, within: Int
         out: (size,) Slot of each rank's sum in OUT.
     """
     ranks = np.arange(size, dtype=np.int32)
-    src, dst = _pairs(size)
+    src, dst = all_pairs(size)
     # Block 0 may be the input's memory, so sums have a block of their own, and received pieces lie in between.
     total = (Buffer.SCRATCH, size * per_block + within)
     there = scratch_block(src, dst) * per_block + np.broadcast_to(within, (size,))[dst]
@@ -78,7 +78,7 @@ def _add_reduction(table: TableWriter, size: int, *, per_block: int, within: Int
     return size + 2
 
 
-def _pairs(size: int) -> tuple[Ints, Ints]:
+def all_pairs(size: int) -> tuple[Ints, Ints]:
     """Return (size - 1, size) senders and receivers, nearest first."""
     src = np.arange(size, dtype=np.int32)[None, :]
     dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
+from ..hazards import unroll
 from ..pattern import Ints, Pattern, flat_columns, spread
 from .along_rings import Rings, ring_scatter
 from .tree import subtrees
@@ -105,9 +106,7 @@ def _edges_in_root(home: int, root: int, local_size: int, depth: int, scatter: s
         out = ring_scatter(local_size, root, rings)
         parent, child, block = ((rank - root) % local_size for rank in (out.src, out.dst, out.block))
         step, count = out.step, np.ones_like(child)
-    row = np.repeat(np.arange(len(child)), count * depth)
-    before = np.cumsum(count * depth) - count * depth
-    chunk = block[row] * depth + np.arange(len(row)) - before[row]
+    chunk, row = unroll(block * depth, count * depth)
     src, dst = (home * local_size + (end[row] + root) % local_size for end in (parent, child))
     return flat_columns(step[row], src, dst, chunk, 0, -1)
 

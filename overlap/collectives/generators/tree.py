@@ -99,35 +99,6 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
     return table.build("scatter", "binomial", size, root=root, scratch=size)
 
 
-def gather(size: int, *, root: int = 0) -> Schedule:
-    """Double the blocks of each message with every step.
-
-    Cost: ceil(log2(size)) steps; n (size - 1) / size bytes received by the root.
-    """
-    table = TableWriter()
-    step, parent, child, count = subtrees(size)
-    step = (size - 1).bit_length() - 1 - step
-    v = np.arange(1, size, dtype=np.int32)
-    ranks = (v + root) % size
-    table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, root))
-    table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.SCRATCH, v))
-    slot_out = (child + root) % size
-    for part, length in ((0, np.minimum(count, size - slot_out)), (1, count - (size - slot_out))):
-        rows = (parent == 0) & (length > 0)
-        start = slot_out[rows] if part == 0 else np.zeros_like(slot_out[rows])
-        taken = child[rows] + (count[rows] - length[rows] if part else 0)
-        table.move(
-            step[rows], (child[rows] + root) % size, root, (Buffer.SCRATCH, taken), (Buffer.OUT, start),
-            count=length[rows],
-        )  # fmt: skip
-    rest = parent > 0
-    table.move(
-        step[rest], (child[rest] + root) % size, (parent[rest] + root) % size,
-        (Buffer.SCRATCH, child[rest]), (Buffer.SCRATCH, child[rest]), count=count[rest],
-    )  # fmt: skip
-    return table.build("gather", "binomial", size, root=root, scratch=size)
-
-
 _Tree = dict[int, int]
 
 
