@@ -98,30 +98,27 @@ class Reconnection:
         self._expected: set[tuple[int, int]] = set()  # (member, slot) of rails that the other processes dial
         self._is_expecting = trio.Event()
         self._listening_scope = trio.CancelScope()
-        self._nursery: trio.Nursery | None = None
-        self._early_losses: list[tuple[EfaLink, int]] = []  # losses before this task ran
-        for link in links.values():
-            link.on_loss = partial(self._replace_rail, link)
+        self._nursery: trio.Nursery
 
     async def run(self) -> None:
         """Replace dead rails until cancelled."""
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._listen_while_expected)
-                for link, slot in self._early_losses:
-                    self._replace_rail(link, slot)
+                for link in self._links.values():
+                    link.on_loss = partial(self._replace_rail, link)
+                    for slot in range(self._joining.rail_count):
+                        if link.is_rail_lost(slot) and link.engine.gone is None:  # since before this task ran
+                            self._replace_rail(link, slot)
         finally:
             for link in self._links.values():
                 link.on_loss = lambda slot: None  # no replacement is made any more
 
     def _replace_rail(self, link: EfaLink, slot: int) -> None:
         """Begin the replacement of a dead rail: dial the other process, or expect its call if this side listens."""
-        if self._nursery is None:
-            self._early_losses.append((link, slot))
-            return
         key, now_s = (link.member, slot), trio.current_time()
         steady = now_s - self._returned_s.get(key, -math.inf) > _STEADY_S
-        self._pauses_s[key] = _FIRST_PAUSE_S if steady else self._double_pause(self._pauses_s[key])
+        self._pauses_s[key] = _FIRST_PAUSE_S if steady else min(2 * self._pauses_s[key], _LONGEST_PAUSE_S)
         self._lost_s[key] = now_s
         if not link.rails and link.member not in self._unanswered_s:
             self._nursery.start_soon(self._wait_for_rail, link)
@@ -130,10 +127,6 @@ class Reconnection:
         else:
             self._expected.add(key)
             self._is_expecting.set()
-
-    def _double_pause(self, pause_s: float) -> float:
-        """Return the next pause between attempts: twice as long, up to the longest."""
-        return min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _wait_for_rail(self, link: EfaLink) -> None:
         """Wait until a process without rails has one; report a long wait, and give up the process in time.
@@ -165,7 +158,6 @@ class Reconnection:
         key = link.member, number % RAILS_LIMIT
         rail = self._make(link, number, connection)
         link.add(rail)
-        assert self._nursery is not None, "connections are made while this runs"
         self._nursery.start_soon(rail.run)
         self._returned_s[key] = trio.current_time()
         line = f"{link.rail_name(number)} is back after {self._returned_s[key] - self._lost_s[key]:.1f} s"
@@ -189,7 +181,7 @@ class Reconnection:
                 else:
                     discard(connection)
                 return
-            self._pauses_s[key] = self._double_pause(self._pauses_s[key])
+            self._pauses_s[key] = min(2 * self._pauses_s[key], _LONGEST_PAUSE_S)
 
     async def _dial_once(self, link: EfaLink, slot: int, detail: Detail) -> ProvedSocket | None:
         """Dial once; None after a failure. Any answer of the host resets the time without an answer."""

@@ -4,47 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 import trio
-from trio.lowlevel import TrioToken
-
-from transports import Transport
-from transports.guarded import guard
 
 from ...collectives.call import Call
 from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
 from ..plan import CallPlan
-from .compiler import Compiled, Compiler
+from .compiler import Compiled
 from .execution import Execution, Station
-from .workers import Workers
 
-
-class Programs:
-    """Plans of operations with bytes that travel over a transport, while the ranks compute."""
-
-    def __init__(self, transport: Transport, workers: Workers, compiler: Compiler, token: TrioToken) -> None:
-        self._transport, self._workers, self._token = transport, workers, token
-        self.compiler: Compiler = compiler
-        self._stations: dict[tuple[int, ...], Station] = {}  # by world rank and group members
-
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
-        """Return the plan of one rank's operations with a call."""
-        return ProgramPlan(self, communicator, call)
-
-    def station(self, communicator: Communicator, operation: Operation) -> Station:
-        """Return the wires of a rank's messages, and its workers."""
-        rank, members = operation.context.rank, communicator.members
-        station = self._stations.get((rank, *members))
-        if station is None:
-            wire = self._transport.wire(rank)
-            peers = [peer for peer in members if peer != rank]
-            wires = {peer: guard(wire, peer, operation.context.spawn) for peer in peers}
-            thread = operation.context.thread
-            station = Station(wires=wires, workers=self._workers, token=self._token, thread=thread)
-            self._stations[rank, *members] = station
-        return station
+if TYPE_CHECKING:
+    from .real_engine import RealEngine
 
 
 class ProgramPlan(CallPlan):
@@ -53,9 +26,9 @@ class ProgramPlan(CallPlan):
     _compiled: Compiled
     _station: Station | None = None
 
-    def __init__(self, programs: Programs, communicator: Communicator, call: Call) -> None:
+    def __init__(self, engine: RealEngine, communicator: Communicator, call: Call) -> None:
         super().__init__(call)
-        self._programs, self._communicator = programs, communicator
+        self._engine, self._communicator = engine, communicator
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
 
     def __str__(self) -> str:
@@ -68,8 +41,8 @@ class ProgramPlan(CallPlan):
         communicator = self._communicator
         if self._station is None:
             position = operation.port.position
-            self._compiled = self._programs.compiler.compile(self.call, communicator.members, position)
-            self._station = self._programs.station(communicator, operation)
+            self._compiled = self._engine.compiler.compile(self.call, communicator.members, position)
+            self._station = self._engine.station(operation.context, communicator.members)
         operation.algorithm = self._compiled.schedule.algorithm
         operation.fit(self.call)
         execution = Execution(

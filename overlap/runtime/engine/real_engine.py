@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from ..context import RankContext
     from ..lane import Lane
     from ..message import Message
+    from .compiler import Compiler
+    from .execution import Station
     from .host_memory import HostMemory
-    from .programs import Programs
 
 # Algorithms, of a call or of the run, that need no program if ranks have memory in common.
 _IN_MEMORY = (None, "direct")
@@ -49,6 +50,7 @@ class RealEngine(BaseEngine):
         self._token = token
         self._workers = Workers()
         self._wires: dict[tuple[int, int], Wire] = {}  # by world rank, and rank of the peer
+        self._stations: dict[tuple[int, ...], Station] = {}  # by world rank and group members
         self._memory = InMemory(self._workers, token)
 
     def direct(self, members: tuple[int, ...]) -> bool:
@@ -74,7 +76,7 @@ class RealEngine(BaseEngine):
                 plan = InProcessPlan(self._memory, call, communicator.here)
         elif (call.algorithm or self._algorithm) in _IN_MEMORY and not uneven:
             plan = self._host_memory.plan(communicator, call, operation)
-        return plan or self._programs.plan(communicator, call, operation)
+        return plan or self.program(communicator, call, operation)
 
     def wire(self, context: RankContext, peer: int) -> Wire | None:
         """Return the wire of the messages with a world rank; None: they match inside this process."""
@@ -123,17 +125,33 @@ class RealEngine(BaseEngine):
     def _host_memory(self) -> HostMemory:
         from .host_memory import HostMemory  # not needed by a single process
 
-        return HostMemory(self._transport, self._workers, lambda *call: self._programs.plan(*call))
+        return HostMemory(self._transport, self._workers, self.program)
 
     @cached_property
-    def _programs(self) -> Programs:
-        """Make the maker of programs over a transport; ranks with memory in common never need it."""
+    def compiler(self) -> Compiler:
+        """Compiler of programs over a transport; ranks with memory in common never need it."""
         from .compiler import Compiler, joined_by  # with the generators, not needed by ranks with memory in common
-        from .programs import Programs
 
         cluster = joined_by(self._cluster, self._transport.socket_placement)
-        compiler = Compiler(cluster, self._algorithm, far=self._transport.spans_hosts)
-        return Programs(self._transport, self._workers, compiler, self._token)
+        return Compiler(cluster, self._algorithm, far=self._transport.spans_hosts)
+
+    def program(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
+        """Return the plan of one rank's operations with a call as programs over a transport."""
+        from .programs import ProgramPlan
+
+        return ProgramPlan(self, communicator, call)
+
+    def station(self, context: RankContext, members: tuple[int, ...]) -> Station:
+        """Return the wires of a rank's messages to other members of a group, and its workers."""
+        from .execution import Station
+
+        station = self._stations.get((context.rank, *members))
+        if station is None:
+            wire = self._transport.wire(context.rank)
+            wires = {peer: guard(wire, peer, context.spawn) for peer in members if peer != context.rank}
+            station = Station(wires=wires, workers=self._workers, token=self._token, thread=context.thread)
+            self._stations[context.rank, *members] = station
+        return station
 
     def unmet(
         self, ranks: Iterable[int], communicators: Iterable[Communicator]
