@@ -114,7 +114,7 @@ class BounceBuffers:
 
     def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:
         self._free: defaultdict[int, list[memoryview]] = defaultdict(list)
-        self._spare_bytes = keep_bytes
+        self._room_bytes = keep_bytes  # bytes that may be kept besides those that are kept
 
     def take(self, nbytes: int) -> memoryview:
         """Return a buffer of at least `nbytes`. Callers pass the receiver's size, never one that a peer has sent."""
@@ -122,11 +122,11 @@ class BounceBuffers:
         free = self._free[size]
         if not free:
             return as_bytes(np.empty(size, np.uint8))
-        self._spare_bytes += size
+        self._room_bytes += size
         return free.pop()
 
     def release(self, buffer: memoryview) -> None:
         """Keep a buffer for the next message of its size, up to `keep_bytes` in total."""
-        if buffer.nbytes <= self._spare_bytes:
-            self._spare_bytes -= buffer.nbytes
+        if buffer.nbytes <= self._room_bytes:
+            self._room_bytes -= buffer.nbytes
             self._free[buffer.nbytes].append(buffer)

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -159,7 +160,7 @@ class Connection:
         with self._interrupts:
             if not wait_until_settled(self._ended, timeout_s):
                 unfinished = self._world.reports.doing(self._index) if self._world is not None else []
-                self._cancel()
+                self._run_in_loop(self._scope.cancel)
                 wait_until_settled(self._ended, _FAIL_S)
                 awaited = ", ".join(unfinished) or "the other ranks"
                 raise TimeoutError(
@@ -218,10 +219,6 @@ class Connection:
         if self._token is not None and not self._ended.done:
             self._run_in_loop(self._closing.set)
 
-    def _cancel(self) -> None:
-        """Cancel the world on the event loop."""
-        self._run_in_loop(self._scope.cancel)
-
     def _run_in_loop(self, function: Callable[[], object]) -> None:
         """Call a function in the thread of the event loop, unless the loop has ended."""
         with suppress(trio.RunFinishedError):
@@ -246,7 +243,7 @@ class Connection:
             try:
                 wait_until_settled(self._has_joined)
             except BaseException:  # Ctrl-C
-                self._cancel()
+                self._run_in_loop(self._scope.cancel)
                 raise
             if self._failure is not None and not self._has_started:
                 self._thread.join()
@@ -273,11 +270,7 @@ class Connection:
         """Let other threads issue on the world that has started."""
         self._world = world
         world.let_threads_in()
-        world.runs_elsewhere(self._owner_line)
-
-    def _owner_line(self) -> str:
-        """Return the line of the thread that has connected, for reports of ranks that wait for this one."""
-        return line_in_thread(self._owner)
+        world.runs_elsewhere(partial(line_in_thread, self._owner))  # for reports of ranks that wait for this one
 
     async def _wait_for_end(self, rank: Rank) -> None:
         """Keep the rank alive until `close` or `fail` ends it; raise the error of `fail`."""

@@ -163,17 +163,13 @@ def _answer_requests(
     """Answer the request of each rank, and every later one for the length of the block."""
     ended = threading.Event()
 
-    def reply(rank: int, ask: str) -> None:
-        """Write the answer for one rank into the store."""
-        store.set(_answer_key(job, rank, ask, turn), answer)
-
     def answer_new() -> None:
         """Answer each request that has changed since the last look."""
         for rank, last_ask in asks.items():
             ask = _get(store, _ask_key(job, rank, turn)).decode()
             if ask != last_ask:
                 asks[rank] = ask
-                reply(rank, ask)
+                store.set(_answer_key(job, rank, ask, turn), answer)
 
     def watch() -> None:
         """Look for new requests until the block ends, less often the longer it takes."""
@@ -184,7 +180,7 @@ def _answer_requests(
                 answer_new()
 
     for rank, ask in asks.items():
-        reply(rank, ask)
+        store.set(_answer_key(job, rank, ask, turn), answer)
     watcher = threading.Thread(target=watch, name="overlap answers in the store", daemon=True)
     start_thread(watcher)
     try:
@@ -229,11 +225,9 @@ def _check_nodes(nodes: int, size: int) -> int:
 
 def _count_nodes(machines: Sequence[str]) -> int:
     """Return the number of machines, if they have equally many ranks in order; else each rank counts as one."""
-    machine_count = len(set(machines))
-    ranks_per_machine = len(machines) // machine_count
-    blocks = [machines[start] for start in range(0, len(machines), ranks_per_machine)]
-    in_order = [machine for machine in blocks for _ in range(ranks_per_machine)] == list(machines)
-    return machine_count if in_order and len(set(blocks)) == machine_count == len(blocks) else len(machines)
+    different = list(dict.fromkeys(machines))
+    in_order = [machine for machine in different for _ in range(len(machines) // len(different))] == list(machines)
+    return len(different) if in_order else len(machines)
 
 
 def _find_outward_address() -> str:

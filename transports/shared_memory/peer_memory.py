@@ -8,7 +8,6 @@ security module forbids it. Under Yama, which Ubuntu enables, the process that i
 from __future__ import annotations
 
 import ctypes
-import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -44,31 +43,20 @@ def buffer_address(buffer: Buffer) -> int:
 
 
 def read_memory(pid: int, address: int, into: Buffer) -> None:
-    """Fill a buffer from another process's memory. Other threads run in parallel.
+    """Fill a buffer from another process's memory.
 
     Args:
         pid: Id of the process.
         address: First address to read in its memory.
-        into: C-contiguous and writable.
+        into: C-contiguous and writable; less than a page.
 
     Raises:
         OSError: The process has ended, may not be read, or has no such memory.
     """
-    rest = as_bytes(into)
-    while rest.nbytes:
-        count = _read_once(pid, address, buffer_address(rest), rest.nbytes)
-        address += count
-        rest = rest[count:]
-
-
-def _read_once(pid: int, address: int, target: int, nbytes: int) -> int:
-    """Read up to `nbytes` from another process; return their number, or raise `OSError`."""
-    here, there = _Vector(target, nbytes), _Vector(address, nbytes)
-    count: int = _libc().process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
-    if count <= 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code) if count else "nothing could be read")
-    return count
+    nbytes = as_bytes(into).nbytes
+    here, there = _Vector(buffer_address(into), nbytes), _Vector(address, nbytes)
+    if _libc().process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != nbytes:
+        raise OSError(ctypes.get_errno(), "the memory of another process could not be read")
 
 
 def permit_reading() -> None:
