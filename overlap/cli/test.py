@@ -19,10 +19,12 @@ from transports.patience import usable_cores
 from ..settings import Option
 from ..units import count, switch
 from .options import add_options, shared_option
+from .output import as_json
 from .parser import Parser
 from .program import module_spec
 
 if TYPE_CHECKING:
+    from ..testing.run import Run
     from ..testing.running import Setting
 
 # A program that holds Python's lock has that many seconds beyond --timeout, so that a verdict can come first.
@@ -51,6 +53,8 @@ OPTIONS = {
     "faults": Option(read=str, metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"),
     "same": Option(read=switch, help="fail unless all ranks end with the same weights"),
     "same_updates": Option(read=switch, help="fail unless all ranks have the same weights after each update"),
+    "as_one": Option(read=switch, help="compare gradients with those of one rank on the joined batch"),
+    "json": shared_option("json"),
     "timeout": shared_option("timeout_s", "of real time, for a run; default: 60"),
 }
 
@@ -102,19 +106,26 @@ def main(args: argparse.Namespace) -> int:
         with _ending_by_force(args.timeout + _LOCKED_S):
             run = Ranks(repeating=partial(_repeating, ["-m", args.program] if args.module else None)).program(
                 path, arguments, package=package, ranks=args.ranks, seeds=args.seeds, seed=args.seed,
-                cluster=args.cluster, faults=args.faults or (), real_timeout_s=args.timeout,
+                cluster=args.cluster, faults=args.faults or (), as_one=args.as_one, real_timeout_s=args.timeout,
             )  # fmt: skip
     except RanksFailed as failed:
+        if args.json:
+            print(_document(args, failed.run), end="")
+            return 1
         print(f"{args.program} is wrong with {failed.run.size} ranks, seed {failed.run.seed}\n{failed}")
         return 1
-    if args.verbose:
+    if args.verbose and not args.json:
         for rank, text in enumerate(run.output):
             sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())
     same = None
     if (args.same or args.same_updates) and run.error is None:
         same = run.same("model weights after each update" if args.same_updates else "model weights")
-    if same is not None and not same:
-        print(f"{args.program} is wrong with {run.size} ranks: {same.problem}")
+    problem = "" if same is None else same.problem
+    if args.json:
+        print(_document(args, run, problem), end="")
+        return 1 if problem else 0
+    if problem:
+        print(f"{args.program} is wrong with {run.size} ranks: {problem}")
         return 1
     took_s = time.perf_counter() - began_s
     seeds = f"{args.seeds} seeds" if args.seeds > 1 else "1 seed"
@@ -122,10 +133,27 @@ def main(args: argparse.Namespace) -> int:
         f"{args.program} is well with {run.size} ranks and {seeds}: {len(run.record.issues)} operations, "
         f"{run.exposed:.0%} of the time exposed, {run.sent_bytes:,} bytes sent by a rank ({took_s:.1f} s)"
     )
+    if run.as_one:
+        print(run.as_one)
     if args.faults:
         ended = f", and the run ended so: {run.verdict}" if run.verdict is not None else ""
         print(run.tried or f"{', '.join(map(str, run.faults))} happened{ended}")
     return 0
+
+
+def _document(args: argparse.Namespace, run: Run, problem: str = "") -> str:
+    """Return the result of a run as JSON."""
+    verdicts = [
+        {"kind": verdict.kind, "text": verdict.text, "ranks": verdict.ranks, "lines": verdict.lines}
+        for verdict in run.verdicts
+    ]
+    return as_json(
+        {
+            "program": args.program, "ranks": run.size, "seed": run.seed, "verdicts": verdicts, "as_one": run.as_one,
+            "problem": problem, "operations": len(run.record.issues), "exposed": run.exposed,
+            "sent_bytes": run.sent_bytes, "repeat": run.line,
+        }
+    )  # fmt: skip
 
 
 @contextmanager
@@ -160,6 +188,7 @@ def _repeating(
     words = ["overlap", "test", *(module or [os.fspath(path)]), "--ranks", str(setting.ranks)]
     words += ["--cluster", str(setting.cluster)] if setting.cluster != "local" else []
     words += ["--seed", str(setting.seed)] if setting.seed else []
+    words += ["--as-one"] if setting.as_one else []
     words += ["--faults", ", ".join(map(str, setting.faults))] if setting.faults else []
     words += (
         ["--timeout", f"{setting.real_timeout_s:g}"] if setting.real_timeout_s != type(setting)().real_timeout_s else []

@@ -22,7 +22,7 @@ from ..waits import judge as waits
 from ..waits.ends import End, Seen
 from ..waits.judge import Kind, WaitingWorld
 from ..waits.wording import sentence, title
-from . import latent
+from . import latent, roles
 from .record import Issue, Record, Verdict
 from .threads import RealTimeError, UntestableError
 
@@ -60,7 +60,7 @@ def judge(
     verdicts = [] if error is None else [_end_verdict(record, error)]
     finished = {rank for rank, how in record.left.items() if not how}
     checks = [latent.groups(record, finished), latent.touches(record), latent.tags(record)]
-    checks.append(latent.gradients(record))
+    checks.append(roles.first_forward(record) or latent.gradients(record))
     if not any(verdict is not None and verdict.kind == "group of some" for verdict in checks):
         checks.append(latent.group_order(record) or latent.group_members(record))
     if shared_order and not any(verdict.kind == "cycle" for verdict in verdicts):

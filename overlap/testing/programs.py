@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from ctypes import py_object, pythonapi
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,8 @@ from ..errors import OverlapError, UsageError
 from ..runtime.rank import Rank
 from ..torch.tensors import as_array
 from . import pytorch, torch_store
+from .as_one import AsOne
+from .batches import Batches
 from .folders import RunFolder
 from .guards import guard_process
 from .hashing import NAME, compile_program
@@ -31,6 +33,7 @@ from .judging import blocked_issues, judge, wrong_group
 from .record import Record, Verdict
 from .run import Run
 from .running import Setting, make_run, run_world
+from .substitutes import Substitute
 from .threads import RankThread, RealTime
 from .torch_rank import TorchRank
 from .views import RankProcess, process_restored
@@ -71,9 +74,16 @@ class TestedProgram:
     """
 
     def __init__(
-        self, body: Callable[[RankProcess], Any], argv: Sequence[str], setting: Setting, folder: str | None = None
+        self,
+        body: Callable[[RankProcess], Any],
+        argv: Sequence[str],
+        setting: Setting,
+        folder: str | None = None,
+        *,
+        batches: Callable[[int, Callable[[], dict[str, Any]]], Batches] | None = None,
     ) -> None:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
+        self._new_batches = batches or (Batches if setting.as_one else None)
         self._released: dict[int, int] = {}  # see `RecordingInjector`
         self._threads: dict[int, RankThread[Any]] = {}
         self._watches: dict[RankThread[Any], tuple[Watch, ModelWatch]] = {}
@@ -92,6 +102,8 @@ class TestedProgram:
             stack.enter_context(pytorch.torch_of_ranks())
             stack.enter_context(watching(self._calling_watches))
             stack.enter_context(guard_process(self))
+            if self._new_batches is not None:
+                stack.enter_context(pytorch.recorded_batches())
             if self._folder is not None:
                 sys.path.insert(0, self._folder)
             # where threads share the folder of the process, those that ranks have started find it between turns, too
@@ -110,6 +122,7 @@ class TestedProgram:
             models = [models for _, models in self._watches.values()]
             run.weights = [_weight_arrays(watch) for watch in models]
             synchronised = any(watch.expects_same_weights for watch in models)
+            recorded = [batches for each in models if (batches := each.batches) is not None]
         verdicts = judge(
             outcome.record, outcome.error, synchronised=synchronised, shared_order=True, unused=outcome.unused
         )
@@ -117,8 +130,23 @@ class TestedProgram:
             verdicts[0] = self._find_wrong_group(outcome.record) or verdicts[0]
         if is_silent and not verdicts and run.size > 1:
             verdicts.append(_SILENT)
+        if self._setting.as_one:
+            differences, run.as_one = AsOne(run, recorded, self._repeat).compare()
+            verdicts += differences
         run.verdicts = [_with_advice(verdict) for verdict in verdicts if verdict.kind not in self._setting.allow]
         return run
+
+    def _repeat(self, size: int, source: Substitute, updates: int, every: bool) -> tuple[Run, list[Batches]]:
+        """Run the program for some updates with another number of ranks, whose data comes from a source."""
+        setting = Setting(ranks=size, timeout_s=self._setting.timeout_s, real_timeout_s=self._setting.real_timeout_s)
+        recorded: dict[int, Batches] = {}
+
+        def make(rank: int, names: Callable[[], dict[str, Any]]) -> Batches:
+            recorded[rank] = Batches(rank, names, source, updates, every=every)
+            return recorded[rank]
+
+        run = TestedProgram(self._body, self._argv, setting, self._folder, batches=make).run("")
+        return run, [recorded[rank] for rank in sorted(recorded)]
 
     def _find_wrong_group(self, record: Record) -> Verdict | None:
         """Run the program again, in which blocked ranks go on, to see whether they merely have another order."""
@@ -171,11 +199,13 @@ class TestedProgram:
         record, number = clock.record, thread.rank.rank
         models = ModelWatch(number, record)
         watch = Watch(thread, record)
+        watch.roles = models.roles
+        models.batches = None if self._new_batches is None else self._new_batches(number, models.bare_names)
         torch_rank = TorchRank(thread, self._store, record, clock.injector, watch, models)
         self._watches[thread] = watch, models
         before = set(threading.enumerate())
         try:
-            with watch:
+            with watch, models.batches or nullcontext():
                 result = self._body(self._views[number])
             torch_rank.finish()
         except SystemExit as exit:

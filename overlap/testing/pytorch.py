@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -202,6 +203,8 @@ def torch_of_ranks() -> Iterator[None]:
         patches.replace(torch.autograd.profiler, "_disable_profiler", profiler.stop)
         patches.replace(recording, "find_rank", _find_rank)
         patches.replace(DistributedDataParallel, "__init__", _wrap_model)
+        for op in ("all_reduce", "broadcast"):
+            patches.replace(ProcessGroup, f"_{op}", partial(_record_operation, op))
         # issues all operations of the first update of a static graph, and waits for them, in one call of C++
         patches.replace(_distributed_c10d.Reducer, "_delay_all_reduce", _delay_all_reduce)
         patches.replace(DistributedDataParallel, "_delayed_all_reduce_hook", _delayed_all_reduce_hook)
@@ -239,6 +242,38 @@ def _wrap_model(rank: TorchRank, original: Callable[..., None], *args: Any, **ke
     """Make a DistributedDataParallel, and note that it keeps the weights of ranks the same."""
     original(*args, **keywords)
     rank.models.wrapped = True
+    rank.models.roles.wrap(args[0], args[0].process_group)
+
+
+def _record_operation(
+    op: str, rank: TorchRank, original: Callable[..., Any], group: Any, tensor: torch.Tensor, *args: Any
+) -> Any:
+    """Issue an operation whose tensor may be a parameter, a gradient or an activation."""
+    rank.models.roles.before_operation(op, tensor, group._group.ranks)
+    return original(group, tensor, *args)
+
+
+def _call_module(rank: TorchRank, original: Callable[..., Any], module: Any, *args: Any, **keywords: Any) -> Any:
+    """Call a module whose data is recorded."""
+    batches = rank.models.batches
+    return original(module, *args, **keywords) if batches is None else batches.call(original, module, args, keywords)
+
+
+def _add_parameters(rank: TorchRank, original: Callable[..., None], optimizer: Any, group: dict[str, Any]) -> None:
+    """Give an optimizer parameters, which need not be of a module."""
+    original(optimizer, group)
+    rank.models.known.update((id(parameter), parameter) for parameter in optimizer.param_groups[-1]["params"])
+
+
+@contextmanager
+def recorded_batches() -> Iterator[None]:
+    """Record the data of modules, without compiling."""
+    patches = Patches(current_rank)
+    with patches.stack as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        patches.replace(torch.nn.Module, "__call__", _call_module)
+        patches.replace(torch.optim.Optimizer, "add_param_group", _add_parameters)
+        yield
 
 
 def _delay_all_reduce(rank: TorchRank, original: Callable[[Any], None], reducer: Any) -> None:

@@ -96,6 +96,35 @@ class Touch:
     by: str  # The function of PyTorch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A parameter, or part of one, that a rank holds."""
+
+    digest: str
+    trained: bool
+    members: tuple[int, ...] = ()  # Ranks that hold the same, as far as PyTorch's objects say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstForward:
+    """Digests of a rank's weights, and of the input that meets one of them first."""
+
+    rank: int
+    line: str
+    weights: dict[str, Held]
+    digest: str  # of the input
+    members: tuple[int, ...] = ()  # Ranks to which PyTorch's objects say that the input is the same
+    parameter: str = ""  # that the input meets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """An operation on parameters (broadcast) or gradients (all_reduce)."""
+
+    issue: Issue
+    names: tuple[str, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class Record:
     """All that was recorded of a run."""
@@ -105,6 +134,11 @@ class Record:
     group_calls: list[GroupCall] = field(default_factory=list)
     weights: list[WeightRecord] = field(default_factory=list)
     touches: list[Touch] = field(default_factory=list)
+    first_forwards: list[FirstForward] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)  # Up to the first update
+    activations: dict[tuple[tuple[int, ...], str], None] = field(
+        default_factory=dict
+    )  # Ranks that add up, and the line
     troubles: dict[int, BaseException] = field(default_factory=dict)  # Last error of an operation that a rank was given
     stopped: set[int] = field(default_factory=set)  # Ranks that a fault has stopped
     left: dict[int, str] = field(default_factory=dict)  # Ranks whose program has ended, and how: "" is well

@@ -105,6 +105,7 @@ class Run:
         error: The exception that ended the run, if one did.
         line: The line that repeats it in a test.
         tried: What the faults of several seeds have done, in words.
+        as_one: What was compared with what, in words, where gradients were compared with those of one rank.
         folder: Working directory of a program; it is removed with the run. None: the current folder.
     """
 
@@ -122,6 +123,7 @@ class Run:
     error: BaseException | None = None
     line: str = ""
     tried: str = ""
+    as_one: str = ""
     folder: RunFolder | None = None
 
     def __repr__(self) -> str:

@@ -49,6 +49,7 @@ class Setting:
     real_timeout_s: float = _REAL_TIMEOUT_S  # Limit in real time, without delays, of a rank's turn
     clock: Virtual = field(default_factory=Virtual)  # Assumptions of virtual time
     allow: tuple[str, ...] = ()  # Kinds of verdicts that are no failures
+    as_one: bool = False  # Whether gradients are compared with those of one rank; of programs of PyTorch only
 
     def __post_init__(self) -> None:
         if self.ranks is not None:
@@ -78,6 +79,7 @@ class Setting:
         ]
         parts += [f"clock=overlap.Virtual({', '.join(assumptions)})"] if assumptions else []
         parts += [f"steps={self.steps}"] if self.steps is not None else []
+        parts += ["as_one=True"] if self.as_one else []
         parts += [f"real_timeout_s={self.real_timeout_s:g}"] if self.real_timeout_s != _REAL_TIMEOUT_S else []
         return ", ".join(parts)
 

@@ -17,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..torch.operations import exclude_from_compiler, frame_line, users_frame
-from ..torch.tensors import as_array
+from .batches import Batches
 from .record import Issue, Record, Touch, WeightRecord
+from .role_watch import RoleWatch
+from .tensor_parts import digest, local_tensor, part_label
 from .threads import RankThread
 
 # Time of a function of torch: a launch, and what a device of 1 TB/s and 100 TFLOP/s takes; the same on every machine.
@@ -37,6 +39,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._touched: set[str] = set()
         self._live_bytes = 0
         self._seen: set[int] = set()
+        self.roles: RoleWatch | None = None  # until the first forward
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -79,6 +82,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func is torch.ops.aten.lift_fresh.default:  # the end of torch.tensor(...), whose memory is new
             self._count_memory(args[0])
+        if self.roles is not None and not self.inside and self.roles.is_first_forward(func, _tensors_in(args)):
+            self.roles = None
         if self.inside or func.is_view or func.namespace not in ("aten", "prims"):
             return func(*args, **kwargs)
         if self._flying:
@@ -180,6 +185,10 @@ class ModelWatch:
         self._summed: list[tuple[int, int]] = []  # where all ranks have added something up since the last update
         self._sums = False  # whether every update so far was made of such gradients only
         self.wrapped: bool = False  # whether DistributedDataParallel keeps them alike
+        self.roles: RoleWatch = RoleWatch(rank, record, self.labelled)
+        self.batches: Batches | None = None  # where runs are compared
+        self.known: dict[int, torch.Tensor] = {}  # parameters of all optimizers, where runs are compared
+        self.issued: int = 0  # operations
 
     @property
     def expects_same_weights(self) -> bool:
@@ -188,12 +197,15 @@ class ModelWatch:
 
     def operation_issued(self, issue: Issue, size: int, arrays: list[tuple[int, int, bool]]) -> None:
         """Note the memory that an operation adds up over all ranks."""
+        self.issued += 1
+        self.roles.operation_issued(issue)
         if issue.call.op == "all_reduce" and len(issue.call.members) == size:
             self._summed += [(address, address + nbytes) for address, nbytes, written in arrays if written]
 
     def add_module(self, module: torch.nn.Module) -> None:
-        """Note a module that has parameters."""
-        self._modules[id(module)] = module
+        """Note a module that has parameters, or modules."""
+        if not isinstance(module, _WRAPPERS):
+            self._modules[id(module)] = module
 
     def before_update(self, optimizer: Any) -> None:
         """Note the gradients of an update that begins, and before the first one record the weights."""
@@ -214,6 +226,8 @@ class ModelWatch:
             names.get(id(p), "?") for group in optimizer.param_groups for p in group["params"]
             if p.requires_grad and p.grad is None and p.numel()  # FSDP1 leaves a rank without a part of some
         )  # fmt: skip
+        if self.batches is not None:
+            self.batches.before_update(optimizer, self.issued)
 
     _lacking: tuple[str, ...] = ()
     _updating: Any = None  # the outermost optimizer whose update is under way
@@ -224,6 +238,7 @@ class ModelWatch:
             return
         self._updating = None
         self._updates += 1
+        self.roles.over = self.batches is None or self.batches.over
         self._record_weights(self._lacking, optimizer)
 
     def restart_updates(self) -> None:
@@ -239,7 +254,7 @@ class ModelWatch:
 
     def _record_weights(self, lacking: tuple[str, ...], optimizer: Any) -> None:
         """Record digests of all weights, the names of weights without a gradient, and the optimizer's settings."""
-        digests = {name: _digest(value) for name, value in self.weights().items()}
+        digests = {name: digest(value) for name, value in self.weights().items()}
         self._record.weights.append(
             WeightRecord(
                 rank=self.rank, step=self._updates, joins=self._joins, digests=digests, without_gradient=lacking,
@@ -258,18 +273,35 @@ class ModelWatch:
         return names
 
     def weights(self) -> dict[str, torch.Tensor]:
+        """Return what this rank has of each parameter of `labelled`."""
+        return {name: local_tensor(parameter).detach() for name, parameter in self.labelled().items()}
+
+    def labelled(self) -> dict[str, torch.Tensor]:
         """Return the optimised parameters, or all without an optimizer; the name of a part has its position.
 
         Models may have parameters of one name: the second one is "weight of model 2".
         """
+        return self._labelled(self._optimized or self._parameters(), part_label)
+
+    def bare_names(self) -> dict[str, torch.Tensor]:
+        """Return all parameters by names without the position of a part."""
+        return self._labelled({**self._parameters(), **self.known}, lambda value, rank: "")
+
+    def _parameters(self) -> dict[int, torch.Tensor]:
+        """Return the parameters of all modules by their identity."""
+        return {id(p): p for module in self._modules.values() for p in module.parameters()}
+
+    def _labelled(
+        self, chosen: dict[int, torch.Tensor], label_part: Callable[[torch.Tensor, int], str]
+    ) -> dict[str, torch.Tensor]:
+        """Return parameters by name, and the number of their model."""
         names = self.names()
-        chosen = self._optimized or {id(p): p for module in self._modules.values() for p in module.parameters()}
         labelled: dict[str, torch.Tensor] = {}
         for number, (key, value) in enumerate(chosen.items()):
-            name, part, model = names.get(key, f"parameter {number}"), _part_label(value, self.rank), 1
+            name, part, model = names.get(key, f"parameter {number}"), label_part(value, self.rank), 1
             while (label := f"{name}{f' of model {model}' if model > 1 else ''}{part}") in labelled:
                 model += 1
-            labelled[label] = _local_tensor(value)
+            labelled[label] = value
         return labelled
 
 
@@ -278,6 +310,8 @@ def _settings(group: dict[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in group.items() if isinstance(value, _VALUES)}
 
 
+# Modules whose only module is the model, by another name.
+_WRAPPERS = (torch.nn.parallel.DistributedDataParallel,)
 _VALUES = (bool, int, float, str, tuple, torch.Tensor)
 
 
@@ -286,37 +320,11 @@ def random_digest() -> str:
     return xxhash.xxh64_hexdigest(memoryview(torch.default_generator.get_state().numpy()))
 
 
-def _part_label(value: torch.Tensor, rank: int) -> str:
-    """Return the part of a distributed tensor, or of FSDP1's parameter, that a rank has; "" is all of it."""
-    if getattr(value, "_fsdp_flattened", False):
-        return f" [part {rank}]"
-    placements = getattr(value, "placements", ())
-    mesh = getattr(value, "device_mesh", None)
-    if mesh is None:
-        return ""
-    at = [f"{c}" for c, p in zip(mesh.get_coordinate() or (), placements, strict=False) if p.is_shard()]
-    return f" [part {', '.join(at)}]" if at else ""
-
-
-def _local_tensor(value: torch.Tensor) -> torch.Tensor:
-    """Return the part of a distributed tensor that this rank has."""
-    return getattr(value, "_local_tensor", value).detach()
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    """Return a digest of a tensor's bytes; "" for a dtype that numpy lacks."""
-    try:
-        data = as_array(tensor.contiguous())
-    except ValueError:  # of a type that has no array
-        return ""
-    return xxhash.xxh64_hexdigest(data.reshape(-1).view("u1").data)
-
-
 @contextmanager
 def watching(find: Callable[[], tuple[Watch, ModelWatch] | None]) -> Iterator[None]:
     """Record the modules, optimizers and wrappers of rank threads; `find` returns the watches of the calling one."""
 
-    def record_module(module: torch.nn.Module, name: str, parameter: Any) -> None:
+    def record_module(module: torch.nn.Module, name: str, part: Any) -> None:
         if (watched := find()) is not None:
             watched[1].add_module(module)
 
@@ -332,6 +340,7 @@ def watching(find: Callable[[], tuple[Watch, ModelWatch] | None]) -> Iterator[No
 
     hooks = [
         torch.nn.modules.module.register_module_parameter_registration_hook(record_module),
+        torch.nn.modules.module.register_module_module_registration_hook(record_module),
         register_optimizer_step_pre_hook(pausing(ModelWatch.before_update)),
         register_optimizer_step_post_hook(pausing(ModelWatch.after_update)),
     ]

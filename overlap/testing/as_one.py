@@ -1,0 +1,335 @@
+"""Comparison of many ranks with one rank on the joined batch: gradients of the first updates, by parameter."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from ..ranklist import named_ranks
+from .batches import Batches
+from .record import Issue, Record, Verdict
+from .substitutes import Declined, Substitute, join_whole
+from .tensor_parts import digest
+
+if TYPE_CHECKING:
+    from .run import Run
+
+Repeat: TypeAlias = "Callable[[int, Substitute, int, bool], tuple[Run, list[Batches]]]"
+"""Runs the program with other ranks, with data and weights of a source, for some updates, which may all be recorded."""
+
+Result: TypeAlias = tuple[list[Verdict], str]
+"""Verdicts, and in words what was compared with what, or why nothing was."""
+
+KIND = "gradient differs"
+
+# Relative differences by rounding: of sums in another order over a thousand terms in a few layers, and for types of 16
+# bits of one term. Mistakes are factors, and a factor that differs by less from one is not seen.
+_TOLERANCES = {8: 1e-9, 4: 1e-3, 2: 6e-2}
+
+
+def _same_weights(recorded: list[Batches], *, distributed: bool) -> list[list[int]]:
+    """Return the ranks with the same parts of the model, by the first one, with or without distributed tensors."""
+    found: dict[object, list[int]] = {}
+    for rank, each in enumerate(recorded):
+        weights = each.steps[0].weights.items()
+        key = tuple((name, digest(part.tensor)) for name, part in weights if distributed or not part.placements)
+        found.setdefault(key, []).append(rank)
+    return list(found.values())
+
+
+class AsOne:
+    """Comparison of a run with one of fewer ranks.
+
+    Args:
+        run: The run of many ranks, which ended well.
+        recorded: Their batches.
+        repeat: Runs the program again.
+    """
+
+    def __init__(self, run: Run, recorded: list[Batches], repeat: Repeat) -> None:
+        self._run, self._recorded, self._repeat = run, recorded, repeat
+        self._compared: Counter[int] = Counter()  # gradients, by update
+        self._steps = [each.steps for each in recorded]
+        self._models = _same_weights(recorded, distributed=False)
+        self._last = max(
+            (at + 1 for each in recorded for at, step in enumerate(each.steps) if step.gradients), default=0
+        )
+
+    def compare(self) -> Result:
+        """Compare gradients; a reason why it is impossible is in the note."""
+        try:
+            self._check()
+            if any(self._local_gradients(step) for step in range(self._last)):
+                return self._compare_alike(len(self._models), "ranks make updates of their own")
+            reasons: list[str] = []
+            for size in (size for size in range(1, self._run.size) if self._run.size % size == 0):
+                for compare in (self._compare_joined, self._compare_alike):
+                    try:
+                        return compare(size, reasons[-1] if reasons else "")
+                    except Declined as declined:
+                        reasons.append(f"with {size} rank{'s' * (size > 1)}, {declined}")
+            raise Declined(reasons[0] if reasons else "there is one rank only")
+        except Declined as declined:
+            return [], f"not compared: {declined}"
+
+    def _check(self) -> None:
+        """Decline a run that has nothing to compare."""
+        if self._run.error is not None:
+            raise Declined("the run failed")
+        steps = [step for each in self._recorded for step in each.steps]
+        if not self._last:
+            calls = any(step.losses for step in steps)
+            raise Declined(f"the program {'makes no update by an optimizer' if calls else 'never calls backward'}")
+        if not any(each.steps[0].data for each in self._recorded):
+            raise Declined("the first update begins before any forward, as with a closure")
+        late = [name for step in steps for name in step.gradients
+                if all(name not in each.steps[0].weights for each in self._recorded)]  # fmt: skip
+        if late:
+            raise Declined(f"'{late[0]}' was made after the first forward had begun, and its first values are unknown")
+
+    def _local_gradients(self, at: int) -> bool:
+        """Whether ranks with the same weights have different gradients in an update."""
+        for ranks in self._models:
+            steps = [self._recorded[rank].steps[at] for rank in ranks if at < len(self._recorded[rank].steps)]
+            for name in steps[0].gradients if steps else ():
+                parts = [step.gradients[name] for step in steps if name in step.gradients]
+                if not parts[0].placements and len({digest(part.tensor) for part in parts}) > 1:
+                    return True
+        return False
+
+    def _compare_joined(self, size: int, why: str) -> Result:
+        """Compare with fewer ranks that have the joined data of all."""
+        classes, steps = [list(range(self._run.size))] if size == 1 else self._parts(size), self._steps
+        models = [self._models] if size == 1 else [[ranks] for ranks in classes]
+        return self._compare(self._recorded, Substitute(steps, classes, models), size, " on the joined batch")
+
+    def _compare_alike(self, size: int, why: str) -> Result:
+        """Compare many ranks and fewer, of which those with the same weights have the same data.
+
+        This says nothing about sums over different data, but statistics of a rank's own data, and updates of its own,
+        are then those of all ranks.
+        """
+        models = self._parts(size)
+        if not self._is_mean():
+            raise Declined("the loss is no mean")
+        everyone, steps = range(self._run.size), self._steps
+        donors = [next(ranks[:1] for ranks in models if rank in ranks) for rank in everyone]
+        many = Substitute(steps, donors, [], updates=0)
+        few = Substitute(steps, [ranks[:1] for ranks in models], [[ranks] for ranks in models], updates=1)
+        self._last = len(self._recorded[0].steps) - 1
+        recorded = self._run_again(self._run.size, many, every=True)
+        how = ", with the same data for ranks that hold the same"
+        return self._compare(recorded, few, size, how, f": {why}", every=True)
+
+    def _compare(
+        self, many: list[Batches], source: Substitute, size: int, how: str, why: str = "", *, every: bool = False
+    ) -> Result:
+        """Compare the gradients of many ranks with those of a run with fewer."""
+        few = self._run_again(size, source, every=every)
+        found: list[GradientDifference] = []
+        for at in range(self._last):
+            if not found:  # later updates differ for that reason
+                self._check_losses(at, many, few)
+                for each, models in zip(few, source.models, strict=True):
+                    found += self._differences(at, each, models, many)
+        what = f"{'one rank' if size == 1 else f'{size} ranks, the fewest that can run it'}{how}"
+        return self._verdicts(found, what), f"{sum(self._compared.values())} gradients compared with {what}{why}"
+
+    def _parts(self, size: int) -> list[list[int]]:
+        """Return the ranks for which each of `size` ranks stands."""
+        models = self._models if size == 1 else _same_weights(self._recorded, distributed=True)
+        if len(models) != size:
+            raise Declined(f"ranks hold {len(models)} different parts of the model")
+        return models
+
+    def _run_again(self, size: int, source: Substitute, *, every: bool) -> list[Batches]:
+        """Run the program with a source, and return the batches of its ranks."""
+        run, recorded = self._repeat(size, source, self._last, every)
+        if source.declined is not None:
+            raise source.declined
+        if run.error is not None:
+            raise Declined(f"the program fails: {run.verdict and run.verdict.text}")
+        return recorded
+
+    def _check_losses(self, at: int, many: list[Batches], few: list[Batches]) -> None:
+        """Decline runs whose forwards differ: losses must be the same but for a whole factor, such as a divisor."""
+        ours, theirs = (
+            [losses for each in ranks if at < len(each.steps) and (losses := each.steps[at].losses)]
+            for ranks in (many, few)
+        )
+        if len({len(losses) for losses in (*ours, *theirs)}) > 1:
+            raise Declined("the number of backward passes of an update depends on the rank, or on their number")
+        for of_many, of_few in zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=False):
+            mean, alone = (sum(loss.value for loss in losses) / len(losses) for losses in (of_many, of_few))
+            large, small = max(abs(mean), abs(alone)), min(abs(mean), abs(alone))
+            factor = round(large / small) if small else 0
+            if abs(large - factor * small) > self._tolerance(4) * large or factor > self._run.size**2:
+                draws = [each.steps[at].draws for each in many if at < len(each.steps) and each.steps[at].draws]
+                raise Declined(
+                    f"the forwards differ: the mean of the ranks' losses at {of_many[0].line} is {mean:.6g}, that of "
+                    f"fewer {alone:.6g}{f'; the forward at {draws[0]} draws random numbers' if draws else ''}"
+                )
+
+    def _is_mean(self) -> bool:
+        """Whether all losses are means, perhaps divided by a number: others may count data, or ranks."""
+        losses = [loss for each in self._recorded for step in each.steps for loss in step.losses]
+        return bool(losses) and all(loss.is_mean for loss in losses)
+
+    def _tolerance(self, itemsize: int) -> float:
+        """Return the relative difference by rounding, of the least exact type that the ranks computed or sent."""
+        half = any("float16" in issue.call.form for issue in self._run.record.issues)
+        half = half or any(each.half for each in self._recorded)
+        return _TOLERANCES[2 if half else itemsize]
+
+    # -- differences -------------------------------------------------------------------------------------------------
+
+    def _differences(
+        self, at: int, few: Batches, models: list[list[int]], recorded: list[Batches]
+    ) -> list[GradientDifference]:
+        """Return the gradients of an update that differ by more than rounding."""
+        if at >= len(few.steps):
+            return []
+        expected, rates = few.steps[at].gradients, few.steps[at].rates
+        of_ranks = [each.steps[at].gradients if at < len(each.steps) else {} for each in recorded]
+        largest = max(
+            (float(part.tensor.abs().max()) for part in expected.values() if part.tensor.numel()), default=0.0
+        )
+        found = []
+        for name, part in expected.items():
+            gradient = join_whole(name, of_ranks, models, part.tensor.shape)
+            if gradient is None:
+                continue
+            self._compared[at] += 1
+            tolerance = self._tolerance(part.tensor.element_size())
+            factor = _difference(gradient.double(), part.tensor.double(), largest, tolerance)
+            step = next(each.steps[at] for each in recorded if name in each.steps[at].gradients)
+            rate = step.rates[name] / rates[name] if rates.get(name) else 1.0
+            if factor is not None and not (factor and abs(factor * rate - 1) < tolerance):
+                found.append(GradientDifference(name, at, factor, step.line))
+        return found
+
+    def _verdicts(self, differences: list[GradientDifference], what: str) -> list[Verdict]:
+        """Return a verdict for all gradients with one factor and one reduction, of the first update that differs."""
+        factors = {_fraction(each.factor) for each in differences}
+        every = bool(differences) and len(differences) == self._compared[differences[0].at]
+        if len(factors) == 1 and 0 not in factors and every and not self._is_mean():
+            raise Declined(
+                f"its gradients are {float(factors.pop()):.3g} times those of {what}, and the loss is no mean: a "
+                "divisor may count data, or ranks"
+            )
+        grouped: dict[object, tuple[Issue | None, list[GradientDifference]]] = {}
+        for each in differences:
+            issue = self._reduction(each)
+            key = _fraction(each.factor), issue and (issue.call.site, issue.call.members)
+            grouped.setdefault(key, (issue, []))[1].append(each)
+        losses = [loss for loss in self._recorded[0].steps[0].losses if loss.is_mean and loss.scale != 1.0]
+        scaled = f"; its loss at {losses[0].line} is a mean times {losses[0].scale:.3g}" if losses else ""
+        verdicts = [_verdict(same, issue, self._run.record, what, scaled) for issue, same in grouped.values()]
+        return [*verdicts, *self._unscaled()]
+
+    def _unscaled(self) -> list[Verdict]:
+        """Find an update with the sum of several means that one line accumulates, none of which is divided."""
+        for at, step in enumerate(self._recorded[0].steps[: self._last]):
+            losses, first = step.losses, next(iter(step.losses), None)
+            if first is None or len(losses) < 2 or not step.gradients or not (first.is_mean and first.scale == 1.0):
+                continue
+            if all(
+                loss.adds and (loss.line, loss.scale, loss.is_mean) == (first.line, 1.0, True) for loss in losses[1:]
+            ):
+                text = (
+                    f"the gradients of update {at + 1} ({step.line}), '{next(iter(step.gradients))}' first, are "
+                    f"{len(losses)} times too large: none of the {len(losses)} means of {first.line}, which are added "
+                    f"up, is divided by {len(losses)}"
+                )
+                return [Verdict(kind=KIND, text=text, lines=(first.line, step.line))]
+        return []
+
+    def _reduction(self, difference: GradientDifference) -> Issue | None:
+        """Return the operation that reduced a gradient, or else the last reduction before its update."""
+        name, at, record = difference.name, difference.at, self._run.record
+        updates = enumerate(each.steps[at] for each in self._recorded if at < len(each.steps))
+        rank, issued = next(((rank, step.issued) for rank, step in updates if name in step.gradients), (0, 0))
+        before = {issue.index: issue for issue in record.of(rank)[:issued] if issue.call.op in _REDUCTIONS}
+        own = [each.issue for each in record.transfers if each.issue.rank == rank and name in each.names]
+        return next(reversed([issue for issue in own if issue.index in before] or before.values()), None)
+
+
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+
+
+@dataclass(slots=True)
+class GradientDifference:
+    """A gradient that is `factor` times too large; 0: its elements have no common factor."""
+
+    name: str
+    at: int
+    factor: float
+    line: str
+
+
+def _difference(gradient: torch.Tensor, expected: torch.Tensor, largest: float, tolerance: float) -> float | None:
+    """Return the factor by which a gradient is too large; 0 if its elements have no common one; None if it is right."""
+    difference = float((gradient - expected).abs().max()) if gradient.numel() else 0.0
+    own = float(expected.abs().max()) if expected.numel() else 0.0
+    size = float(expected.square().sum())
+    factor = float((gradient * expected).sum()) / size if size else 0.0
+    rest = float((gradient - factor * expected).norm())
+    is_factor = rest <= tolerance * float(gradient.norm()) and own > 1e-6 * largest
+    if is_factor and abs(factor - 1) <= 3 * tolerance:
+        return None
+    if is_factor and (gradient.numel() > 1 or own > tolerance * largest):
+        return factor
+    return 0.0 if math.isfinite(own) and not difference <= tolerance * max(own, largest) else None
+
+
+def _fraction(factor: float) -> Fraction:
+    """Return the ratio of small numbers next to a factor, or a factor of no such ratio with three digits."""
+    near = Fraction(factor).limit_denominator(64)
+    if not factor:
+        return near
+    return near if near and abs(float(near) / factor - 1) < 0.01 else Fraction(f"{factor:.3g}")
+
+
+def _verdict(same: list[GradientDifference], issue: Issue | None, record: Record, what: str, scaled: str) -> Verdict:
+    """Return the verdict on gradients that differ alike, reduced by one operation."""
+    first, names = same[0], list(dict.fromkeys(each.name for each in same))
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    factor, reduced = _fraction(first.factor), ""
+    if issue is not None:
+        size = len(issue.call.members)
+        divisor = size / factor if factor else Fraction(size)
+        if divisor.denominator > 1 or divisor == size:
+            reduced = ": reduced over"
+        elif divisor > size:
+            reduced = f": divided by {divisor}, where its group has {size} ranks,"
+        else:
+            reduced = f": divided by {divisor} of the {size} ranks of its group," if divisor > 1 else ": not divided by"
+        reduced = f"{reduced} {named_ranks(issue.call.members)}, by {issue.title}"
+        reduced += _holders(record, first.name, issue.call.members)
+    how = "differs from"
+    if factor:
+        times = max(factor, 1 / factor)
+        shown = times if times.denominator == 1 else f"{float(times):.3g}"
+        how = f"is {shown} times too {'large' if factor > 1 else 'small'} against"
+        reduced += scaled
+    text = (
+        f"in update {first.at + 1} ({first.line}) the gradient of '{first.name}'{others} {how} that of {what}{reduced}"
+    )
+    lines = (*((issue.call.site,) if issue is not None else ()), first.line)
+    return Verdict(
+        kind=KIND, text=text, ranks=() if issue is None else issue.call.members, lines=tuple(dict.fromkeys(lines))
+    )
+
+
+def _holders(record: Record, name: str, members: tuple[int, ...]) -> str:
+    """Return a clause on the ranks that hold what the first of the members holds, if they are others."""
+    at = {first.rank: first.weights for first in record.first_forwards}
+    held = at.get(members[0], {}).get(name)
+    same = [rank for rank, weights in at.items() if held and name in weights and weights[name].digest == held.digest]
+    return f"; {named_ranks(sorted(same))} hold the same part" if held and sorted(same) != sorted(members) else ""

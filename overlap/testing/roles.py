@@ -1,0 +1,134 @@
+"""Roles of ranks: which ranks hold the same parameter, and which should see the same input. Pure, but for `RoleWatch`.
+
+Nothing is declared: placements of DTensors, the groups of DistributedDataParallel, and the groups over which gradients
+and activations are added up say it. Where they do not, nothing is checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..ranklist import named_ranks
+from .record import FirstForward, Record, Transfer, Verdict
+
+
+def first_forward(record: Record) -> Verdict | None:
+    """Find parameters and inputs that ranks must share, and that differ at the first forward."""
+    at = {first.rank: first for first in record.first_forwards}
+    for check in (_broadcasts, _weights, _reductions, _inputs):
+        for verdict in check(record, at):
+            return verdict
+    return None
+
+
+def _meetings(record: Record, op: str) -> Iterator[list[Transfer]]:
+    """Yield the parts of all ranks in each operation whose memory was that of parameters or their gradients."""
+    met: dict[tuple[str, int], list[Transfer]] = {}
+    for transfer in record.transfers:
+        if transfer.issue.call.op == op:
+            met.setdefault((transfer.issue.call.key, transfer.issue.seq), []).append(transfer)
+    yield from met.values()
+
+
+def _broadcasts(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict]:
+    """Find ranks that broadcast the same parameters in different orders."""
+    sent = {(each.issue.rank, each.names[0]) for each in record.transfers if each.issue.call.op == "broadcast"}
+    for met in _meetings(record, "broadcast"):
+        first, *others = sorted(met, key=lambda transfer: transfer.issue.rank)
+        for other in others:
+            a, b, ranks = first.names[0], other.names[0], (other.issue.rank, first.issue.rank)
+            if a != b and (ranks[1], b) in sent and (ranks[0], a) in sent:
+                text = (
+                    f"{other.issue.title} has '{b}' on rank {ranks[0]} and '{a}' on rank {ranks[1]}: the order of the "
+                    "broadcasts depends on the rank"
+                )
+                yield Verdict(kind="broadcast order", text=text, ranks=ranks, lines=(other.issue.call.site,))
+
+
+def _weights(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict]:
+    """Find parameters that ranks should hold alike, and that differ, or that only some of them train.
+
+    Placements say so, and DistributedDataParallel, and models that have the same values on all ranks.
+    """
+    models = [{name: held.digest for name, held in first.weights.items()} for first in at.values()]
+    everyone = range(record.size) if len(at) == record.size and all(model == models[0] for model in models) else ()
+    for rank, first in at.items():
+        for name, held in first.weights.items():
+            for other in filter(at.__contains__, held.members or everyone):
+                theirs, line = at[other].weights.get(name, held), at[other].line
+                where = f"at the first forward ({line})"
+                if theirs.digest != held.digest:
+                    text = (
+                        f"{where} '{name}' differs: rank {other} ({theirs.digest}) from rank {rank} ({held.digest}); "
+                        f"{named_ranks(held.members)} hold the same part of it"
+                    )
+                    yield Verdict(kind="weights differ", text=text, ranks=(other, rank), lines=(line,))
+                if held.trained and not theirs.trained:
+                    text = (
+                        f"{where} '{name}' is frozen (requires_grad=False) on rank {other}, and rank {rank} trains it"
+                    )
+                    yield Verdict(kind="gradient missing", text=text, ranks=(other, rank), lines=(line,))
+
+
+def _reductions(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict]:
+    """Find gradients that were added up over ranks that hold different values of their parameter."""
+    for transfers in _meetings(record, "all_reduce"):
+        ranks = [transfer.issue.rank for transfer in transfers]
+        if any(rank not in at for rank in ranks):
+            continue
+        for names in zip(*(transfer.names for transfer in transfers), strict=False):
+            held = {rank: at[rank].weights.get(name) for rank, name in zip(ranks, names, strict=True)}
+            digests = {rank: weight.digest for rank, weight in held.items() if weight is not None}
+            issue, name = transfers[0].issue, names[0]
+            holders = "" if len(digests) < len(ranks) else _other_holders(at, name, digests)
+            if not holders or len(set(digests.values())) == 1:
+                continue
+            yield Verdict(
+                kind="wrong reduction", ranks=tuple(ranks), lines=(issue.call.site,),
+                text=f"the gradient of '{name}' is reduced over {named_ranks(issue.call.members)} by {issue.title}, "
+                f"which hold different values of it at the first forward ({at[ranks[0]].line}); {holders}",
+            )  # fmt: skip
+
+
+def _other_holders(at: dict[int, FirstForward], name: str, digests: dict[int, str]) -> str:
+    """Return a clause on ranks that hold one value of a parameter, and are not all among some; "" if there are none."""
+    for rank, digest in digests.items():
+        same = [other for other, first in at.items() if name in first.weights and first.weights[name].digest == digest]
+        if not set(same) <= set(digests):
+            return f"{named_ranks(sorted(same))} hold the same as rank {rank}"
+    return ""
+
+
+def _inputs(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict]:
+    """Find inputs that differ between the ranks of a tensor-parallel group."""
+    groups = [(first.members, "declare it as replicated", first.line) for first in at.values() if first.members]
+    for members, line in record.activations:
+        if _splits_weights(record, at, members):
+            groups.append((members, f"add up activations at {line}", line))
+    for members, why, line in groups:
+        inputs = {rank: at[rank].digest for rank in members if rank in at}
+        usual = Counter(inputs.values()).most_common(1)[0][0] if inputs else ""
+        odd = [rank for rank, digest in inputs.items() if digest != usual]
+        if odd:
+            like = next(rank for rank in inputs if rank not in odd)
+            text = (
+                f"at the first forward ({at[odd[0]].line}) {named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} "
+                f"another input ({inputs[odd[0]]}) than rank {like} ({usual}), and {named_ranks(members)} {why}: give "
+                f"them the same input; it meets '{at[odd[0]].parameter}' first"
+            )
+            yield Verdict(
+                kind="inputs differ", text=text, ranks=(*odd, like), lines=tuple(dict.fromkeys((at[odd[0]].line, line)))
+            )
+
+
+def _splits_weights(record: Record, at: dict[int, FirstForward], members: tuple[int, ...]) -> bool:
+    """Whether ranks hold different values of some parameter, and do not add up its gradients among all of them."""
+    if any(rank not in at for rank in members):
+        return False
+    summed = {name for transfer in record.transfers if set(members) <= set(transfer.issue.call.members)
+              for name in transfer.names}  # fmt: skip
+    return any(
+        len({at[rank].weights[name].digest for rank in members if name in at[rank].weights}) > 1
+        for name in at[members[0]].weights.keys() - summed
+    )

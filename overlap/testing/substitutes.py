@@ -1,0 +1,134 @@
+"""Data and weights of ranks that stand for others: recorded before updates, and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .tensor_parts import Part, digest, join_along, join_parts
+
+
+class StopRun(SystemExit):
+    """Ends a rank that has made all updates that are compared."""
+
+
+@dataclass(slots=True)
+class Loss:
+    """A scalar whose backward pass was run."""
+
+    value: float
+    scale: float  # by which a mean was multiplied
+    is_mean: bool
+    adds: bool  # whether there were gradients already
+    line: str
+
+
+@dataclass(slots=True)
+class UpdateRecord:
+    """All that came before one update of a rank."""
+
+    data: list[torch.Tensor] = field(default_factory=list)
+    weights: dict[str, Part] = field(default_factory=dict)
+    losses: list[Loss] = field(default_factory=list)
+    gradients: dict[str, Part] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)  # learning rates, by the name of a parameter
+    line: str = ""  # of the update
+    draws: str = ""  # the line of a model's forward that draws random numbers
+    issued: int = 0  # operations of the rank before the update
+
+
+class Declined(StopRun):
+    """Runs cannot be compared; the text has the reason."""
+
+
+class Substitute:
+    """Data and weights of ranks that stand for others, of which each gets the joined data.
+
+    Args:
+        classes: For each rank, the ranks for which it stands.
+        models: For each rank, ranks with the same weights, whose parts make its own.
+        updates: Before which of the first updates ranks get weights, too.
+    """
+
+    def __init__(
+        self,
+        steps: list[list[UpdateRecord]],
+        classes: list[list[int]],
+        models: list[list[list[int]]],
+        *,
+        updates: int = 2,
+    ) -> None:
+        self._steps, self._classes, self.models, self._updates = steps, classes, models, updates
+        self.declined: Declined | None = None
+
+    def _decline(self, reason: str) -> Declined:
+        self.declined = Declined(reason)
+        return self.declined
+
+    def weight(self, rank: int, step: int, name: str, own: Part) -> torch.Tensor | None:
+        """Return the values of a parameter before an update; None keeps those it has."""
+        if step >= self._updates:
+            return None
+        of_ranks = [steps[step].weights if step < len(steps) else {} for steps in self._steps]
+        values = join_whole(name, of_ranks, self.models[rank], own.tensor.shape)
+        if values is None:
+            raise self._decline(f"the parts of '{name}' do not make one of shape {tuple(own.tensor.shape)}")
+        return values
+
+    def datum(self, rank: int, step: int, number: int, own: torch.Tensor) -> torch.Tensor:
+        """Return the joined data in place of a rank's own."""
+        pieces: dict[str, torch.Tensor] = {}
+        for each in self._classes[rank]:
+            data = self._steps[each][step].data if step < len(self._steps[each]) else []
+            if number >= len(data):
+                raise self._decline("the number of batches of an update depends on the number of ranks")
+            pieces.setdefault(digest(data[number]) + str(tuple(data[number].shape)), data[number])
+        joined = _join_data(list(pieces.values()), own)
+        if isinstance(joined, str):
+            raise self._decline(joined)
+        # data that the program takes of joined data is right already, and may have another order
+        return own if joined.numel() == own.numel() and _sorted(joined).equal(_sorted(own)) else joined
+
+
+def _join_data(pieces: list[torch.Tensor], own: torch.Tensor) -> torch.Tensor | str:
+    """Return the joined data of ranks, or why it cannot be joined.
+
+    Pieces follow one another along the dim in which one rank alone has more, or along the first dim where it has as
+    much. Where two dims are split, consecutive ranks have the parts along the second one.
+    """
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    if not first.ndim:
+        total = torch.stack(pieces).sum()
+        return own if torch.allclose(own.double(), total.double()) else "a number that is computed of the data differs"
+    if any(piece.shape != first.shape for piece in pieces) or own.ndim != first.ndim:
+        return f"batches of ranks have different shapes, such as {tuple(first.shape)} and {tuple(pieces[-1].shape)}"
+    parts = {dim: own.shape[dim] // first.shape[dim] for dim in range(1, own.ndim) if own.shape[dim] > first.shape[dim]}
+    if len(parts) > 1 or any(len(pieces) % count for count in parts.values()):
+        return f"data of shape {tuple(first.shape)} on {len(pieces)} ranks is no part of {tuple(own.shape)}"
+    for dim, count in parts.items():
+        pieces = [torch.cat(pieces[at : at + count], dim) for at in range(0, len(pieces), count)]
+    return torch.cat(pieces)
+
+
+def _sorted(data: torch.Tensor) -> torch.Tensor:
+    return data.flatten().sort().values
+
+
+def join_whole(
+    name: str, of_ranks: Sequence[dict[str, Part]], models: list[list[int]], shape: Sequence[int]
+) -> torch.Tensor | None:
+    """Return a tensor of many ranks in one piece; None if its parts do not make one of this shape."""
+    parts = [of_rank[name] for of_rank in of_ranks if name in of_rank]
+    placements = parts[0].placements if parts else ()
+    own = next((of_ranks[rank][name].tensor for rank in models[0] if name in of_ranks[rank]), None)
+    is_part = own is not None and own.shape == torch.Size(shape) and not any(each.is_partial() for each in placements)
+    if placements and not is_part:
+        values = join_parts(parts)
+        return values if values.shape == torch.Size(shape) else None
+    plain = [next((of_ranks[r][name].tensor for r in ranks if name in of_ranks[r]), None) for ranks in models]
+    tensors = [tensor for tensor in plain if tensor is not None]
+    return join_along(tensors, shape) if tensors else None

@@ -1,0 +1,158 @@
+"""Wrong divisors, groups and inputs of programs of PyTorch, and right programs, which are compared or declined."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from overlap.cli import main
+from overlap.testing import Ranks
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+HERE = Path(__file__).parent / "programs"
+
+
+def marked(program: str, mark: str) -> str:
+    """Return the line of a program that ends with a comment."""
+    lines = (HERE / program).read_text().splitlines()
+    return f"{program}:{next(number for number, line in enumerate(lines, 1) if line.endswith(f'# {mark}'))}"
+
+
+def run_program(program: str, *args: str, **settings: object):
+    return Ranks(HERE, **{"ranks": 4, **settings}).program(program, list(args), check=False)
+
+
+# -- without the option ----------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_is_reduced_over_ranks_with_other_parts_is_named() -> None:
+    verdict = run_program("tensor_parallel.py", "group").verdict
+    assert verdict.kind == "wrong reduction"
+    assert verdict.text.startswith("the gradient of 'up' is reduced over ranks 0-1 by all_reduce #1 of group '0-1' (")
+    assert verdict.text.endswith("; ranks 0, 2 hold the same as rank 0")
+    assert verdict.lines == (marked("tensor_parallel.py", "reduction"),)
+
+
+def test_inputs_that_differ_in_a_tensor_parallel_group_are_named() -> None:
+    verdict = run_program("tensor_parallel.py", "inputs").verdict
+    assert verdict.kind == "inputs differ"
+    assert verdict.lines[0] == marked("tensor_parallel.py", "forward")
+    assert re.search(r"rank 1 has another input \(\w+\) than rank 0 .* it meets 'up' first", verdict.text)
+
+
+def test_inputs_that_differ_though_dtensor_has_them_as_replicated_are_named() -> None:
+    verdict = run_program("wrong.py", "other_inputs").verdict
+    assert verdict.kind == "inputs differ"
+    assert "ranks 0-3 declare it as replicated" in verdict.text
+    assert verdict.lines == (marked("right.py", "backward"),)
+
+
+def test_parameters_broadcast_in_another_order_are_named() -> None:
+    verdict = run_program("broadcasts.py", "set", seed=1).verdict
+    assert verdict.kind == "broadcast order"
+    assert re.search(r"has '\w+.weight' on rank \d and '\w+.weight' on rank 0", verdict.text)
+    assert verdict.lines == (marked("broadcasts.py", "broadcast"),)
+    assert not run_program("broadcasts.py", seed=1).verdicts
+
+
+def test_a_parameter_that_one_rank_has_frozen_is_named() -> None:
+    verdict = run_program("wrong.py", "frozen").verdict
+    assert verdict.kind == "gradient missing"
+    assert verdict.text.endswith("'0.weight' is frozen (requires_grad=False) on rank 1, and rank 0 trains it")
+    assert verdict.lines == (marked("wrong.py", "frozen"),)
+
+
+# -- with it ---------------------------------------------------------------------------------------------------------
+
+DIFFERENCES = {  # by program: the text, and the marked line
+    "sequence_divisor": (
+        "in update 1 (right.py:N) the gradient of '0.weight' and 3 more is 2 times too large against that of one rank "
+        "on the joined batch: divided by 2 of the 4 ranks of its group, ranks 0-3, by all_reduce #",
+        "sequence_divisor",
+    ),
+    "diloco_divisor": (
+        "in update 4 (wrong.py:N) the gradient of '0.weight of model 2' and 3 more is 2 times too large against that "
+        "of one rank, with the same data for ranks that hold the same: divided by 2 of the 4 ranks",
+        "diloco_divisor",
+    ),
+    "loss_averaged_twice": (
+        "'0.weight' and 3 more is 4 times too small against that of one rank on the joined batch: divided by 16, where "
+        "its group has 4 ranks,",
+        "backward",
+    ),
+    "local_norms": ("the gradient of '0.weight' and 3 more differs from that of one rank", "backward"),
+    "unscaled": ("'0.weight' first, are 2 times too large: none of the 2 means", "unscaled"),
+    "reduced_twice": ("4 times too large against that of one rank on the joined batch: not divided", "reduced_twice"),
+}
+
+
+@pytest.mark.parametrize("program", DIFFERENCES)
+def test_gradients_that_differ_from_those_of_one_rank_are_named(program) -> None:
+    (verdict,) = run_program("wrong.py", program, as_one=True).verdicts
+    text, mark = DIFFERENCES[program]
+    assert verdict.kind == "gradient differs"
+    assert text in re.sub(r"(\w+\.py):\d+", r"\1:N", verdict.text)
+    assert verdict.lines[0] == marked("wrong.py" if mark == program else "right.py", mark)
+    assert not run_program("wrong.py", program).verdicts  # only the comparison finds it
+
+
+def test_gradients_that_are_never_synchronised_are_named_by_the_weights() -> None:
+    verdict = run_program("wrong.py", "never_synchronised").verdict
+    assert verdict.kind == "weights differ"
+    assert "'0.weight' differs" in verdict.text
+    assert verdict.lines == (marked("wrong.py", "never_synchronised"),)
+
+
+@pytest.mark.parametrize("program", ["same_dropout", "same_epoch"])
+def test_mistakes_that_are_not_claimed_are_not_named(program) -> None:
+    assert not run_program("wrong.py", program, as_one=True).verdicts
+
+
+def test_two_wrong_divisors_of_a_mesh_of_two_dims_are_two_differences() -> None:
+    first, second = run_program("tensor_parallel.py", "divisor", "scale", ranks=8, as_one=True).verdicts
+    assert "'up' and 1 more is 2 times too small" in first.text
+    assert "divided by 8, where its group has 4 ranks, ranks 0, 2, 4, 6, by all_reduce" in first.text
+    assert first.lines[0] == marked("tensor_parallel.py", "reduction")
+    assert second.text.count("'scale' ") == 1
+    assert second.lines[0] == marked("tensor_parallel.py", "second reduction")
+
+
+def test_the_command_has_text_json_and_the_line_that_repeats_it(capsys) -> None:
+    command = ["test", str(HERE / "tensor_parallel.py"), "--ranks", "4", "--as-one"]
+    assert main([*command, "--", "divisor"]) == 1
+    text = capsys.readouterr().out
+    assert "\ngradient differs: in update 1 (" in text
+    assert text.rstrip().endswith("--ranks 4 --as-one -- divisor")
+    assert main([*command, "--json", "--", "divisor"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [verdict["kind"] for verdict in document["verdicts"]] == ["gradient differs"]
+    assert document["repeat"].endswith("--ranks 4 --as-one -- divisor")
+    assert main(command) == 0
+    assert capsys.readouterr().out.endswith("\n6 gradients compared with one rank on the joined batch\n")
+
+
+# -- right programs --------------------------------------------------------------------------------------------------
+
+ALIKE = "with the same data for ranks that hold the same: "
+NOTES = {  # by program: what is said, if it is not "compared with one rank on the joined batch"
+    "ddp_batch_norm": f"{ALIKE}with 1 rank, the forwards differ",
+    "local_steps": f"{ALIKE}ranks make updates of their own",
+    "stages": "compared with 2 ranks, the fewest that can run it, with the same data",
+    "late": "not compared: 'weight' was made after the first forward had begun",
+    "closures": "not compared: the first update begins before any forward",
+    "augmented_within": "draws random numbers",
+    "only_forward": "not compared: the program never calls backward",
+    "summed": "and the loss is no mean: a divisor may count data, or ranks",
+    "by_hand_summed": "and the loss is no mean: a divisor may count data, or ranks",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", re.findall(r"@right\ndef (\w+)", (HERE / "right.py").read_text()))
+def test_right_programs_are_compared_without_a_difference_or_declined(program) -> None:
+    run = run_program("right.py", program, as_one=True)
+    assert not run.verdicts
+    assert NOTES.get(program, "compared with one rank on the joined batch") in run.as_one
+    assert not run_program("right.py", program).verdicts
