@@ -10,6 +10,7 @@ from statistics import median
 import numpy as np
 
 from ..timeline.measure.intervals import Interval, Merged, complement, intersect, length, merge
+from ..timeline.measure.operations import bus_factor
 from ..units import format_ns
 from .causes import COMM, COMPUTE, LOOP, NAMES, UNKNOWN, WAIT, WIRE, WORDING
 from .pieces import Pieces
@@ -222,10 +223,6 @@ class Traffic:
     waits_at_least_ns: int  # longer than a larger message of the same kind took
 
 
-_BUS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""Bus bandwidth is algorithm bandwidth times this and (n - 1) / n (nccl-tests, doc/PERFORMANCE.md)."""
-
-
 _LINKS_GB_S = (
     (r"V100-SXM", 150), (r"A100-(SXM|PG)", 300), (r"H100 80GB HBM3|H100 SXM|H200", 450), (r"\bG?B[23]00", 900),
     (r"MI300X", 448), (r"MI355X", 535.5),
@@ -254,7 +251,7 @@ def sum_traffic(calls: Sequence[ProfiledCollective], exposed: Merged, link: floa
         size = of_kind[0].group_size
         speed = most / best_ns if most and best_ns else None
         exposed_ns = length(intersect(merge((call.start_ns, call.end_ns) for call in of_kind), exposed))
-        factor = _BUS.get(op, 1.0) * (size - 1) / size if size > 1 else None
+        factor = bus_factor(op, size) if size > 1 else None
         traffics.append(Traffic(
             op=op, group=group, group_size=size, calls=len(of_kind), nbytes=sum(call.nbytes for call in of_kind),
             total_ns=sum(call.end_ns - call.start_ns for call in of_kind),

@@ -5,8 +5,9 @@ Unions are columns, so that an operation on a million intervals takes some ten m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, TypeAlias, overload
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,43 +18,18 @@ Instants: TypeAlias = NDArray[np.int64]
 _EVER = np.iinfo(np.int64)
 
 
-class Merged(Sequence[Interval]):
-    """Intervals, sorted, non-empty, pairwise disjoint and not touching.
+@dataclass(frozen=True, slots=True, eq=False)
+class Merged:
+    """Intervals, sorted, non-empty, pairwise disjoint and not touching."""
 
-    Attributes:
-        start_ns: The n instants at which they begin, int64.
-        end_ns: The n instants before which they end, int64.
-    """
-
-    __slots__ = ("end_ns", "start_ns")
-    end_ns: Instants
-    start_ns: Instants
-
-    def __init__(self, start_ns: Instants, end_ns: Instants) -> None:
-        self.start_ns, self.end_ns = start_ns, end_ns
+    start_ns: Instants  # the n instants at which they begin
+    end_ns: Instants  # the n instants before which they end
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    @overload
-    def __getitem__(self, at: int) -> Interval: ...
-    @overload
-    def __getitem__(self, at: slice) -> Merged: ...
-    def __getitem__(self, at: int | slice) -> Interval | Merged:
-        if isinstance(at, slice):
-            return Merged(self.start_ns[at], self.end_ns[at])
-        return int(self.start_ns[at]), int(self.end_ns[at])
-
     def __iter__(self) -> Iterator[Interval]:
         return iter(zip(self.start_ns.tolist(), self.end_ns.tolist(), strict=True))
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Merged | list) else NotImplemented
-
-    __hash__: ClassVar[None] = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(list(self))
 
 
 def merge(intervals: Iterable[Interval]) -> Merged:
@@ -132,8 +108,7 @@ def clip(merged: Merged, window: Interval) -> Merged:
     low, high = window
     first = int(np.searchsorted(merged.end_ns, low, "right"))
     last = int(np.searchsorted(merged.start_ns, high, "left"))
-    inside = merged[first:last]
-    return Merged(np.maximum(inside.start_ns, low), np.minimum(inside.end_ns, high))
+    return Merged(np.maximum(merged.start_ns[first:last], low), np.minimum(merged.end_ns[first:last], high))
 
 
 def length(merged: Merged) -> int:

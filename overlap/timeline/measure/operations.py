@@ -45,8 +45,13 @@ class Operations:
     @property
     def busbw_bytes_per_s(self) -> float:
         """Algorithm bandwidth times the bus factor of the operation, as nccl-tests defines it."""
-        kind = _COLLECTIVES.get(self.op)
-        return self.algbw_bytes_per_s * (kind.bus_factor(self.ranks) if kind and self.ranks else 1.0)
+        return self.algbw_bytes_per_s * bus_factor(self.op, self.ranks)
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Return the factor from the algorithm bandwidth of an operation to its bus bandwidth; 1.0 if it is not known."""
+    kind = _COLLECTIVES.get(op)
+    return kind.bus_factor(ranks) if kind and ranks else 1.0
 
 
 def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
