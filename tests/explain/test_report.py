@@ -174,7 +174,7 @@ def test_dumps_of_flight_recorders_are_judged_as_hangs(tmp_path, capsys):
     def entry(number):
         return {
             "record_id": number, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": number,
-            "p2p_seq_id": 0, "op_id": number, "profiling_name": "nccl:all_reduce", "input_sizes": [[4]],
+            "p2p_seq_id": 0, "op_id": number, "profiling_name": "gloo:all_reduce", "input_sizes": [[4]],
             "output_sizes": [[4]], "input_dtypes": ["Float"], "output_dtypes": ["Float"], "state": "scheduled",
             "is_p2p": False, "retired": number == 1, "frames": [{"name": "f", "filename": "train.py", "line": number}],
         }  # fmt: skip
