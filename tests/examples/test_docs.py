@@ -15,8 +15,15 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
+    assert [link for link, _ in links if not (page.parent / link).exists()] == []
+    assert [f"{link}#{name}" for link, name in links if name and name not in anchors(page.parent / link, page)] == []
+
+
+def anchors(linked, page):
+    """Return the anchors of the headings of a page; of a link without a name, of its own page."""
+    text = (page if linked == page.parent else linked).read_text(encoding="utf-8")
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)}
 
 
 def test_the_first_page_leads_to_all_others():
