@@ -51,6 +51,24 @@ def test_the_reference_has_every_command_with_all_its_options() -> None:
     assert all(f"usage: overlap {name}" in text for name, text in pages.items())
 
 
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+OTHERS = {"--quiet", "--index-url", "--randomly-seed", "--nproc-per-node"}  # of pip, pytest and torchrun
+OTHERS |= {"--batch", "--bucket-bytes", "--slow", "--vs"}  # of programs on the pages, and of benchmarks
+
+
+def test_pages_spell_options_as_help_does() -> None:
+    known: dict[str, str] = build.commands()
+    wrong: list[tuple[str, ...]] = []
+    everywhere = OTHERS.union(*(OPTION.findall(text) for text in known.values()))
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        wrong += [(page.name, option) for option in OPTION.findall(text) if option not in everywhere]
+        for name, words in re.findall(r"\boverlap (\w+)((?: [^\s`|]+)*)", text):
+            used = OPTION.findall(words.partition(".py")[0])  # what follows a program belongs to it
+            wrong += [(page.name, name, option) for option in used if option not in known.get(name, option)]
+    assert wrong == []
+
+
 def test_the_navigation_has_every_page() -> None:
     told = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = re.findall(r"^ +- (\S+\.md)$", told, re.M)
