@@ -132,6 +132,9 @@ class CollectiveMismatchError(OverlapError):
 class NonFiniteError(OverlapError):
     """A rank was about to send a NaN or an infinity; `run(check="nan")` checks all sent data.
 
+    Args:
+        array: Which array it was in, as the message says it.
+
     Attributes:
         rank: World rank of the sender, the first to send one.
         operation: The operation, such as "all_reduce #3 on group 'world'".
@@ -346,6 +349,10 @@ class RankFailedError(OverlapError):
 
     `__cause__` is the error itself, with its traceback.
 
+    Args:
+        where: Where the rank ran, or an empty text.
+        world_size: Number of ranks of the world.
+
     Attributes:
         rank: World rank of the first culprit.
         cause: Its error.
@@ -386,6 +393,9 @@ class RankFailedError(OverlapError):
 class StallError(OverlapError):
     """The world has not ended within `timeout_s`, has made no progress for too long, or never will.
 
+    Args:
+        reason: Why the world was ended, after the words `the world`; by default `timeout_s`.
+
     Attributes:
         timeout_s: How long it was given, if that is why it was ended; else None.
         report: One line for each rank: the operation it waits in, its place, and the ranks it waits for.
@@ -405,6 +415,9 @@ class StallError(OverlapError):
 
 class DeadlineError(OverlapError, TimeoutError):
     """An operation has not ended within its `timeout_s`.
+
+    Args:
+        state: What the operation did when its time was over, or an empty text.
 
     Attributes:
         operation: The operation, such as "all_reduce #3 on group 'world'".
@@ -428,6 +441,9 @@ class FutureCancelledError(OverlapError, CancelledError):
 
 class ScheduleError(OverlapError):
     """A schedule failed its proof.
+
+    Args:
+        message: What is wrong.
 
     Attributes:
         rank: Where it goes wrong, if the damage has a place.

@@ -346,6 +346,22 @@ def test_the_tree_of_errors_has_every_error() -> None:
 _ERRORS = re.compile(r"^class (\w+(?:Error|Warning))\b", re.MULTILINE)
 
 
+def test_arguments_of_a_constructor_stand_in_the_docstring_of_its_class() -> None:
+    silent = []
+    for path in FILES.values():
+        classes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ClassDef)]
+        for cls in classes:
+            text = ast.get_docstring(cls) or ""
+            for init in (node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"):
+                names = [argument.arg for argument in (*init.args.posonlyargs, *init.args.args, *init.args.kwonlyargs)]
+                missing = [name for name in names[1:] if not re.search(rf"\b{name}\b", text)]
+                if "Args:" in (ast.get_docstring(init) or ""):
+                    silent.append(f"{cls.name}: its constructor has the arguments")
+                elif len(names) > 3 and missing and "Arguments are those" not in text and "Arguments as" not in text:
+                    silent.append(f"{path.relative_to(ROOT)}: {cls.name}: {', '.join(missing)}")
+    assert silent == []
+
+
 @pytest.mark.slow
 def test_public_attributes_have_a_declared_type() -> None:
     """Few have none, of which type checkers may infer different types; mypy asks for all other annotations.

@@ -120,6 +120,10 @@ class WirePair:
     """Two connected wires, of which `a` sends and `b` receives: the k-th receive of a tag must bring its k-th message.
 
     A sender overwrites its buffer as soon as it may.
+
+    Args:
+        scale: How many messages rules send, and how long.
+        nursery: Runs the tasks of a rule.
     """
 
     def __init__(self, a: Wire, b: Wire, scale: Scale, nursery: trio.Nursery) -> None:

@@ -64,6 +64,11 @@ class LengthMismatchError(TransportError):
 
     A transport that lets small sends return before their receiver is known cannot raise in such sends.
 
+    Args:
+        src: Sender.
+        dst: Receiver.
+        tag: Tag of the message.
+
     Attributes:
         sent_bytes: Length of the sender's buffer.
         expected_bytes: Length that the receiver asked for.
@@ -78,6 +83,11 @@ class LengthMismatchError(TransportError):
 
 class SignatureMismatchError(TransportError):
     """The two ends of a message belong to different calls. Raised at both ends that wait; the message is dropped.
+
+    Args:
+        src: Sender.
+        dst: Receiver.
+        tag: Tag of the message.
 
     Attributes:
         theirs: Signature of the other end.

@@ -38,6 +38,14 @@ _UNENDED = "a request has not ended, though its operation has been given up"
 
 
 class _GuardedWire(WrappedWire):
+    """A wire of another package, whose ends are checked.
+
+    Args:
+        inner: The wire of another package.
+        peer: The other end.
+        spawn: Starts a task.
+    """
+
     def __init__(self, inner: Wire, peer: int, spawn: Callable[[Callable[[], Any]], None]) -> None:
         super().__init__(inner, [peer])
         self.within_host, self.peer, self._spawn, self._looks = inner.within_host, peer, spawn, False
@@ -119,6 +127,10 @@ class _GuardedWire(WrappedWire):
 
 class _GuardedRequest(RelayedRequest):
     """A request of a wire of another package.
+
+    Args:
+        done: Called once at its end.
+        begin: Begins the request of the wire.
 
     Attributes:
         given_up: Whether its operation has withdrawn it.

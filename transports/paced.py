@@ -72,6 +72,10 @@ def by_kind(
 class PlannedTransfer:
     """A message on a wire's plan.
 
+    Args:
+        nbytes: Length of the message.
+        planned: Takes the time of its last byte whenever that changes.
+
     Attributes:
         urgency: The priority it really has: no more urgent than an earlier message of its tag, which it must follow.
         left_bytes: Bytes that have not left yet, as of the wire's last decision.

@@ -100,7 +100,14 @@ def cost(
 
 
 class _TimedStep:
-    """A placed round for one number of bytes, in ticks."""
+    """A placed round for one number of bytes, in ticks.
+
+    Args:
+        placed_round: The round, on the wires of a cluster.
+        slot_bytes: Bytes of a slot.
+        resolution: Length of a tick.
+        hidden: Whether copies beside the messages cost no time.
+    """
 
     def __init__(
         self, placed_round: PlacedRound, placed: Placed, slot_bytes: float, resolution: Resolution, *, hidden: bool
@@ -149,7 +156,14 @@ class _RankClocks:
 
 
 class _Clocks:
-    """The clocks of every rank and of every wire that leaves one, and their terms."""
+    """The clocks of every rank and of every wire that leaves one, and their terms.
+
+    Args:
+        arrivals: (ranks,) When each rank arrives, in ticks.
+        launch: Ticks from the arrival of the last rank to the first step.
+        ports: Number of wires that leave ranks.
+        explain: Whether terms are computed as well.
+    """
 
     def __init__(self, arrivals: Ints, launch: int, ports: int, *, explain: bool) -> None:
         begin = arrivals + launch

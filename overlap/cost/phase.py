@@ -16,6 +16,11 @@ _REMEMBERED = 64
 class PricedPhase:
     """A phase on a machine. Options that have it in common share its times.
 
+    Args:
+        placed: Rounds of all ranks, or a function that makes them; then there is a model.
+        share: Share of the vector's bytes that the phase works on.
+        model: Rounds that represent all; None if `placed` does.
+
     Attributes:
         model: rounds that suffice to compute the time: if all nodes do the same, those of one node.
         share: share of the vector's bytes that the phase works on.
@@ -26,13 +31,6 @@ class PricedPhase:
     def __init__(
         self, placed: Placed | Callable[[], Placed], share: float = 1.0, *, model: Placed | None = None
     ) -> None:
-        """Make a phase.
-
-        Args:
-            placed: Rounds of all ranks, or a function that makes them; then there is a model.
-            share: Share of the vector's bytes that the phase works on.
-            model: Rounds that represent all; None if `placed` does.
-        """
         self._placed, self.share = placed, share
         if model is None:
             assert isinstance(placed, Placed)

@@ -42,6 +42,10 @@ class Rows:
 class Unit:
     """Ranks of one unit, of many equal units one after the other.
 
+    Args:
+        size: Ranks of all units.
+        ring: Ranks of this unit in the order in which a ring passes them, before it goes on to the next unit.
+
     Attributes:
         size: ranks of all units.
         places: ranks of one of them.
@@ -51,12 +55,6 @@ class Unit:
     places: int
 
     def __init__(self, size: int, ring: Sequence[int]) -> None:
-        """Take the first of the units.
-
-        Args:
-            size: Ranks of all units.
-            ring: Ranks of this unit in the order in which a ring passes them, before it goes on to the next unit.
-        """
         self.size, self.places = size, len(ring)
         self._ring, self._own = np.asarray(ring, np.int64), np.arange(len(ring))
 

@@ -37,6 +37,10 @@ class Connection:
 
     A context manager: leaving the block closes it, and an error that leaves the block fails the world.
 
+    Args:
+        index: Rank in the world.
+        live: What the ranks of this process share while they are connected.
+
     Attributes:
         rank: This process's rank. Any thread may issue on it.
         size: How many ranks there are.

@@ -38,6 +38,9 @@ _unwritable: set[str] = set()  # of which the user has been told
 class FlightFile:
     """A flight record while its world lives.
 
+    Args:
+        memory: The file, mapped.
+
     Attributes:
         path: Where it is.
         writer: Writes into it.

@@ -238,6 +238,13 @@ class RankFlight:
     """Records one rank; the loop's thread only, but for `started` and `ended`.
 
     The index of its first word identifies a record: an item of a memoryview is cheaper to set than by `pack_into`.
+
+    Args:
+        memory: The file, mapped.
+        base: Offset of the rank's head in bytes.
+        begin: Offset of its first record in bytes.
+        calls: Calls of the process, which records name by index.
+        spans: Spans of the rank, which are recorded in the same call.
     """
 
     __slots__ = (

@@ -125,6 +125,11 @@ class Log:
 class Relay:
     """Carries one stream of one process to the screen, or to a log if there is one.
 
+    Args:
+        source: File descriptor that the process writes to.
+        target: File descriptor of the screen.
+        prefix: What each line begins with.
+
     Attributes:
         tail: The last lines.
     """

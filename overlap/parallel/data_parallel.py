@@ -48,6 +48,35 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
     Under `overlap run --survive` the model of the next epoch goes on with the weights, the optimizer's state and the
     `steps` of the model before: write the loop as ``while model.steps < n``. See `surviving`.
 
+    Args:
+        rank: This rank.
+        params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
+        optimizer: Changes the weights.
+        group: Ranks to average over; by default all.
+        bucket_bytes: When a bucket is full. By default 1 MiB for the first and 25 MiB for the others, and gradients
+            of 1 MiB and more travel alone. Gradients of weights that forward needs first overtake others.
+        hook: Takes the place of all_reduce; see `GradientBucket`.
+        exact: Add up every gradient in the order of ranks: the same bits for any buckets, order, bound, algorithm
+            and wires. `overlap plan all_reduce --exact` tells the cost; in one process there is none.
+        clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
+            gradient has come: no communication is hidden under forward.
+        clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is the norm of
+            all parts.
+        clip_copies: How many ranks of that group have the same values of a parameter, such as the gains of a norm
+            between tensor-parallel layers, by name: they count once.
+        unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros".
+        rebuild_buckets: Whether buckets are made anew after the first step, in the order in which it had gradients.
+        uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
+            and the mean is over the ranks that still have samples.
+        in_flight: How many buckets may be on the wire at once.
+        ahead: How many steps the program may be ahead of its gradients where it does `await model.step()`.
+        compare_every: Number of steps after which ranks compare their weights; by default never. If they differ,
+            all fail with a `ReplicaError` that names the ranks in the minority.
+        batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
+
+    Raises:
+        UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
+
     Attributes:
         rank: The rank that it runs on.
         group: The ranks whose gradients it averages.
@@ -75,37 +104,6 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         compare_every: int | None = None,
         batch: Batch = "rank",
     ) -> None:
-        """Take the weights over: copies of `params`.
-
-        Args:
-            rank: This rank.
-            params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
-            optimizer: Changes the weights.
-            group: Ranks to average over; by default all.
-            bucket_bytes: When a bucket is full. By default 1 MiB for the first and 25 MiB for the others, and gradients
-                of 1 MiB and more travel alone. Gradients of weights that forward needs first overtake others.
-            hook: Takes the place of all_reduce; see `GradientBucket`.
-            exact: Add up every gradient in the order of ranks: the same bits for any buckets, order, bound, algorithm
-                and wires. `overlap plan all_reduce --exact` tells the cost; in one process there is none.
-            clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
-                gradient has come: no communication is hidden under forward.
-            clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is the norm of
-                all parts.
-            clip_copies: How many ranks of that group have the same values of a parameter, such as the gains of a norm
-                between tensor-parallel layers, by name: they count once.
-            unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros".
-            rebuild_buckets: Whether buckets are made anew after the first step, in the order in which it had gradients.
-            uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
-                and the mean is over the ranks that still have samples.
-            in_flight: How many buckets may be on the wire at once.
-            ahead: How many steps the program may be ahead of its gradients where it does `await model.step()`.
-            compare_every: Number of steps after which ranks compare their weights; by default never. If they differ,
-                all fail with a `ReplicaError` that names the ranks in the minority.
-            batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
-
-        Raises:
-            UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
-        """
         settings = Settings(
             bucket_bytes=bucket_bytes, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,

@@ -113,6 +113,9 @@ class Parameters:
 
     A world without data has arrays without data here as well: `real` is False then, and nothing is ever written.
 
+    Args:
+        leaves: First values by name.
+
     Attributes:
         views: The weights by name, in the shapes that they were given in; read-only for everybody else.
         weights: All weights of a dtype, and the optimizer's state; written by `update` only.

@@ -62,6 +62,27 @@ class Pipeline:
     Gradients are added up over the microbatches in the order of the schedule. The gradients of a stage are complete,
     and handed to the `model`, with its last backward, while earlier stages still compute.
 
+    Args:
+        rank: This rank.
+        schedule: For as many ranks as the group has; see `schedules.make`.
+        layers: The layers of this rank by stage: `schedule.stages_of(group.rank)` says which. Each is one layer,
+            which may be a `Sequential` of others.
+        params: Their weights by stage: trees of arrays.
+        loss: From the last stage's output and the microbatch's target to the gradient of that output, and the loss:
+            means over the microbatch. It runs on the compute stream, behind the last forward. Or an object that
+            issues it, such as `VocabularyLoss`.
+        boundary: Shape and dtype of one microbatch between stages, or a dict or tuple of such pairs if a tree of
+            arrays passes; a list of as many as lie between stages, if they differ.
+        group: The ranks of the pipeline, such as `mesh["pp"]`; by default all.
+        model: Keeps the weights, by the names "stage.name" that a dict of `params` gives them, and takes their
+            gradients. By default they stay as they are, and `run` returns the gradients.
+        loss_cost: The cost of the loss on the virtual clock.
+        ahead: How many actions are issued before earlier ones have been computed.
+
+    Raises:
+        UsageError: If the schedule is for another number of ranks, or splits a backward that a layer has in one
+            piece; if layers or weights are missing for a stage of this rank; if a number is invalid.
+
     Attributes:
         schedule: The order of actions.
         params: The weights by stage; without a `model`, put new ones there.
@@ -92,29 +113,6 @@ class Pipeline:
         loss_cost: Cost | None = None,
         ahead: int = 2,
     ) -> None:
-        """Put the stages of this rank together.
-
-        Args:
-            rank: This rank.
-            schedule: For as many ranks as the group has; see `schedules.make`.
-            layers: The layers of this rank by stage: `schedule.stages_of(group.rank)` says which. Each is one layer,
-                which may be a `Sequential` of others.
-            params: Their weights by stage: trees of arrays.
-            loss: From the last stage's output and the microbatch's target to the gradient of that output, and the loss:
-                means over the microbatch. It runs on the compute stream, behind the last forward. Or an object that
-                issues it, such as `VocabularyLoss`.
-            boundary: Shape and dtype of one microbatch between stages, or a dict or tuple of such pairs if a tree of
-                arrays passes; a list of as many as lie between stages, if they differ.
-            group: The ranks of the pipeline, such as `mesh["pp"]`; by default all.
-            model: Keeps the weights, by the names "stage.name" that a dict of `params` gives them, and takes their
-                gradients. By default they stay as they are, and `run` returns the gradients.
-            loss_cost: The cost of the loss on the virtual clock.
-            ahead: How many actions are issued before earlier ones have been computed.
-
-        Raises:
-            UsageError: If the schedule is for another number of ranks, or splits a backward that a layer has in one
-                piece; if layers or weights are missing for a stage of this rank; if a number is invalid.
-        """
         self.rank, self.group, self.schedule = rank, resolve_group(rank, group), schedule
         self._check_schedule()
         self._check_stages("layers", layers)

@@ -53,6 +53,39 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
     handed over in this step. The arrays are read-only. In stages 1 and 2 they change with the update after the next
     `step`; in stage 3 their memory is free once nobody has them.
 
+    Args:
+        rank: This rank.
+        params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
+            The root's values count. They are copied: drop them to save their memory.
+        optimizer: Changes the weights; it is given parts of buckets.
+        stage: Of ZeRO: 1, 2 or 3.
+        group: Ranks to share with; by default all.
+        bucket_bytes: When a bucket is full; in stage 3 buckets are gathered whole, so about as large as a layer is
+            best. By default as in `DataParallel`.
+        depth: In stage 3, how many buckets ahead of their use parameters are gathered.
+        shared: In stage 3, ranks of one host have gathered parameters together, once: see `Calls` of a group.
+        hook: Takes the place of reduce_scatter; see `GradientBucket`.
+        exact: Add up every gradient in the order of ranks: the same bits as `DataParallel(..., exact=True)` on any
+            wires.
+        clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
+            gradient has come. The norm is added up from parts, so its last digits may differ from those of
+            `DataParallel`.
+        clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is the norm of
+            all parts.
+        clip_copies: How many ranks of that group have the same values of a parameter, by name: they count once.
+        unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros". Then each
+            ``with no_sync()`` is one micro-batch.
+        rebuild_buckets: Whether buckets travel, after the first step, in the order in which it filled them. They
+            keep their contents, which ranks have shared out.
+        uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
+            and the mean is over the ranks that still have samples. In stage 3 each rank must make one.
+        in_flight: In stages 2 and 3, how many buckets of gradients may be on the wire at once: each takes memory.
+        ahead: How many steps the program may be ahead of its updates where it does `await model.step()`.
+        batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
+
+    Raises:
+        UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
+
     Attributes:
         rank: The rank that it runs on.
         group: The ranks whose gradients it averages.
@@ -86,41 +119,6 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         ahead: int = 2,
         batch: Batch = "rank",
     ) -> None:
-        """Take a share of the weights over.
-
-        Args:
-            rank: This rank.
-            params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
-                The root's values count. They are copied: drop them to save their memory.
-            optimizer: Changes the weights; it is given parts of buckets.
-            stage: Of ZeRO: 1, 2 or 3.
-            group: Ranks to share with; by default all.
-            bucket_bytes: When a bucket is full; in stage 3 buckets are gathered whole, so about as large as a layer is
-                best. By default as in `DataParallel`.
-            depth: In stage 3, how many buckets ahead of their use parameters are gathered.
-            shared: In stage 3, ranks of one host have gathered parameters together, once: see `Calls` of a group.
-            hook: Takes the place of reduce_scatter; see `GradientBucket`.
-            exact: Add up every gradient in the order of ranks: the same bits as `DataParallel(..., exact=True)` on any
-                wires.
-            clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
-                gradient has come. The norm is added up from parts, so its last digits may differ from those of
-                `DataParallel`.
-            clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is the norm of
-                all parts.
-            clip_copies: How many ranks of that group have the same values of a parameter, by name: they count once.
-            unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros". Then each
-                ``with no_sync()`` is one micro-batch.
-            rebuild_buckets: Whether buckets travel, after the first step, in the order in which it filled them. They
-                keep their contents, which ranks have shared out.
-            uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
-                and the mean is over the ranks that still have samples. In stage 3 each rank must make one.
-            in_flight: In stages 2 and 3, how many buckets of gradients may be on the wire at once: each takes memory.
-            ahead: How many steps the program may be ahead of its updates where it does `await model.step()`.
-            batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
-
-        Raises:
-            UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
-        """
         if stage not in (1, 2, 3):
             raise UsageError(f"stage: expected 1, 2 or 3, got {stage!r}")
         check_count("depth", depth, least=0)

@@ -39,6 +39,11 @@ _Update: TypeAlias = tuple[AveragedBucket, slice, Callable[[], bool]]
 class SurvivingSteps:
     """The steps of one model on one rank in one epoch: `rank.epoch.survivor`.
 
+    Args:
+        work: Where updates run.
+        group: All ranks of the world.
+        hook: Must be None: what a hook remembers of a lost rank is lost.
+
     Attributes:
         rank: The rank.
         parameters: The weights and the optimizer's state, which outlive the epoch.

@@ -40,6 +40,11 @@ _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 class Host(MemberLinks):
     """Accepts connections, shakes hands, and performs the actions of `Members`.
 
+    Args:
+        listener: Where members connect.
+        config: Who takes part, and the secret.
+        report: Prints a line for the user.
+
     Attributes:
         members: Decides.
     """

@@ -258,7 +258,13 @@ class Membership:
 
 
 class _ClientConnection(MemberLinks):
-    """The connection of a member other than 0: reaches the host, and performs the actions of `Client`."""
+    """The connection of a member other than 0: reaches the host, and performs the actions of `Client`.
+
+    Args:
+        config: Who takes part, and the secret.
+        deliver: Takes the messages that are not the connection's own.
+        report: Prints a line for the user.
+    """
 
     def __init__(
         self, config: RendezvousConfig, deliver: Callable[[Message], None], report: Callable[[str], None]

@@ -445,6 +445,9 @@ News: TypeAlias = MemberNotice | MemberLost
 class MemberLostError(OverlapError):
     """An exchange or barrier cannot end, because a member is lost or has left.
 
+    Args:
+        doing: What cannot end.
+
     Attributes:
         member: The lost member.
         how: The end of a sentence about it: that it is lost, and why, or has left.

@@ -25,6 +25,9 @@ _ROUNDING = 1e-6  # of sums of resources
 class ResourcesError(OverlapError):
     """Ray has not had the resources for all processes of a job in time; nothing has run.
 
+    Args:
+        message: What it says.
+
     Attributes:
         missing: What is missing, in words.
         waited_s: How long it was waited for.

@@ -120,6 +120,9 @@ class BaseEngine(ABC):
 class Communicator:
     """The operations that the members of one group issue on one stream, in their common order.
 
+    Args:
+        shared: The communicators of the world.
+
     Attributes:
         key: Name of the communicator, the same on every rank.
         name: Name of the group in messages.

@@ -35,6 +35,10 @@ _LOOK_SHARE = 50  # looks at unmet messages take at most this part of the time, 
 class Communicators:
     """The communicators of a world, and their shared state.
 
+    Args:
+        engine: Engine of the world.
+        local: World ranks of this process, if there are others.
+
     Attributes:
         engine: Runs matched operations.
         inbox: Messages of the ranks here.
@@ -58,12 +62,6 @@ class Communicators:
     far: ControlPlane
 
     def __init__(self, engine: BaseEngine, local: frozenset[int] | None = None) -> None:
-        """Made by a backend, or by the control plane of a world with ranks in other processes.
-
-        Args:
-            engine: Engine of the world.
-            local: World ranks of this process, if there are others.
-        """
         self.engine: BaseEngine = engine
         self.left: set[int] = set()
         self.closing: set[int] = set()

@@ -41,6 +41,11 @@ STARVED_SHARE = 0.05
 class ComputeFuture(OwnCode[T_co]):
     """Handle of a function on the compute stream; `await` it for the function's result.
 
+    Args:
+        context: What all operations of the rank share.
+        args: Arguments of the function, which may be futures.
+        caller: Where it was issued.
+
     Attributes:
         name: Given name, or the function's name.
         stream: Name of its compute stream; None: the default one.
@@ -245,7 +250,12 @@ class ComputeStream(ABC):
 
 
 class ThreadedCompute(ComputeStream):
-    """Compute stream in real time: one thread runs the functions, after `prepare`; it starts with the first of them."""
+    """Compute stream in real time: one thread runs the functions, after `prepare`; it starts with the first of them.
+
+    Args:
+        context: What all operations of the rank share.
+        lane: Name of the stream in timelines.
+    """
 
     busy_ns: int
 

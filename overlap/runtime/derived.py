@@ -22,6 +22,7 @@ class Derived(Future[T_co]):
         parts: The other futures, such as operations that have not been issued yet.
         make: Makes the result from the parts' results; called once, on the event loop's thread.
         label: Name in messages; by default the name of the first part.
+        context: The loop, or what all operations of its rank share.
     """
 
     context: Loop

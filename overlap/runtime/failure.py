@@ -32,6 +32,9 @@ class FailureCause:
 class Failure:
     """One error, shared by the future of the operation that raised it and by futures that depended on it.
 
+    Args:
+        seen: Whether somebody has got the error.
+
     Attributes:
         error: The exception as raised.
         awaiters: Number of tasks that await it at a checkpoint.

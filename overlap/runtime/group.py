@@ -57,6 +57,11 @@ class GroupUse:
 
     That may be in any thread and at any point of a program, where the garbage collector runs. So the end is left to the
     event loop, and changes nothing that programs see.
+
+    Args:
+        context: What all operations of the rank share.
+        communicators: The communicators of the world.
+        key: Key of the group.
     """
 
     __slots__ = ("__weakref__", "_communicators", "_context", "key")
@@ -78,6 +83,12 @@ class Group(GroupCalls):
     A group needs no closing. Once the programs of a process have dropped it, and its operations have ended, nothing of
     it is left there; memory that processes of one host share for it, 260 KiB for each member, is free once all have.
     Futures do not keep it; references in cycles do, until the garbage collector finds them.
+
+    Args:
+        context: What all operations of the rank share.
+        around: The world.
+        streams: The streams of the rank.
+        occurrences: How many groups of the same ranks there have been, by ranks.
 
     Attributes:
         ranks: World ranks in group order.

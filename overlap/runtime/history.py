@@ -23,6 +23,9 @@ _ANSWERED = 256
 class History:
     """Calls of the ranks here on a communicator that spans processes.
 
+    Args:
+        key: Key of the communicator.
+
     Attributes:
         id: Name of the communicator in messages between processes.
         group_id: That of its group.

@@ -76,7 +76,21 @@ class Returned(NamedTuple):
 
 
 class Message(CollectiveFuture[T_co]):
-    """One rank's end of a message."""
+    """One rank's end of a message.
+
+    Args:
+        messages: The rank's messages on the group.
+        receives: Whether it receives.
+        peer: Position of the other end in the group; None: any source.
+        tag: Tag of the message.
+        x: What is sent.
+        out: Where it is received; None: a new array.
+        priority: Lower numbers send first.
+        name: Name in timelines.
+        timeout_s: Limit of its time in seconds; None: none.
+        caller: Where it was issued.
+        flat: Whether its shape is open: it agrees with any shape of as many elements.
+    """
 
     messages: MessagePort  # Messages of its rank on its group; the same object as `port`
     receives: bool  # Whether it is the receiver's end

@@ -67,6 +67,10 @@ class MessageStream:
 class MessagePort:
     """One rank's messages on a group and a stream; they do not keep the group.
 
+    Args:
+        inbox: The inbox of the process.
+        engine: Moves bytes.
+
     Attributes:
         context: Context of the rank.
         communicator: Inbox of its process.
@@ -296,6 +300,10 @@ class Messages:
     Args:
         group: Place of the rank in the group.
         use: Reference that is held as long as the rank may use the group.
+        context: What all operations of the rank share.
+        inbox: The inbox of the process.
+        engine: Moves bytes.
+        streams: The streams of the rank.
     """
 
     def __init__(

@@ -94,6 +94,12 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     `await` it for the result. Until it is done, the input array is read-only and belongs to the operation, and so does
     `out`; the result belongs to the caller.
+
+    Args:
+        kind: Of the collective.
+        x: Its input.
+        priority: Lower numbers send first.
+        name: Name in timelines.
     """
 
     # -- its arguments

@@ -58,6 +58,9 @@ _IN_PLACE = (ALL_REDUCE, BROADCAST)  # may have their result in the place of the
 class Port:
     """One rank's end of the collectives of a group on a stream, in the order that all its ranks have.
 
+    Args:
+        member: The rank in its group.
+
     Attributes:
         context: Context of the rank.
         communicator: Communicator that matches its operations.
@@ -232,6 +235,9 @@ class Ports:
     Args:
         occurrence: Number of the group among groups of the same ranks.
         use: Reference that is held as long as the rank may issue on the group.
+        context: What all operations of the rank share.
+        communicators: The communicators of the world.
+        streams: The streams of the rank.
     """
 
     context: RankContext

@@ -58,6 +58,14 @@ class Rank(GroupCalls):
 
     Collectives called on a rank run on the group of all ranks, `rank.world`.
 
+    Args:
+        context: What all operations of the rank share.
+        backend: Real or virtual time.
+        compute: Its compute streams.
+        around: The world.
+        everybody: All world ranks.
+        state_dir: Folder of saved states; None: none was named.
+
     Attributes:
         rank: Index in the world.
         world_size: Number of ranks in the world.

@@ -38,6 +38,9 @@ class Stream:
     Make one with `rank.stream(name)` and pass it as `stream=`. Streams overlap each other; within a stream at most
     `window` operations are in flight, which bounds the memory they hold. A window of 1 is strict FIFO.
 
+    Args:
+        context: What all operations of the rank share.
+
     Attributes:
         name: Name, also of its lane in the timeline; the same on every rank.
         priority: Added to the priority of each of its operations; lower is more urgent.

@@ -24,6 +24,12 @@ T_co = TypeVar("T_co", covariant=True)
 class TaskFuture(OwnCode[T_co]):
     """Handle of an async function; `await` it for the function's result.
 
+    Args:
+        context: What all operations of the rank share.
+        name: Name in timelines.
+        caller: Where it was issued.
+        prompt: Whether an error ends the world at once, before anybody awaits it.
+
     Attributes:
         daemon: Whether the task ends with the program; the rank waits for any other task at its end.
     """

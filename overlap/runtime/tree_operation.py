@@ -37,7 +37,13 @@ _OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
 
 
 class PartLane:
-    """Lane of parts: each starts at once, as it takes no room besides that of its operation."""
+    """Lane of parts: each starts at once, as it takes no room besides that of its operation.
+
+    Args:
+        name: Name of the operation.
+        window: How many parts may be in flight.
+        outstanding: Where unfinished operations of the rank are listed.
+    """
 
     in_flight = None
     queue: tuple[()] = ()

@@ -61,6 +61,18 @@ class World:
 
     They are the ranks of the transport, or `ranks` of them.
 
+    Args:
+        cluster: Where the ranks run.
+        algorithm: Algorithm of all collectives; None: chosen for each.
+        others: The other processes; None if there are none.
+        check: `nan` to check what is sent.
+        flight: Writes the flight record; None: there is none.
+        restart: Number of restarts before this attempt.
+        state_dir: Folder of saved states.
+        limits: When a rank that waits is reported, and when it ends the world.
+        steps: Steps whose spans are recorded.
+        epochs: Epoch of each rank under `--survive`.
+
     Attributes:
         size: Ranks in the world.
         local: World ranks of this process.

@@ -105,6 +105,11 @@ def _split_sections(total_ns: int, took: Floats, busy_ns: Floats, messages: Floa
 class Pricing:
     """Demands of an operation of one group with an algorithm, for any number of bytes and any arrivals.
 
+    Args:
+        option: The algorithm.
+        resources: Resources of the cluster.
+        slow: Wires that are slower than the machine's.
+
     Attributes:
         ranks: World ranks in group order.
     """

@@ -32,6 +32,11 @@ _NO_RESOURCES = np.zeros(0, np.int64), np.zeros(0)
 class FabricTransfer(Flow):
     """A collective, a message or a compute in flight, as a flow on resources.
 
+    Args:
+        key: Order among the events of an instant.
+        priority: Lower numbers go first.
+        lane: Transfers of one lane follow each other; None: it has none.
+
     Attributes:
         kind: Name of the collective, "send", or the class of a compute.
         demand: Its demand alone.
@@ -81,6 +86,13 @@ class SimulatedFabric:
     Keys order the events of one instant. They must be unique, compare with each other, and follow from the transfer,
     such as (ranks, stream, sequence number), never from the order of calls.
 
+    Args:
+        cluster: The machine.
+        peer_direct: Whether adapters read device memory themselves, for messages; collectives have their own
+            figures.
+        conditions: Imperfections of the cluster.
+        interference: Interference between computes and communication.
+
     Attributes:
         cluster: The machine.
         interference: Interference between computes and communication.
@@ -99,15 +111,6 @@ class SimulatedFabric:
         conditions: Conditions = CALM,
         interference: Interference = NO_INTERFERENCE,
     ) -> None:
-        """Make an idle fabric.
-
-        Args:
-            cluster: The machine.
-            peer_direct: Whether adapters read device memory themselves, for messages; collectives have their own
-                figures.
-            conditions: Imperfections of the cluster.
-            interference: Interference between computes and communication.
-        """
         self.cluster, self.interference = cluster, interference
         self.resources, self._slow = Resources(cluster), SlowWires(conditions)
         figures = parameters(cluster, peer_direct=peer_direct)

@@ -49,7 +49,11 @@ _OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
 class Timer:
-    """An event at an instant: a callback, or the end of a task's sleep."""
+    """An event at an instant: a callback, or the end of a task's sleep.
+
+    Args:
+        rank: Rank that it belongs to, which orders events of an instant.
+    """
 
     __slots__ = ("callback", "rank", "task")
 

@@ -126,18 +126,16 @@ class _RoundLoad:
 class Loads:
     """Loads of the phases of an operation.
 
+    Args:
+        parts: The phases, on wires as they are.
+        ranks: (size,) World ranks.
+        resources: Resources of the cluster.
+
     Attributes:
         resources: (needs,) The resources that it uses.
     """
 
     def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
-        """Add up the loads of the rounds of all phases.
-
-        Args:
-            parts: The phases, on wires as they are.
-            ranks: (size,) World ranks.
-            resources: Resources of the cluster.
-        """
         # The wires that any round uses, in the order of their numbers.
         rounds = [(part, placed) for part in parts for placed in part.placed.placed_rounds]
         self._memories, self._ways = _Memories(parts, ranks, resources), _WaysOut(parts, ranks, resources)
@@ -194,7 +192,12 @@ class Loads:
 
 
 class _Memories:
-    """Memories of the devices of ranks, where their bandwidth is known."""
+    """Memories of the devices of ranks, where their bandwidth is known.
+
+    Args:
+        parts: The phases.
+        resources: Resources of the cluster.
+    """
 
     def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
         self._rate = parts[0].placed.placement.memory_bytes_per_s if parts else None
@@ -220,7 +223,13 @@ class _Memories:
 
 
 class _WaysOut:
-    """Ways out of the blocks of a fabric's levels that an operation takes."""
+    """Ways out of the blocks of a fabric's levels that an operation takes.
+
+    Args:
+        parts: The phases.
+        ranks: (size,) World ranks.
+        resources: Resources of the cluster.
+    """
 
     def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
         self._ranks, self._resources = ranks, resources

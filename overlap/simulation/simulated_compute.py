@@ -25,6 +25,12 @@ class ComputeStarts:
 
     Trio runs the tasks of an instant in any order. So streams take turns by rank, and the computes of several tasks of
     one rank are in the order of their tasks' starts.
+
+    Args:
+        traffic: Carries what computes move.
+        costs: Prices functions.
+        conditions: Imperfections of the cluster.
+        injector: Injects faults; None: there are none.
     """
 
     traffic: FabricDriver
@@ -57,6 +63,11 @@ class ComputeStarts:
 
 class SimulatedCompute(ComputeStream):
     """A rank's compute stream in virtual time: functions run at their start, and end when their cost is over.
+
+    Args:
+        context: What all operations of the rank share.
+        starts: Starts of all ranks.
+        lane: Name of the stream in timelines.
 
     Attributes:
         number: Number of the rank.

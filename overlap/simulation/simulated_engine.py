@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 
 
 class ModelledPlan(CallPlan):
-    """Plan of operations in modelled time, once all ranks have met."""
+    """Plan of operations in modelled time, once all ranks have met.
+
+    Args:
+        begin: Begins the operation in modelled time.
+        communicator: Of the group and stream.
+        call: The call.
+    """
 
     together = True
 

@@ -123,7 +123,14 @@ class SymmetricCommunicators(Communicators):
 
 
 class SymmetricLane(Lane):
-    """Messages of one rank that stand for those of all ranks like it."""
+    """Messages of one rank that stand for those of all ranks like it.
+
+    Args:
+        queue: Its queue in the inbox.
+        src: The sender.
+        pairs: Where messages of all pairs meet.
+        place: Distance of the pair.
+    """
 
     __slots__ = ("pairs", "place")
 
@@ -195,6 +202,12 @@ class SymmetricInbox(Inbox):
 
 class SymmetricCommunicator(Communicator):
     """Communicator of the operations of all groups that behave alike, or of the messages of all pairs.
+
+    Args:
+        shared: The communicators of the world.
+        key: Its key.
+        name: Name of the group.
+        sides: Ranks that behave alike.
 
     Attributes:
         rows: (groups, ranks of each) World ranks.

@@ -22,6 +22,11 @@ from .trees import Tree, pack_tree, unpack_tree
 class SavedState:
     """A complete state.
 
+    Args:
+        folder: Where it lies.
+        own: Values of this rank.
+        own_rank: Rank that had saved these; None: nobody has.
+
     Attributes:
         step: At which it was saved.
         world_size: How many ranks saved it.

@@ -71,6 +71,10 @@ class TestedProgram:
 
     Args:
         folder: Modules that are loaded from it are each rank's own.
+        argv: Its arguments.
+        setting: Options of the run.
+        batches: Makes what joins the batches of ranks, from their number and a reader of parameters; by default
+            `Batches` with `--as-one`.
     """
 
     def __init__(

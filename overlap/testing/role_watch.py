@@ -18,7 +18,12 @@ from .tensor_parts import Part, digest, local_tensor, same_ranks
 
 
 class RoleWatch:
-    """Roles of one rank; `wrapped` has the ranks that share a parameter, by its identity."""
+    """Roles of one rank; `wrapped` has the ranks that share a parameter, by its identity.
+
+    Args:
+        record: What tests know of the run.
+        labelled: Returns the parameters of all models by name.
+    """
 
     def __init__(self, rank: int, record: Record, labelled: Callable[[], dict[str, torch.Tensor]]) -> None:
         self._rank, self._record, self._labelled = rank, record, labelled

@@ -33,6 +33,9 @@ _SHOWN = 20
 class RanksFailed(AssertionError):
     """A run failed; the message has the fault of the program, and the line that repeats the run.
 
+    Args:
+        more: Further lines of the message.
+
     Attributes:
         run: The run.
         verdict: What is wrong.

@@ -50,6 +50,7 @@ class Substitute:
         classes: For each rank, the ranks for which it stands.
         models: For each rank, ranks with the same weights, whose parts make its own.
         updates: Before which of the first updates ranks get weights, too.
+        steps: For each rank, its first updates.
     """
 
     def __init__(

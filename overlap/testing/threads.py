@@ -75,6 +75,7 @@ class RankThread(Generic[T]):
         view: What the rank sees of the process while its thread runs.
         real_time: Limits how long it may compute before it gives the baton back.
         compute_ns: Returns how long a compute takes on this rank, which may be slow.
+        kernel: Moves the virtual clock.
 
     Attributes:
         cost_ns: Computed time since the thread got the baton, as the program's functions are priced.

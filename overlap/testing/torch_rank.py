@@ -22,7 +22,11 @@ from .world import RecordingInjector
 
 
 class Pending:
-    """A future of ours, for which a rank's thread waits by giving others the baton; `on_wait` follows a wait."""
+    """A future of ours, for which a rank's thread waits by giving others the baton; `on_wait` follows a wait.
+
+    Args:
+        on_error: Takes the error of the future.
+    """
 
     def __init__(
         self,
@@ -114,7 +118,14 @@ class ThreadGroup:
 
 
 class TorchRank:
-    """The torch.distributed of one rank: its groups, its store, and the operations of its thread."""
+    """The torch.distributed of one rank: its groups, its store, and the operations of its thread.
+
+    Args:
+        record: What tests know of the run.
+        injector: Injects faults and orders.
+        watch: Observes functions of torch.
+        models: Observes models and optimizers.
+    """
 
     def __init__(
         self,

@@ -85,6 +85,8 @@ class RankProcess:
         cwd: Its working directory at first.
         folder: Modules that are loaded from it are the rank's own, except installed ones; None: all modules are shared.
         more: Further states of the process: each returns a function that restores it as it is now.
+        world_size: Number of ranks.
+        argv: Arguments of the program.
 
     Attributes:
         output: What it prints, standard error included.

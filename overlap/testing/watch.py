@@ -28,7 +28,12 @@ LAUNCH_NS, BYTES_PER_NS, FLOPS_PER_NS = 2_000, 1_000, 100_000
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Mode that observes every function of torch on a rank; where `timed`, they take time by bytes and flops."""
+    """Mode that observes every function of torch on a rank; where `timed`, they take time by bytes and flops.
+
+    Args:
+        thread: Thread of the rank.
+        record: What tests know of the run.
+    """
 
     def __init__(self, thread: RankThread[Any], record: Record, *, timed: bool = True) -> None:
         super().__init__()

@@ -42,7 +42,13 @@ _RELEASED = 1000
 
 
 class RecordingInjector(FaultInjector):
-    """Injector of planned faults, and of the order of a seed, into operations, all of which are recorded."""
+    """Injector of planned faults, and of the order of a seed, into operations, all of which are recorded.
+
+    Args:
+        plan: Planned faults.
+        kernel: Moves the virtual clock.
+        record: What tests know of the run.
+    """
 
     fates: FaultPlan
     record: Record
@@ -187,7 +193,13 @@ _UNKNOWN_S = 1e-4
 
 
 class TestedBackend(SimulatedBackend):
-    """Virtual time of a test, with planned faults and a record of all operations."""
+    """Virtual time of a test, with planned faults and a record of all operations.
+
+    Args:
+        assumptions: Machine and costs.
+        cluster: Where the ranks run.
+        plan: Planned faults.
+    """
 
     plan: FaultPlan
     record: Record

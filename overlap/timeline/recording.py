@@ -76,6 +76,10 @@ class KeptSteps:
 class Recorder:
     """Records the spans of one rank in a bounded ring; the oldest go first.
 
+    Args:
+        capacity: Number of spans; by default `DEFAULT_CAPACITY`, or `STEPS_CAPACITY` where the last step is set.
+        steps: Steps whose spans are recorded; None: all.
+
     Attributes:
         rank: The rank in the world.
         append: Takes one `RawSpan`, from any thread. It costs about 0.1 microseconds: the tuple is stored as it is, and

@@ -117,7 +117,11 @@ class JoinedOperations:
 
 
 class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
-    """One operation of torch: its handle, the tensors that it writes, and the rank that a message came from."""
+    """One operation of torch: its handle, the tensors that it writes, and the rank that a message came from.
+
+    Args:
+        source: Returns the rank that a message came from; None: it is known.
+    """
 
     def __init__(self, handle: Handle, tensors: object, source: Callable[[], int] | None = None) -> None:
         super().__init__()

@@ -50,6 +50,11 @@ def single_rail_limits(*, inside: bool, confirmed: bool) -> Limits:
 class Departures:
     """The frames that may leave on any rail that has room; repeated ones come first.
 
+    Args:
+        outgoing: Messages that leave.
+        limits: Sizes of the protocol.
+        memory: Buffers of repeated frames.
+
     Attributes:
         checksums: Whether payloads get a checksum.
     """

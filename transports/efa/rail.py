@@ -458,7 +458,15 @@ class Rail:
 
 
 class StreamRail(Rail):
-    """A rail over an encrypted stream: everything is copied, and only the writing task writes."""
+    """A rail over an encrypted stream: everything is copied, and only the writing task writes.
+
+    Args:
+        owner: The link.
+        index: Number of the rail.
+        connection: Its connection.
+        keep: Whether frames are remembered until they are acknowledged.
+        staged: Whether payloads pass through a buffer of the rail.
+    """
 
     def __init__(self, owner: EfaLink, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, connection, keep=keep, staged=staged)

@@ -100,6 +100,10 @@ WAITING, OFFERED, FLOWING, ENDED = Progress  # asking the enumeration takes 0.2 
 class Send(MessageEnd):
     """A message that leaves. When an offer is cancelled, the receiver decides whether that was in time.
 
+    Args:
+        lane: Messages of the same sender and receiver.
+        view: The payload.
+
     Attributes:
         priority: The caller's priority; any integer.
         progress: From its announcement to its end.
@@ -135,6 +139,12 @@ class Send(MessageEnd):
 
 class Receive(MessageEnd):
     """A message that a caller waits for.
+
+    Args:
+        lane: Messages of the same sender and receiver.
+        view: Where the payload goes; None: it gets its memory at the match.
+        nbytes: Expected length.
+        signature: Expected call; None: any.
 
     Attributes:
         wants_loan: The caller has no buffer, and gets the memory of the message on loan.

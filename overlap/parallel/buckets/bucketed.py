@@ -41,6 +41,11 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     """A model with gradients averaged over a group of ranks, in buckets.
 
     Buckets leave in the same order on all ranks, each as soon as it is full and those before it have left.
+
+    Args:
+        rank: This rank.
+        params: The first weights.
+        settings: Options of the strategy.
     """
 
     _update_stream: str | None = None  # compute stream of updates, and of their factors

@@ -99,6 +99,21 @@ class Checkpoints:
 
     Under `overlap run --max-restarts`, a world goes on from the last complete one; without a folder of their own,
     checkpoints are in the one of `--state-dir`, where the launcher looks for them.
+
+    Args:
+        rank: This rank.
+        folder: Folder that all ranks see; by default the one of `--state-dir`.
+        group: The ranks that have the model, with all its parts; by default all.
+        cuts: Where this rank's weights lie in the whole model, by the model's names of them; others are whole,
+            under their own names. A checkpoint has all blocks, or is not there. Ranks that share a model otherwise,
+            with more or fewer of them for matrices and stages, go on from it. `ColumnLinear.cuts` and
+            `RowLinear.cuts` tell the cuts of a layer.
+        whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
+            it goes through the first rank's memory. Otherwise each rank's share is a file.
+        keep: Number of complete checkpoints to keep.
+
+    Raises:
+        UsageError: If no folder is known, `keep` is no number from 1, or `cuts` has something else.
     """
 
     def __init__(
@@ -111,23 +126,6 @@ class Checkpoints:
         whole: bool = False,
         keep: int = 2,
     ) -> None:
-        """Open a folder of checkpoints.
-
-        Args:
-            rank: This rank.
-            folder: Folder that all ranks see; by default the one of `--state-dir`.
-            group: The ranks that have the model, with all its parts; by default all.
-            cuts: Where this rank's weights lie in the whole model, by the model's names of them; others are whole,
-                under their own names. A checkpoint has all blocks, or is not there. Ranks that share a model otherwise,
-                with more or fewer of them for matrices and stages, go on from it. `ColumnLinear.cuts` and
-                `RowLinear.cuts` tell the cuts of a layer.
-            whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
-                it goes through the first rank's memory. Otherwise each rank's share is a file.
-            keep: Number of complete checkpoints to keep.
-
-        Raises:
-            UsageError: If no folder is known, `keep` is no number from 1, or `cuts` has something else.
-        """
         check_is_rank(rank)
         check_count("keep", keep)
         if folder is not None and not isinstance(folder, (str, os.PathLike)):

@@ -116,6 +116,8 @@ class LoopWatch:
         report: Takes the rank that has kept the loop longest, and its time in seconds; in the thread of the watch.
         report_free: Takes a reported rank once the loop is free again; on the loop's thread.
         record: Takes the rank that kept the loop for a long turn, and the end of the turn; on the loop's thread.
+        token: Of the loop.
+        period_s: Time between two looks.
     """
 
     def __init__(

@@ -98,6 +98,11 @@ _LISTED = 16  # lines on waiting ranks in an interrupt
 class Reports:
     """Reports on the ranks of this process.
 
+    Args:
+        members: The ranks of this process.
+        backend: Real or virtual time.
+        others: The other processes; None if there are none.
+
     Attributes:
         stood: Views of the ranks when the first of them was stopped; of all processes once they are gathered.
         caveat: A line that ends each report.

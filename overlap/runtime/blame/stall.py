@@ -49,6 +49,7 @@ class StallWatch:
         limits: Limits of the time without progress.
         give_up: Ends the world; takes the number of seconds without progress.
         size: Number of ranks of the world.
+        others: The other processes; None if there are none.
     """
 
     def __init__(

@@ -55,6 +55,9 @@ def joined_by(cluster: Cluster, processes: Sequence[Sequence[int]]) -> Cluster:
 class Compiler:
     """Compiles the collectives of one world.
 
+    Args:
+        cluster: Where the ranks run.
+
     Attributes:
         algorithm: Name of the algorithm to use wherever it exists, unless a call names another; None leaves the choice
             to the cost.
@@ -125,7 +128,11 @@ class _Fixed:
 
 
 class Compiled:
-    """One rank's program of a call, a part of a proved schedule, and its layouts on the arrays of operations."""
+    """One rank's program of a call, a part of a proved schedule, and its layouts on the arrays of operations.
+
+    Args:
+        members: World ranks of the group, in its order.
+    """
 
     __slots__ = ("_blank", "_fixed", "_in_its_block", "_laid", "_members", "program", "schedule")
     program: Program

@@ -115,7 +115,13 @@ class HostMemory:
 
 
 class HostPlan(CallPlan):
-    """Runs the operations of one rank, at a group position, out of the memory of the processes of this host."""
+    """Runs the operations of one rank, at a group position, out of the memory of the processes of this host.
+
+    Args:
+        communicator: Of the group and stream.
+        board: Memory in which the group's ranks meet.
+        call: The call.
+    """
 
     memory: HostMemory
     communicator: Communicator

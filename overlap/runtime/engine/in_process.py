@@ -80,7 +80,11 @@ class InMemory:
 
 
 class InProcessPlan(CallPlan):
-    """Runs the operations of all ranks with one call: small ones at once, large ones in worker threads."""
+    """Runs the operations of all ranks with one call: small ones at once, large ones in worker threads.
+
+    Args:
+        memory: Arrays of the ranks of this process.
+    """
 
     together = True
 

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 
 class ProgramPlan(CallPlan):
-    """Runs operations of one rank with one call as executions of a program, which the first one compiles."""
+    """Runs operations of one rank with one call as executions of a program, which the first one compiles.
+
+    Args:
+        engine: Moves bytes, and compiles programs.
+        communicator: Of the group and stream.
+    """
 
     _compiled: Compiled
     _station: Station | None = None

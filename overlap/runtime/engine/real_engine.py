@@ -42,7 +42,13 @@ _IN_MEMORY = (None, "direct")
 
 
 class RealEngine(BaseEngine):
-    """Moves bytes: out of shared memory, or as programs over a transport."""
+    """Moves bytes: out of shared memory, or as programs over a transport.
+
+    Args:
+        cluster: Where the ranks run.
+        token: Of the loop.
+        algorithm: Algorithm of all collectives; None: chosen for each.
+    """
 
     def __init__(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> None:
         self._algorithm = algorithm
