@@ -24,6 +24,7 @@ from transports.base import OPERATIONS
 from transports.patience import Patience
 from transports.shared_memory import engine
 from transports.shared_memory.board import Board
+from transports.shared_memory.engine import Engine, Run, Table
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
@@ -128,23 +129,25 @@ class HostPlan(CallPlan):
     board: Board
     call: Call
     position: int
-    noted: deque[tuple[int, int]]
+    engine: Engine
+    submit: Callable[..., Run | None] | None
 
     def __init__(self, memory: HostMemory, communicator: Communicator, board: Board, call: Call, position: int) -> None:
         self.memory, self.communicator, self.board = memory, communicator, board
         self.call, self.position = call, position
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
         self.takes_memory: bool = not call.shared
-        self.tag_base = communicator.key.tag_base(*call.key)  # a row shows whether its rank issued this call
+        self.tag_base: int = communicator.key.tag_base(*call.key)  # a row shows whether its rank issued this call
         given = memory.given.setdefault(communicator, {}).setdefault(position, deque(maxlen=OPERATIONS))
-        self.noted, self.gives_only = given, not call.receives_at(position)
+        self.noted: deque[tuple[int, int]] = given
+        self.gives_only: bool = not call.receives_at(position)
         self._pending: HostRun | None = None  # started by `finish_now`
 
     def __str__(self) -> str:
         return "memory of this host, one result" if self.call.shared else "memory of this host"
 
     @cached_property
-    def table(self) -> engine.Table:
+    def table(self) -> Table:
         """Table for the engine."""
         return _table(self.call, self.position)
 
@@ -221,7 +224,7 @@ class HostRun(KnownRun):
     def __init__(self, plan: HostPlan, operation: Operation) -> None:
         self._plan, self.operation = plan, operation
         self._match: Match | None = None
-        self.run: engine.Run | None = None
+        self.run: Run | None = None
         self._over = False
         self.memory: object = None
 
@@ -467,13 +470,13 @@ def _reducer(reducer: Reducer, size: int) -> tuple[object, object, int, int, byt
     divisor = np.array(size, kind).tobytes() if divides else b""
     packed = reducer.combine, np.true_divide if divides else None, kind.num, dtype.itemsize, divisor, narrow
     try:
-        engine.Table(0, size, 0, 0, 0, (0, 0), bytes(size), [], [], [], packed)
+        Table(0, size, 0, 0, 0, (0, 0), bytes(size), [], [], [], packed)
     except (LookupError, ValueError, TypeError):
         return None
     return packed
 
 
-def _table(call: Call, position: int) -> engine.Table:
+def _table(call: Call, position: int) -> Table:
     """Return the ranges that the rank at a position reads from each rank, in bytes."""
     itemsize = 1 if call.dtype is None else call.dtype.itemsize
     count = prod(call.shape or ()) if call.dtype is not None else 0
@@ -493,7 +496,7 @@ def _table(call: Call, position: int) -> engine.Table:
     flags |= _SHARED if call.shared else 0
     flags |= _FROM_ONE if call.kind in (Collective.BROADCAST, Collective.SCATTER) else 0
     slices = ([reduced_slice(call, position)], collecting_pulls(call)) if sums else ([], [])
-    return engine.Table(
+    return Table(
         position,
         call.size,
         flags,
