@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from overlap.processes import sockets
 from transports import meeting
 from transports.efa import joining
 
@@ -99,6 +101,16 @@ class _Module:
     def __getattr__(self, name: str) -> Any:
         return getattr(socket, name)
 
+    @staticmethod
+    def create_server(address: tuple[str, int], *, family: int, backlog: int) -> RawSocket:
+        server = RawSocket(family)
+        server.inner.is_rail = False
+        server.bind(address)
+        if server.inner.here in server.net.listening:
+            raise OSError(errno.EADDRINUSE, "taken")
+        server.inner.listen(backlog)
+        return server
+
 
 @contextmanager
 def raw_sockets(net: Net) -> Iterator[None]:
@@ -121,7 +133,7 @@ def raw_sockets(net: Net) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RawSocket, "net", net, raising=False)
-        for module in (meeting, joining):
+        for module in (meeting, joining, sockets):
             patched.setattr(module, "socket", _Module())
         patched.setattr(trio.lowlevel, "wait_readable", wait_readable)
         patched.setattr(trio.lowlevel, "wait_writable", wait_writable)
