@@ -87,8 +87,9 @@ def test_between_processes() -> None:
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 def test_on_the_bench(op: str, dtype: np.dtype) -> None:
     for operation in REDUCTIONS:
-        case = Case(operation=operation, ranks=3, count=COUNT, dtype=dtype, op=op)
-        assert measuring.measure(case, Sampling(iters=1, warmup=0)).wrong == 0, operation.name
+        case, rows = Case(operation=operation, ranks=3, count=COUNT, dtype=dtype, op=op), []
+        overlap.run(measuring.measure_on_rank, [case], Sampling(iters=1, warmup=0), rows.append, ranks=case.ranks)
+        assert [row.wrong for row in rows] == [0], operation.name
 
 
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
