@@ -51,7 +51,8 @@ class TraceWriter:
 
     def __init__(self, run_config: RunConfig, *, joins: bool = True) -> None:
         self._run_config, self._joins = run_config, joins
-        self._path = Path(os.path.abspath(run_config.trace or ""))  # the program may change its directory
+        trace = run_config.trace
+        self._path = Path(os.path.abspath(trace)) if trace else Path()  # the program may change its directory
         self._failure: str | None = None
         self.member: int | None = None
         self.goes_on: Callable[[Exception], bool] = lambda error: False

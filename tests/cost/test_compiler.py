@@ -86,7 +86,7 @@ def chosen(transport: Transport, elements: int) -> str:
         cluster = topology.cluster("local", ranks=2)
         engine = RealEngine(transport, cluster, trio.lowlevel.current_trio_token(), algorithm=None)
         asked = call("all_reduce", "sum", FLOAT32, (elements,), 2)
-        return Compiler(engine._programs.compiler.cluster, None).compile(asked, (0, 1), 0).schedule.algorithm
+        return Compiler(engine.compiler.cluster, None).compile(asked, (0, 1), 0).schedule.algorithm
 
     return trio.run(choose)
 

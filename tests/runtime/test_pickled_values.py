@@ -15,7 +15,7 @@ import pytest
 import overlap
 import topology
 from overlap.config import RunConfig
-from overlap.timeline import Recorder, Timeline
+from overlap.timeline import Timeline
 from topology import Cluster
 
 PUBLIC = (
@@ -90,8 +90,7 @@ async def work(rank: overlap.Rank) -> list[object]:
         computed = await rank.compute(np.sum, reduced)
         told = await rank.all_gather(np.array([rank.rank], np.int32))
         tree = await rank.all_reduce({"a": np.ones(2), "b": [np.ones(1)]})
-    rank.recorder.append(("wires", "wires", "a line", 1, 1, None))
-    return [reduced, computed, told, tree, rank.statistics(), rank.recorder]
+    return [reduced, computed, told, tree, rank.statistics()]
 
 
 @pytest.fixture(scope="module")
@@ -101,32 +100,9 @@ def results() -> list[Any]:
 
 @travels
 def test_results_of_futures_arrive_as_they_left(results: list[Any], travel: Callable[[Any], Any]) -> None:
-    reduced, computed, told, tree, statistics, _ = travel(results)
+    reduced, computed, told, tree, statistics = travel(results)
     assert reduced.tolist() == [0, 2, 4, 6, 8]
     assert computed == 20
     assert told.tolist() == [0, 1]
     assert (tree["a"].tolist(), tree["b"][0].tolist()) == ([2, 2], [2])
     assert statistics == results[4]
-
-
-@travels
-def test_a_recorder_arrives_with_its_spans_and_goes_on(results: list[Any], travel: Callable[[Any], Any]) -> None:
-    recorder: Recorder = results[5]
-    got: Recorder = travel(recorder)
-    assert got.spans() == recorder.spans()
-    assert len(got.spans()) >= 5
-    assert (got.rank, got.dropped) == (recorder.rank, recorder.dropped)
-    got.append(("compute", "compute", "more", 5, 6, None))
-    assert (len(got), got.dropped) == (len(recorder) + 1, recorder.dropped)
-
-
-@travels
-def test_a_recorder_that_has_dropped_spans_says_how_many(travel: Callable[[Any], Any]) -> None:
-    recorder = Recorder(1, capacity=2)
-    for number in range(5):
-        recorder.append(("compute", "compute", str(number), number, number + 1, None))
-    got = travel(recorder)
-    assert [span.name for span in got.spans()] == ["3", "4"]
-    assert got.dropped == 3
-    got.append(("compute", "compute", "5", 5, 6, None))
-    assert ([span.name for span in got.spans()], got.dropped) == (["4", "5"], 4)
