@@ -121,8 +121,8 @@ class _Calls:
     """
 
     def __init__(self, memory: bytearray) -> None:
-        self.memory = memory
-        self.oldest = 0
+        self.memory: bytearray = memory
+        self.oldest: int = 0
         self._next = 1
         self._by_text: dict[str, int] = {}
 

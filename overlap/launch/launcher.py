@@ -199,7 +199,7 @@ class NodeChild:
         self._returncode: int | None = None
         with ExitStack() as theirs, ExitStack() as ours:
             lifeline, _ = _pipe(theirs, ours)
-            self.reports, status = _pipe(ours, theirs)
+            reports, status = _pipe(ours, theirs)
             from_stderr, stderr = _pipe(ours, theirs)
             # Output for one file goes through one pipe: two would lose its order.
             from_stdout, stdout = _pipe(ours, theirs) if log is None else (None, stderr)
@@ -224,7 +224,8 @@ class NodeChild:
                 )
             tie_to_pipe(lifeline, self.pid)
             self._ours = ours.pop_all()
-        os.set_blocking(self.reports, False)
+        self.reports: int = reports
+        os.set_blocking(reports, False)
         prefix = line_prefix(node, colour=spec.colour) if spec.prefix else b""
         self.relays: list[Relay] = [Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)]
         if from_stdout is not None:

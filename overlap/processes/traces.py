@@ -69,7 +69,8 @@ class TraceFile:
             clock: Returns the offset of the common clock; None: this is the common clock.
             numbers: The number in the first world of each rank of the world; None: the same.
         """
-        self.header, self._recorders, self._clock = header, recorders, clock
+        self._recorders, self._clock = recorders, clock
+        self.header: Header = header
         self._numbers = None if numbers is None else np.array(numbers, np.int64)
         self._clocks: list[ClockAt] = []
         self._start_section(self.path)

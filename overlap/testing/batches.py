@@ -46,7 +46,8 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
         self._optimizers: dict[int, Any] = {}
         self._entered: dict[int, torch.Tensor] = {}  # those of this step, which are kept: identities are not used again
         self._depth = self._bytes = 0
-        self._begun = self.over = False
+        self._begun = False
+        self.over: bool = False
         self.half: bool = False  # whether anything was computed in 16 bits
 
     # -- data --------------------------------------------------------------------------------------------------------

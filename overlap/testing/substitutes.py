@@ -61,7 +61,8 @@ class Substitute:
         *,
         updates: int = 2,
     ) -> None:
-        self._steps, self._classes, self.models, self._updates = steps, classes, models, updates
+        self._steps, self._classes, self._updates = steps, classes, updates
+        self.models: list[list[list[int]]] = models
         self.declined: Declined | None = None
 
     def _decline(self, reason: str) -> Declined:

@@ -57,7 +57,7 @@ def _make_finished_work() -> Any:
     return None if make is None else make(ended)
 
 
-finished_work = _make_finished_work()
+finished_work: Any = _make_finished_work()
 """The Work of calls that have ended when they return, and that only torch's own functions see."""
 
 

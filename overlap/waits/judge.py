@@ -126,7 +126,7 @@ class WaitingWorld:
                         newest[call.key, rank, role] = seq
                     if not role:
                         self.calls.setdefault(call.key, {}).setdefault(rank, []).append(end)
-        self.waits = {
+        self.waits: dict[int, list[End]] = {
             rank: ends
             for rank, view in self.views.items()
             if view.seen is Seen.WAITS and (ends := self.lacking_ends(view))

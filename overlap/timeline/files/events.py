@@ -51,7 +51,7 @@ class EventReader(Generic[Event]):
         self._decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
         self._cut = False
         self.fields: dict[str, Any] = {}
-        self.is_complete = False
+        self.is_complete: bool = False
 
     def __iter__(self) -> Iterator[list[Event]]:
         match = None

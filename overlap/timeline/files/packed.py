@@ -43,7 +43,7 @@ class Unpacking:
             )
 
 
-unpacking = Unpacking()
+unpacking: Unpacking = Unpacking()
 """The count of this process."""
 
 

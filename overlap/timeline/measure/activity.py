@@ -60,7 +60,8 @@ class Activity:
         cut = np.array([(one.rank, one.start_ns, one.end_ns) for one in windows], np.int64).T
         window = int(cut[1].min()), int(cut[2].max())
         near = timeline.columns.near(window)
-        self.columns = columns = timeline.columns if near.all() else timeline.columns.take(near)
+        columns = timeline.columns if near.all() else timeline.columns.take(near)
+        self.columns: SpanColumns = columns
         compute, program, comm, copy = (
             np.flatnonzero(columns.is_kind(kind)) for kind in ("compute", "program", "comm", "copy")
         )
@@ -82,7 +83,7 @@ class Activity:
         at[order] = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(order))))
         edges_at = np.split(at, np.cumsum([len(each) for each, _ in edges])[:-1])
         self._rank, self._edge_ns = rank[order[firsts]], edge_ns[order[firsts]]
-        self.length_ns = np.where(
+        self.length_ns: Int64s = np.where(
             self._rank[1:] == self._rank[:-1], self._edge_ns[1:] - self._edge_ns[:-1], 0
         )  # fmt: skip
         called, start, moved, end = edges_at[6:10]
@@ -94,7 +95,7 @@ class Activity:
         }  # fmt: skip
         covered = [self._covered(begin, stop) for _, begin, stop in self._owners.values()]
         covered.append(self._covered(edges_at[4], edges_at[5]))
-        self.doing = np.full(len(self.length_ns), IDLE, np.int8)
+        self.doing: NDArray[np.int8] = np.full(len(self.length_ns), IDLE, np.int8)
         for doing in range(COPY, -1, -1):
             self.doing[covered[doing]] = doing
         self.moves: Mask = covered[WIRE] & (self.doing != PROGRAM)
