@@ -61,8 +61,6 @@ def option(**details: Any) -> Any:
 
 # -- values as text --------------------------------------------------------------------------------------------------
 
-"""Engines that place processes, by the names of the rooms that use them."""
-
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 

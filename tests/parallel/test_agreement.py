@@ -51,7 +51,7 @@ def test_the_first_rank_and_the_first_item_are_named(count: int, at: int, item: 
     assert told(mine, mine, changed(mine, at), changed(mine, 0)) == expected
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [(0, 1), (2, 3), (2, 100), (62, 63), (63, 64), (100, 99)])
+@pytest.mark.parametrize(("mine", "theirs"), [(0, 1), (2, 3), (3, 2), (1, 0), (2, 100), (62, 63), (63, 64), (100, 99)])
 def test_another_number_of_items_is_told(mine: int, theirs: int) -> None:
     expected = f"params differ between rank 5 and rank 6: there are {mine} here and {theirs} there"
     assert told(ITEMS[:mine], ITEMS[:theirs]) == expected

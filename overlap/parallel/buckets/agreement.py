@@ -55,7 +55,7 @@ def check_alike(
         if (row != expected).any():
             index = int((row[1:] != expected[1:]).argmax())
             count = int(row[0])
-            if index < min(len(items), _SLOTS - 2):
+            if index < min(len(items), count, _SLOTS - 2):
                 item = f"{items[index]} here is something else there"
             elif count != len(items):
                 item = f"there are {len(items)} here and {count} there"
