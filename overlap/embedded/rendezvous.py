@@ -53,7 +53,10 @@ def rendezvous_at_endpoint(
     Raises:
         UsageError: If it is no endpoint, or others could join there.
     """
-    endpoint = parse_endpoint(text)
+    try:
+        endpoint = parse_endpoint(text)
+    except UsageError as error:
+        raise UsageError(f"endpoint: {error}") from None
     if endpoint[1] == 0:
         raise UsageError(
             f"endpoint: {text!r} has no port where others could look for it; use store= to find a free one"

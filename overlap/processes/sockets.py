@@ -52,9 +52,9 @@ def parse_endpoint(text: str) -> Endpoint:
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or (":" in host and not bracketed) or (bracketed and ":" not in host):
-        raise UsageError(f"endpoint: expected HOST:PORT, or [ADDRESS]:PORT for IPv6, got '{text}'")
+        raise UsageError(f"expected HOST:PORT, or [ADDRESS]:PORT for IPv6, got '{text}'")
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise UsageError(f"endpoint: the port must be 0 ... 65535, got '{port}' in '{text}'")
+        raise UsageError(f"the port must be 0 ... 65535, got '{port}' in '{text}'")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -42,7 +42,7 @@ $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 1 x.py
 $ overlap run --nnodes 2 --rdzv-endpoint a:0 --node-rank 1 x.py
 --rdzv-endpoint: the hosts that are started elsewhere must
 $ overlap run --processes 2 --rdzv-endpoint a x.py
---rdzv-endpoint: endpoint: expected HOST:PORT
+--rdzv-endpoint: expected HOST:PORT
 $ overlap run --nnodes 2 x.py
 --nnodes 2: each host starts its own processes, by this command with --node-rank I and --rdzv-endpoint HOST:PORT too;
 $ overlap run --processes 2 --ranks=4 --ranks-per-process=4 x.py

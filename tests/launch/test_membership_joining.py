@@ -448,7 +448,7 @@ def test_endpoints_are_read_and_written(text: str, endpoint: Endpoint) -> None:
     "text", ["", "host", ":1", "host:", "host:x", "::1:5", "[::1]", "[host]:1", "a:65536", "a:-1", "a:²"]
 )
 def test_endpoints_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^endpoint: "):
+    with pytest.raises(UsageError, match=r"^(expected HOST:PORT|the port must be)"):
         parse_endpoint(text)
 
 
