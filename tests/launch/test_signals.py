@@ -175,7 +175,9 @@ def test_all_nodes_of_a_launcher_end_so(start: Start, tmp_path: Path) -> None:
     code, out, err = job.ends(signal.SIGTERM)
     assert (code, out) == (143, ["[process 0] finally 0", "[process 1] finally 1"])
     lines = [line for line in err.splitlines() if not line.startswith("overlap: waiting up to ")]
-    trace = "[process 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or at ui.perfetto.dev"
+    trace = (
+        "overlap: trace in run.json, of killed processes up to their last second; `overlap timeline run.json` shows it"
+    )
     assert lines == [trace, "overlap: ended by SIGTERM"]
     assert read_trace(tmp_path / "run.json").ranks() == [0, 1]
 

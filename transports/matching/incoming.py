@@ -168,16 +168,14 @@ class Incoming:
     def handle_push(self, number: int, src: int, dst: int, tag: int, nbytes: int, place: int) -> None:
         """Handle the announcement of a pushed message, and take memory for it if no receive waits."""
         lane = (src, dst, tag)
-        if not self._limits.ordered and (number < self._next_number or number in self._early_arrivals):
-            return  # a chunk has announced it
+        if number < self._next_number or number in self._early_arrivals:
+            return  # a chunk has announced it: over another rail, or sent again after the loss of one
         if nbytes > self._limits.push_bytes:
             raise ProtocolError(
                 f"peer pushed message {number} of {nbytes} bytes, not {self._limits.push_bytes} at most"
             )
         if self._match_at_once(number, lane, nbytes, place) is not None:
             return
-        if number != self._next_number and self._limits.ordered:
-            raise ProtocolError(f"peer pushed message {number} before message {self._next_number}")
         self._check_announcement(number, lane)
         self._budget.spend(nbytes)
         pushed = Receive(lane, None, nbytes)

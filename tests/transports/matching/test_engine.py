@@ -477,8 +477,6 @@ def test_of_messages_that_nobody_asked_for_only_whole_ones_outlive_their_sender(
             (0, 9, 0, 5, LONG_BYTES, 0),
             "peer sent a message of ranks that it does not join: 9 to 0",
         ),
-        (PUSHING, [], (1, 1, 0, 5, LONG_BYTES, 0), "peer pushed message 1 before message 0"),
-        (PUSHING, [PUSHED], PUSHED, "peer pushed message 0 before message 1"),
         (
             PUSHING,
             [],

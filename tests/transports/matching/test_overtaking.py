@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -80,7 +79,6 @@ def test_a_chunk_whose_rail_died_half_way_comes_again_to_where_it_was_coming() -
 @pytest.mark.parametrize(
     ("limits", "events", "reason"),
     [
-        (replace(LIMITS, ordered=True), [(1, 0, 100)], "peer pushed message 1 before message 0"),
         (LIMITS, [(0, 50, 100)], "message 0 has no chunk of 100 bytes at 50, or received it already"),
         (LIMITS, [(0, 200, 100)], "message 0 has no chunk of 100 bytes at 200, or received it already"),
         (LIMITS, [(0, 0, 0)], "message 0 has no chunk of 0 bytes at 0, or received it already"),
