@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from math import prod
 from threading import get_ident
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from trio import RunFinishedError
@@ -24,7 +24,6 @@ from transports.base import OPERATIONS
 from transports.patience import Patience
 from transports.shared_memory import engine
 from transports.shared_memory.board import Board
-from transports.shared_memory.engine import Engine, Run, Table
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
@@ -41,6 +40,9 @@ from ..state import MATCHING
 from .host_bytes import address_of, array_at
 from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
 from .workers import Workers
+
+if TYPE_CHECKING:  # not there without a compiler
+    from transports.shared_memory.engine import Engine, Run, Table
 
 # Flags of a table, see native/collectives.c.
 _GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL = 1, 2, 4, 8, 16, 32
