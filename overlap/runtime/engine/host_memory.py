@@ -472,7 +472,7 @@ def _reducer(reducer: Reducer, size: int) -> tuple[object, object, int, int, byt
     divisor = np.array(size, kind).tobytes() if divides else b""
     packed = reducer.combine, np.true_divide if divides else None, kind.num, dtype.itemsize, divisor, narrow
     try:
-        Table(0, size, 0, 0, 0, (0, 0), bytes(size), [], [], [], packed)
+        engine.Table(0, size, 0, 0, 0, (0, 0), bytes(size), [], [], [], packed)
     except (LookupError, ValueError, TypeError):
         return None
     return packed
@@ -498,7 +498,7 @@ def _table(call: Call, position: int) -> Table:
     flags |= _SHARED if call.shared else 0
     flags |= _FROM_ONE if call.kind in (Collective.BROADCAST, Collective.SCATTER) else 0
     slices = ([reduced_slice(call, position)], collecting_pulls(call)) if sums else ([], [])
-    return Table(
+    return engine.Table(
         position,
         call.size,
         flags,
