@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -404,23 +403,3 @@ def test_a_table_that_cannot_be(wrong: dict[str, Any]) -> None:
 def test_a_reduction_that_numpy_has_no_loop_for() -> None:
     with pytest.raises(LookupError):
         native.Table(0, 1, 0, 0, 0, (0, 0), b"\1", [], [], [], (np.bitwise_and, None, np.dtype("f4").num, 4, b"", 0))
-
-
-def test_the_last_to_arrive_wakes_all_by_one_word() -> None:
-    host, what = Host(3), made("all_reduce", "sum", np.float32, 2, 3)
-    xs, outs = [np.full(2, float(rank), np.float32) for rank in range(3)], np.zeros((3, 2), np.float32)
-    meetings = [memoryview(segment)[BOARD_BYTES - 64 : BOARD_BYTES].cast("I") for segment in host.segments]
-    for number in range(3):
-        runs = [host.submit(rank, what, number, xs[rank], outs[rank]) for rank in range(2)]
-        waits = [threading.Thread(target=host.wait, args=(rank, runs[rank])) for rank in range(2)]
-        for wait in waits:
-            wait.start()
-        while not (meetings[0][1] and meetings[1][1]):  # both sleep, or are about to
-            time.sleep(0.001)
-        host.wait(2, host.submit(2, what, number, xs[2], outs[2]))
-        for wait in waits:
-            wait.join(LONG_S)
-        assert [run.state for run in runs] == [DONE] * 2
-        assert [list(meeting[:2]) for meeting in meetings] == [[number + 1, 0], [0, 0], [0, 0]]
-    assert (outs == 3).all()
-    host.close()

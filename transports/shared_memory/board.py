@@ -21,9 +21,8 @@ from transports.signature import PlainSignature, Signature
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Run, Table
 
-#: Memory of one rank for one group: a cache line, a payload and a signature for each operation, and a
-#: line for those who sleep.
-BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES + 128) + 64
+#: Memory of one rank for one group: a cache line, a payload and a signature for each operation.
+BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES + 128)
 _NO_PLACES, _WAITED_FOR = 1, 2  # flags of a submission, see native/collectives.c
 # A note about the rows of a rank: their offset, shifted, and flags; or `_CLOSED`.
 _ROOM, _READS = 1, 2
@@ -192,7 +191,6 @@ class Board:
         if start is not None:  # the memory has contents of an earlier loan
             self._taken.add(start)
             self._here.view[start : start + 64 * OPERATIONS] = bytes(64 * OPERATIONS)
-            self._here.view[start + BOARD_BYTES - 64 : start + BOARD_BYTES] = bytes(64)
         flags = _READS if all(self._links[other].peer.readable for other in self._others) else 0
         return flags if start is None else (start << _FLAG_BITS) | _ROOM | flags
 

@@ -11,8 +11,6 @@
    Beside each row lies the signature of its operation. A rank that waits for others, and sees the row of one with the
    same number but another call, ends in a mismatch; Python reads that signature then.
 
-   Behind the rows are the words by which the last rank to arrive wakes all who sleep at the board.
-
    Memory order: the word of a row is written last and read first, as a sequentially consistent atomic, so a reader of a
    phase sees all earlier writes. A rank looks for sleepers after it posts, and sleepers look at the rows after they have
    marked themselves as asleep (see `ring`). */
@@ -25,7 +23,7 @@
 #define ROWS 64              /* as `OPERATIONS` in transports/base.py */
 #define PAYLOAD_BYTES 4096   /* as there */
 #define NEAR_BYTES 32        /* payload that fits into a row */
-#define BOARD_BYTES (ROWS * (LINE + PAYLOAD_BYTES + sizeof(Label)) + LINE)
+#define BOARD_BYTES (ROWS * (LINE + PAYLOAD_BYTES + sizeof(Label)))
 #define COPIED_BYTES (1 << 20) /* inputs up to here are copied into mapped memory rather than read where they are */
 #define SLICED_BYTES (64 << 10) /* from here each of three or more ranks reduces a slice only */
 #define TAKEN_BYTES (512 << 10) /* what a thread does at once: two pieces and what is read stay in a cache of 2 MiB */
@@ -60,17 +58,11 @@ typedef struct { /* the signature of an operation in a row; only errors read it 
 
 _Static_assert(sizeof(Label) == 2 * LINE && TEXT_BYTES <= 112, "a signature fits into two lines");
 
-typedef struct { /* behind the rows of a rank */
-    _Atomic uint32_t bell;    /* of the first rank only: changes when all who sleep at the board are woken */
-    _Atomic uint32_t sleeper; /* whether a thread of this rank's process sleeps at the board */
-} Meeting;
-
 typedef struct { /* a rank at a board */
     char *rows, *segment;
     uint64_t nbytes; /* of the segment */
     pid_t pid;       /* 0: of this process */
     int peer;        /* its process, as the engine numbers it */
-    int first;       /* whether it is the first rank of its process */
 } Seat;
 
 typedef struct Place { /* memory of this process on loan */
@@ -220,41 +212,20 @@ static int row_is_free(const Run *run)
     return run->number >= ROWS && (came(run->board, run->number - ROWS / 4) || came(run->board, run->number - ROWS / 2));
 }
 
-static Meeting *meeting_of(const Board *board, int position)
-{
-    return (Meeting *)(board->seats[position].rows + BOARD_BYTES - LINE);
-}
-
-/* Find the words of shared memory by which the others wake a thread that sleeps for a run; return whether there are. */
-int find_meeting(const End *end, _Atomic uint32_t **bell, _Atomic uint32_t **sleeper)
-{
-    if (Py_TYPE((PyObject *)end) != Run_type)
-        return 0;
-    const Run *run = (const Run *)end;
-    if (!run->board->seats[run->table->position].first)
-        return 0;
-    *bell = &meeting_of(run->board, 0)->bell, *sleeper = &meeting_of(run->board, run->table->position)->sleeper;
-    return 1;
-}
-
-/* Wake the other processes: those whose threads sleep at the board by one call of the system. It marks them all as ready
-   before the first one runs, which may take this core. */
 static void ring_others(Engine *engine, const Board *board)
 {
-    int sleep_here = 0;
     for (int i = 0; i < board->size; i++) {
-        const Seat *seat = &board->seats[i];
-        if (!seat->first)
+        int first = 1;
+        for (int j = 0; j < i; j++)
+            first &= board->seats[j].peer != board->seats[i].peer;
+        if (!first)
             continue;
-        if (seat->pid == 0 && atomic_load(&engine->sleepers))
-            ring_threads(engine->bells);
-        else if (seat->pid != 0 && atomic_load(&meeting_of(board, i)->sleeper))
-            sleep_here = 1;
-        else if (seat->pid != 0)
+        const Seat *seat = &board->seats[i];
+        if (seat->pid != 0)
             ring(engine->peers[seat->peer].bells, engine->peers[seat->peer].door);
+        else if (atomic_load(&engine->sleepers))
+            ring_threads(engine->bells);
     }
-    if (sleep_here)
-        ring_word(&meeting_of(board, 0)->bell);
 }
 
 static void post_phase(Engine *engine, Run *run, int phase, uint64_t result, int rings)
@@ -985,9 +956,6 @@ static int take_seat(Board *board, PyObject *given, Seat *seat)
     if (PyObject_GetBuffer(segment, &buffers[1], PyBUF_WRITABLE) < 0)
         return -1;
     board->held++;
-    seat->first = 1;
-    for (const Seat *other = board->seats; other < seat; other++)
-        seat->first &= other->peer != seat->peer;
     seat->rows = buffers[0].buf, seat->segment = buffers[1].buf, seat->nbytes = buffers[1].len, seat->pid = pid;
     int there = pid != 0;
     if (buffers[0].len < BOARD_BYTES || (uintptr_t)seat->rows % LINE ||

@@ -235,7 +235,6 @@ typedef struct {
 
 /* wait.c */
 int64_t now_ns(void);
-void ring_word(_Atomic uint32_t *word);
 void ring_threads(Bells *bells);
 void ring(Bells *bells, int door);
 void ring_anyhow(Bells *bells, int door);
@@ -271,7 +270,6 @@ extern PyTypeObject *Op_type;
 
 /* collectives.c; the engine is locked */
 int progress_runs(Engine *engine);
-int find_meeting(const End *end, _Atomic uint32_t **bell, _Atomic uint32_t **sleeper);
 int work_waits(const Engine *engine);
 void work(Engine *engine);
 void release_runs(Engine *engine);

@@ -5,9 +5,6 @@
 
 #include "engine.h"
 
-#define FUTEX_WAITV 449  /* number of the system call, alike on all machines; headers may be older than the kernel */
-#define FUTEX_32_BITS 2
-
 int64_t now_ns(void)
 {
     struct timespec t;
@@ -26,16 +23,10 @@ static void ring_spare(Bells *bells)
     futex(&bells->spare_bell, FUTEX_WAKE, 1, NULL);
 }
 
-/* Change a word, and wake all who sleep on it. */
-void ring_word(_Atomic uint32_t *word)
-{
-    atomic_fetch_add(word, 1);
-    futex(word, FUTEX_WAKE, INT32_MAX, NULL);
-}
-
 void ring_threads(Bells *bells)
 {
-    ring_word(&bells->bell);
+    atomic_fetch_add(&bells->bell, 1);
+    futex(&bells->bell, FUTEX_WAKE, INT32_MAX, NULL);
 }
 
 /* Wake a process for which there is something new. What is new is written before, and sleepers look after they have
@@ -191,35 +182,14 @@ void join_spare(Engine *engine)
     } while (pthread_timedjoin_np(engine->spare, NULL, &until) != 0);
 }
 
-/* Sleep while two words have the given values; return as `futex` does. The kernel may be too old: ENOSYS. */
-static long sleep_on_both(_Atomic uint32_t *words[2], const uint32_t values[2], int64_t limit_ns)
-{
-    struct { /* futex_waitv of Linux 5.16 */
-        uint64_t value, word;
-        uint32_t flags, unused;
-    } waited[2];
-    for (int i = 0; i < 2; i++)
-        waited[i].value = values[i], waited[i].word = (uintptr_t)words[i], waited[i].flags = FUTEX_32_BITS,
-        waited[i].unused = 0;
-    int64_t until = now_ns() + limit_ns;
-    struct timespec limit = {until / 1000000000, until % 1000000000};
-    return syscall(FUTEX_WAITV, waited, 2, 0, &limit, CLOCK_MONOTONIC);
-}
-
-/* Sleep until this process is rung, or all who wait for a collective are, or for a while, unless a packet has arrived;
-   return whether a signal arrived. The shared number of sleepers is a copy of ours: whatever a peer has written over it
-   lasts until the next sleep. */
+/* Sleep until this process is rung, or for a while, unless a packet has arrived; return whether a signal arrived. The
+   shared number of sleepers is a copy of ours: whatever a peer has written over it lasts until the next sleep. */
 static int sleep_here(Engine *engine, End *end, int64_t limit_ns)
 {
-    static _Atomic int one_word; /* the kernel cannot wait for two */
     int interrupted = 0;
-    _Atomic uint32_t *words[2] = {&engine->bells->bell}, *sleeper;
-    int meets = !atomic_load(&one_word) && find_meeting(end, &words[1], &sleeper);
     lock(engine);
     atomic_store(&engine->bells->sleepers, atomic_fetch_add(&engine->sleepers, 1) + 1);
-    if (meets)
-        atomic_store(sleeper, 1);
-    uint32_t values[2] = {atomic_load(words[0]), meets ? atomic_load(words[1]) : 0};
+    uint32_t bell = atomic_load(&engine->bells->bell);
     int moved = progress(engine, 1);
     if (work_waits(engine))
         work(engine), moved = 1;
@@ -228,14 +198,9 @@ static int sleep_here(Engine *engine, End *end, int64_t limit_ns)
     pthread_mutex_unlock(&engine->lock);
     if (!moved && atomic_load(&end->state) == PENDING && limit_ns > 0) {
         struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
-        long woken = meets ? sleep_on_both(words, values, limit_ns) : futex(words[0], FUTEX_WAIT, values[0], &limit);
-        interrupted = woken < 0 && errno == EINTR;
-        if (woken < 0 && meets && (errno == ENOSYS || errno == EPERM))
-            atomic_store(&one_word, 1);
+        interrupted = futex(&engine->bells->bell, FUTEX_WAIT, bell, &limit) < 0 && errno == EINTR;
     }
     lock(engine);
-    if (meets)
-        atomic_store(sleeper, 0);
     atomic_store(&engine->bells->sleepers, atomic_fetch_sub(&engine->sleepers, 1) - 1);
     pthread_mutex_unlock(&engine->lock);
     return interrupted;
