@@ -12,6 +12,9 @@ from types import FrameType
 
 from .errors import UsageError
 
+#: Error of Python where the system refuses a thread.
+_NO_MORE_THREADS = "can't start new thread"
+
 _reading_frames = RLock()
 # A fork waits for it: else the child's collector could stay off for ever.
 os.register_at_fork(
@@ -23,7 +26,9 @@ def start_thread(thread: Thread, need: str = "a world needs a few") -> None:
     """Start a thread; where the system allows no more, raise a UsageError with the number that is needed."""
     try:
         thread.start()
-    except RuntimeError as error:  # "can't start new thread"
+    except RuntimeError as error:
+        if str(error) != _NO_MORE_THREADS:  # as of a thread that has been started, or while the interpreter ends
+            raise
         raise UsageError(f"no thread for {thread.name!r} ({error}); {need}: allow more (ulimit -u)") from error
 
 

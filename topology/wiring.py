@@ -166,7 +166,10 @@ class Wiring:
             return self.grid.path(src, dst)
         towards = _distances(self, dst)
         if towards[src] < 0:
-            raise ValueError(f"no way from device {src} to device {dst}")
+            raise ValueError(
+                f"no wires lead from device {src} to device {dst}; add wires between the parts of the machine: in its "
+                "file, to wires.pairs"
+            )
         way = [src]
         while way[-1] != dst:
             way.append(next(other for other in self.neighbours[way[-1]] if towards[other] == towards[way[-1]] - 1))

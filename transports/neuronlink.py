@@ -238,7 +238,8 @@ def factory(bootstrap: Bootstrap) -> NeuronLink:
     """
     if len(bootstrap.placement) > 1:
         raise ArgumentError(
-            f"neuronlink joins the ranks of one process; there are {len(bootstrap.placement)}; choose another transport"
+            f"neuronlink joins the ranks of one process; there are {len(bootstrap.placement)}; "
+            "name a transport between processes, such as efa, or start all ranks in one process"
         )
     return NeuronLink(bootstrap.ranks)
 

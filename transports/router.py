@@ -30,7 +30,11 @@ class Router(Transport):
 
     def __init__(self, parts: Sequence[Transport]) -> None:
         if not parts or any(part.ranks != parts[0].ranks for part in parts):
-            raise ArgumentError(f"parts is {list(parts)!r}; name transports of the same local ranks")
+            owned = ", ".join(f"{type(part).__name__} of ranks {list(part.ranks)}" for part in parts)
+            raise ArgumentError(
+                f"parts: a router joins transports of the same local ranks, got {owned or 'no transport'}; "
+                "name one or more transports, each made with the same ranks"
+            )
         self.parts: tuple[Transport, ...] = tuple(parts)
         self.ranks: tuple[int, ...] = parts[0].ranks
         self.peers: tuple[int, ...] = tuple(sorted({peer for part in parts for peer in part.peers}))

@@ -115,7 +115,7 @@ class Call:
         return f"{self.kind.value}({arguments})"
 
 
-def _check_arguments(
+def _make_call(
     kind: str,
     op: str | None,
     dtype: np.dtype[np.generic] | None,
@@ -129,36 +129,41 @@ def _check_arguments(
     algorithm: str | None = None,
     form: str = "",
 ) -> Call:
-    """Check the arguments of a rank's operation and return their one shared `Call`.
+    """Check the arguments of a rank's operation, and return its `Call`; arguments are the fields of that.
+
+    A rank that only receives may lack dtype or shape; then the call has neither, nor what follows from them.
 
     Raises:
         UsageError: For a dtype, operator, shape or counts that the collective cannot take.
     """
     collective = Collective(kind)
-    combine: Reducer | None = None
+    traits = collective.traits
+    operator: Reducer | None = None
     result: Shape = ()
     nbytes = 0
     if dtype is None or shape is None:
         dtype, shape, counts, form = None, None, (), ""
     else:
         check_dtype(dtype)
-        traits = collective.traits
-        combine = reducer(op, dtype) if traits.reduces else None
+        operator = reducer(op, dtype) if traits.reduces else None
         if counts:
             result = (whole_rows(collective, shape, counts, size), *shape[1:])
-        elif traits.scatters or traits.gathers:
-            check_input(collective, shape, size)
-        result = result or result_shape(collective, shape, size)
-        nbytes = (prod(result) if counts else max(prod(shape), prod(result))) * dtype.itemsize
+            elements = prod(result)
+        else:
+            if traits.scatters or traits.gathers:
+                check_input(collective, shape, size)
+            result = result_shape(collective, shape, size)
+            elements = max(prod(shape), prod(result))
+        nbytes = elements * dtype.itemsize
     name = None if dtype is None else dtype.name
     return Call(
         kind=collective, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts, exact=exact,
-        shared=shared, algorithm=algorithm, form=form, reducer=combine, result_shape=result, nbytes=nbytes,
-        work_bytes=nbytes * (combine.weight if combine is not None else 1),
+        shared=shared, algorithm=algorithm, form=form, reducer=operator, result_shape=result, nbytes=nbytes,
+        work_bytes=nbytes * (operator.weight if operator is not None else 1),
         key=CallKey(kind, op, name, shape, size, root, pairs, counts, exact, shared, algorithm, form),
     )  # fmt: skip
 
 
-call: Callable[..., Call] = lru_cache(maxsize=4096)(_check_arguments)
+call: Callable[..., Call] = lru_cache(maxsize=4096)(_make_call)
 # Cache of calls with counts: a table of 64 ranks takes 100 KiB, and the counts of routed experts never repeat.
-uneven_call: Callable[..., Call] = lru_cache(maxsize=64)(_check_arguments)
+uneven_call: Callable[..., Call] = lru_cache(maxsize=64)(_make_call)

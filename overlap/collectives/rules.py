@@ -51,11 +51,16 @@ def check_header(schedule: Schedule) -> None:
                 f"column {name}: expected {np.dtype(dtype)} of length {len(schedule)}, "
                 f"got {column.dtype} {column.shape}"
             )
-    if schedule.size < 1 or schedule.slots_per_block < 1 or not 0 <= schedule.root < schedule.size:
-        raise ScheduleError(
-            f"impossible header: {schedule!r}, root {schedule.root}, k {schedule.slots_per_block}; "
-            "expected at least 1 rank, k from 1, and a root of these ranks"
-        )
+    size, root, slots = schedule.size, schedule.root, schedule.slots_per_block
+    for field, value, expected, is_valid in (
+        ("size", size, "1 rank or more", size >= 1),
+        ("slots_per_block", slots, "1 or more", slots >= 1),
+        ("root", root, f"a rank from 0 to {size - 1}", 0 <= root < size),
+    ):
+        if not is_valid:
+            raise ScheduleError(
+                f"{schedule!r}: {field} is {value}, expected {expected}; correct the generator of the schedule"
+            )
 
 
 def phases(schedule: Schedule) -> NDArray[np.intp]:

@@ -100,13 +100,29 @@ def cost(
 
 
 class _TimedStep:
-    """A placed round for one number of bytes, in ticks.
+    """A step whose durations are known: a placed round, for one number of bytes, in ticks.
+
+    A message keeps its sender for `start`, and its wire for `transfer` after that; it arrives `latency` later.
+
+    Attributes:
+        src, dst, port: (messages,) Clocks of the sender, of the receiver, and of the wire by which it leaves.
+        by_src, by_dst, by_port: Messages grouped by these clocks.
+        start: (messages,) Delay before its bytes move.
+        wire: (messages,) Bytes on its busiest wire.
+        copies: (messages,) Copies in memory, beyond the time on the wire.
+        transfer: (messages,) Bytes on the wire, in memory and in the reducer: the longest of these, which overlap.
+        busy: (messages,) `start` and `transfer`.
+        latency: (messages,) Time from the end of the transfer to the arrival.
+        serial: (messages,) Reduction after the arrival, where it cannot overlap; None if no message has one.
+        local: (clocks,) Work of each rank before its first message; None: no rank has any.
+        beside: (clocks,) Copies of each rank that no message waits for; None: no rank has any.
 
     Args:
         placed_round: The round, on the wires of a cluster.
+        placed: Its schedule.
         slot_bytes: Bytes of a slot.
         resolution: Length of a tick.
-        hidden: Whether copies beside the messages cost no time.
+        hidden: Whether the next step hides its delays, as in a ring that passes sums on in pieces.
     """
 
     def __init__(
@@ -115,15 +131,16 @@ class _TimedStep:
         parameters, tick = placed.parameters, resolution.ticks
         self.src, self.dst, self.port = placed_round.src, placed_round.dst, placed_round.port
         self.by_src, self.by_dst, self.by_port = placed_round.by_src, placed_round.by_dst, placed_round.by_port
-        delays_s = placed_round.delays_s(slot_bytes, parameters.chunk_pieces if hidden else 1)
-        self.start, self.latency = (tick(delay_s) for delay_s in delays_s)
+        start_s, latency_s = placed_round.delays_s(slot_bytes, parameters.chunk_pieces if hidden else 1)
+        self.start, self.latency = tick(start_s), tick(latency_s)
         self.wire = tick(placed_round.wire_s(slot_bytes))
-        moving, memory, reducing = tick(placed_round.of_bytes * slot_bytes)
-        apart = not (parameters.reduction_overlaps or hidden) and bool(reducing.any())
-        # Time of the receiver's reducer after a message, if it cannot overlap; None if there is none.
-        self.serial = reducing if apart else None
-        self.transfer: Ints = np.maximum(np.maximum(self.wire, memory), 0 if apart else reducing)
-        self.copies = np.maximum(moving - self.wire, 0)
+        copying, in_memory, reducing = tick(placed_round.of_bytes * slot_bytes)
+        waits_for_reducer = not (parameters.reduction_overlaps or hidden) and bool(reducing.any())
+        self.serial = reducing if waits_for_reducer else None
+        self.transfer: Ints = np.maximum(self.wire, in_memory)
+        if not waits_for_reducer:
+            self.transfer = np.maximum(self.transfer, reducing)
+        self.copies = np.maximum(copying - self.wire, 0)
         self.busy = self.start + self.transfer
         self.local = _for_all_lanes(tick(placed_round.local_s_per_byte * slot_bytes), placed.lanes)
         self.beside = _for_all_lanes(tick(placed_round.beside_s_per_byte * slot_bytes), placed.lanes)

@@ -220,37 +220,51 @@ def _renumber_groups(group: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _read_round(schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], rows: slice, repeat: int) -> Round:
-    """Read rows of a step as a round that is run `repeat` times: its messages, and the slots that each rank touches."""
-    s, size = schedule, schedule.size
-    src, dst, count = s.src[rows].astype(np.int64), s.dst[rows].astype(np.int64), moved[rows].astype(np.float64)
-    remote, adds, group = src != dst, s.op[rows] == Op.ADD, s.group[rows]
-    moves = remote & ~adds
-    far_adds = remote & adds
-    near_adds = ~remote & adds
-    shared_read = moves & _repeats_slot(group, s.sslot[rows], moves)
-    shared_sum = far_adds & _repeats_slot(group, s.dslot[rows], far_adds)
-    local = 3.0 * _sum_by_rank(dst, count, near_adds, size)
-    if not s.reduces:
-        local += 2.0 * _sum_by_rank(dst, count, ~remote & ~adds & ~beside, size)
-    apart = s.algorithm in _APART
-    lane = s.channel[rows].astype(np.int64) if apart else np.zeros(len(src), np.int64)
-    lanes = s.channels if apart else 1
-    # All rows from one rank to another, on one lane, are one message.
-    key, message = np.unique(((dst * size + src) * lanes + lane)[remote], return_inverse=True)
+    """Return the round of one step: its messages, and the slots of memory that each rank reads and writes.
+
+    Args:
+        schedule: The table.
+        moved: Length of each row of the table, in slots.
+        beside: (rows,) Whether each row of the step is a copy that no message waits for.
+        rows: Rows of the step in the table.
+        repeat: Number of equal steps in a row.
+    """
+    size, group = schedule.size, schedule.group[rows]
+    src, dst = schedule.src[rows].astype(np.int64), schedule.dst[rows].astype(np.int64)
+    length = moved[rows].astype(np.float64)
+
+    def slots_by_rank(rank: Ints, chosen: NDArray[np.bool_]) -> Floats:
+        """Return (size,) the slots of the chosen rows, by one of their ends."""
+        return _weighted_counts(rank[chosen], length[chosen], size)
+
+    # A row is a message or local; it stores its slots at the target, or adds them.
+    is_message, is_addition = src != dst, schedule.op[rows] == Op.ADD
+    stored, added, local_added = is_message & ~is_addition, is_message & is_addition, ~is_message & is_addition
+    # Rows of a fan-out read their slots once; rows of a fan-in read and write their sum once.
+    read = stored & ~_repeats_slot(group, schedule.sslot[rows], stored)
+    summed = added & ~_repeats_slot(group, schedule.dslot[rows], added)
+    local = 3.0 * slots_by_rank(dst, local_added)
+    if not schedule.reduces:
+        local += 2.0 * slots_by_rank(dst, ~is_message & ~is_addition & ~beside)
+    # All rows from one rank to another, in one lane, are one message. `ends` numbers the pairs, by receiver first.
+    has_lanes = schedule.algorithm in _APART
+    lanes = schedule.channels if has_lanes else 1
+    lane = schedule.channel[rows].astype(np.int64) if has_lanes else np.zeros(len(src), np.int64)
+    key, message = np.unique(((dst * size + src) * lanes + lane)[is_message], return_inverse=True)
     ends = key // lanes
     return Round(
         repeat=repeat,
-        passed_on=s.algorithm in _RINGS and bool(far_adds.any()),
+        passed_on=schedule.algorithm in _RINGS and bool(added.any()),
         src=ends % size,
         dst=ends // size,
-        lane=key % lanes if apart else None,
-        sent=_weighted_counts(message, count[remote], len(key)),
-        added=_sum_by_rank(dst, count, far_adds, size),
-        local_added=_sum_by_rank(dst, count, near_adds, size),
-        moving=_sum_by_rank(src, count, moves & ~shared_read, size) + _sum_by_rank(dst, count, moves, size),
-        adding=_sum_by_rank(src, count, far_adds, size) + 2.0 * _sum_by_rank(dst, count, far_adds & ~shared_sum, size),
+        lane=key % lanes if has_lanes else None,
+        sent=_weighted_counts(message, length[is_message], len(key)),
+        added=slots_by_rank(dst, added),
+        local_added=slots_by_rank(dst, local_added),
+        moving=slots_by_rank(src, read) + slots_by_rank(dst, stored),
+        adding=slots_by_rank(src, added) + 2.0 * slots_by_rank(dst, summed),
         local=local,
-        beside=2.0 * _sum_by_rank(dst, count, beside, size) if beside.any() else None,
+        beside=2.0 * slots_by_rank(dst, beside) if beside.any() else None,
     )
 
 
@@ -283,10 +297,6 @@ def _repeats_slot(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArr
     key = group[grouped].astype(np.int64) << 32 | slot[grouped]
     again[grouped[np.unique(key, return_index=True)[1]]] = False
     return again
-
-
-def _sum_by_rank(rank: Ints, count: Floats, rows: NDArray[np.bool_], size: int) -> Floats:
-    return _weighted_counts(rank[rows], count[rows], size)
 
 
 def _weighted_counts(index: NDArray[np.integer], weight: Floats, size: int) -> Floats:

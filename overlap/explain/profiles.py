@@ -95,12 +95,10 @@ def _check_same_run(reports: Sequence[RankReport]) -> None:
                 f"why: {one.path} and {other.path} are both of rank {one.rank}: name the files of one run, or give "
                 "the folder of one"
             )
-    worlds = {report.world_size for report in reports}
-    if len(worlds) > 1 and min(worlds) > 1:
-        raise UsageError(
-            f"why: the files are of different runs: world sizes {', '.join(map(str, sorted(worlds)))}; "
-            "name the files of one run"
-        )
+    files = {report.world_size: report.path for report in reports}
+    if len(files) > 1 and min(files) > 1:
+        worlds = ", ".join(f"{path} of a world of {size} ranks" for size, path in sorted(files.items()))
+        raise UsageError(f"why: the files are of different runs: {worlds}; name the files of one run")
 
 
 def _why_undivided(missing: Sequence[int], notes: Sequence[str]) -> str:

@@ -81,14 +81,23 @@ class SurvivingSteps:
     # -- on the compute stream -----------------------------------------------------------------------------------------
 
     def agree(self, buckets: Sequence[AveragedBucket], factors: Sequence[Future[object]], step: int) -> Future[object]:
-        """Issue the agreement on a step; the future ends when all ranks have its means, and updates wait for that."""
+        """Issue the agreement on a step; updates of weights wait for the returned future.
+
+        Three operations follow each other: this rank prepares the step when the means of all its gradients are there;
+        an all_reduce, whose result has no other use, ends when all ranks have done so; then the step is agreed here.
+
+        Args:
+            buckets: All buckets of the model, whose gradients are under way.
+            factors: Futures of further arguments of the updates, such as the factor of a clipped norm.
+            step: Number of the step.
+        """
         parts = [(bucket, part) for bucket in buckets for part in bucket.parts]
         means = [mean for bucket in buckets for mean in bucket.arrived]
-        prepare = partial(self._prepare, step, parts)
         name = RoleName("agree on step", "library")
-        ready = self._work.compute(prepare, *means, *factors, name=name, stream=_STREAM)
-        agreed = self._group.all_reduce(ready, op="min", stream=self.rank.stream(_STREAM), name=name)
-        return self._work.compute(partial(self._agree, step), agreed, name=name, stream=_STREAM)
+        compute = partial(self._work.compute, name=name, stream=_STREAM)
+        prepared = compute(partial(self._prepare, step, parts), *means, *factors)
+        all_prepared = self._group.all_reduce(prepared, op="min", stream=self.rank.stream(_STREAM), name=name)
+        return compute(partial(self._record_agreed, step), all_prepared)
 
     def _prepare(self, step: int, parts: Sequence[tuple[AveragedBucket, slice]], *values: object) -> Array:
         """Keep the means and factors of a step, which is prepared on this rank; return its number."""
@@ -100,7 +109,7 @@ class SurvivingSteps:
         self._progress.prepare(step, updates)
         return metadata([step], np.int64)
 
-    def _agree(self, step: int, _: object) -> None:
+    def _record_agreed(self, step: int, all_prepared: object) -> None:
         """Note that all ranks have prepared a step."""
         self._progress.agree(step)
 

@@ -22,6 +22,7 @@ from ..notice import notify
 from ..ranklist import listed, unlisted
 from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
+from ..runtime.forms import pack_form
 from ..runtime.match import RankCall
 from ..runtime.world import World
 from ..waits.ends import RankView, Seen
@@ -153,10 +154,10 @@ class ControlPlane:
 
     def send_wait(self, of: History, seq: int, call: RankCall) -> None:
         """Report the call of a rank here that waits. A call without a dtype asks for that; others may answer it."""
-        plain, members = wire.pack_call(call.call), listed(of.members)
+        key = call.call.key
         self._send(
-            Waits(group=of.group_id, channel=of.id, members=members, seq=seq, rank=call.rank, call=plain,
-                  site=call.call_site)
+            Waits(group=of.group_id, channel=of.id, members=listed(of.members), seq=seq, rank=call.rank,
+                  call=key._replace(form=""), form=pack_form(key.form), site=call.call_site)
         )  # fmt: skip
 
     def send_operation_failed(
@@ -268,7 +269,7 @@ class ControlPlane:
                     communicators.rank_left(event.rank)
             # operations
             case Waits():
-                call = RankCall(event.rank, wire.unpack_call(event.call), event.site)
+                call = RankCall(event.rank, wire.unpack_call(event.call, event.form), event.site)
                 if self._concerns(event):
                     communicators.compare_wait(event.group, event.channel, event.seq, call)
             case OperationFailed():

@@ -24,9 +24,8 @@ from msgspec.structs import replace
 
 from transports.matching.protocol import BROKEN_PROTOCOL
 
-from ..collectives.call import Call, uneven_call
+from ..collectives.call import Call, CallKey, uneven_call
 from ..collectives.call import call as call_of
-from ..collectives.kinds import Collective
 from ..diagnostics import where
 from ..errors import (
     CollectiveMismatchError,
@@ -37,7 +36,7 @@ from ..errors import (
     text_of,
     type_name,
 )
-from ..runtime.forms import dtype_of, pack_form, unpack_form
+from ..runtime.forms import dtype_of, unpack_form
 from ..waits.ends import End, RankView
 
 #: Longest frame, without its head.
@@ -166,11 +165,6 @@ class Goodbye(Tagged):
 
 #: Error as plain values: type, text, traceback, file and line.
 PlainError: TypeAlias = tuple[str, str, str, str]
-#: Call as plain values: kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, packed form.
-PlainCall: TypeAlias = tuple[
-    str, str | None, str | None, list[int] | None, int, int, list[tuple[int, int]], list[int], bool, bool, str | None,
-    bytes,
-]  # fmt: skip
 
 
 class Failed(Tagged):
@@ -204,7 +198,8 @@ class Waits(Tagged):
     members: str  # World ranks of the group, as a list of ranks
     seq: int
     rank: int
-    call: PlainCall
+    call: CallKey  # Without its form
+    form: bytes  # Packed form of the call
     site: str  # File and line
 
 
@@ -359,30 +354,16 @@ class FrameReader:
 # -- plain values ----------------------------------------------------------------------------------------------------
 
 
-def pack_call(call: Call) -> PlainCall:
-    """Return the plain values of a call."""
-    dtype = None if call.dtype is None else str(call.dtype)
-    shape = None if call.shape is None else list(call.shape)
-    pairs, counts = list(call.pairs), list(call.counts)
-    how = call.exact, call.shared, call.algorithm, pack_form(call.form)
-    return call.kind.value, call.op, dtype, shape, call.size, call.root, pairs, counts, *how
-
-
-def unpack_call(values: PlainCall) -> Call:
-    """Return the call with these plain values.
+def unpack_call(key: CallKey, form: bytes) -> Call:
+    """Return the call with this key and packed form.
 
     Raises:
         OverlapError: There is no such call.
     """
-    kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, form = values
-    find = uneven_call if counts else call_of
+    find = uneven_call if key.counts else call_of
     try:
-        dtype_or_none = None if dtype is None else dtype_of(dtype)
-        extent = None if shape is None else tuple(shape)
-        return find(
-            Collective(kind).value, op, dtype_or_none, extent, size, root, tuple(pairs), tuple(counts), exact, shared,
-            algorithm, unpack_form(form),
-        )  # fmt: skip
+        dtype = None if key.dtype is None else dtype_of(key.dtype)
+        return find(*key[:2], dtype, *key[3:-1], unpack_form(form))
     except (TypeError, ValueError, OverlapError) as error:
         raise OverlapError(f"invalid call: {error}") from error
 

@@ -156,23 +156,28 @@ class Pricing:
         return Demand.of(self.ranks, left_ns, resources, busy_s * 1e9, took_s, messages)
 
     def _finish_ns(self, nbytes: float, late_ns: Ints) -> Ints:
-        """Return the end on each rank, in nanoseconds after the first arrival.
+        """Return when each rank is done, in nanoseconds after the first arrival.
 
-        Phases follow one another as a whole, and slices as in a pipeline, as they are priced. So lateness moves the
-        first phase, and the ends on ranks differ as in the last phase.
+        The price is the time of all phases, in slices, between ranks that arrive together. Ranks that arrive late delay
+        the first phase, and with it all others; how the ends of ranks differ is decided by the last phase.
+
+        Args:
+            nbytes: Bytes of the whole vector.
+            late_ns: (size,) Time from the first rank's arrival to that of each rank.
         """
         price = self._option.price(nbytes)
-        parts = self._slow_phases(price.slices)
-        if not parts:  # no messages: once all ranks have met, the work is done
+        phases = self._slow_phases(price.slices)
+        if not phases:  # no messages: the work begins when all ranks have met, and takes equally long on each
             return np.full(len(late_ns), int(late_ns.max()) + round(price.total_s * 1e9), np.int64)
-        piece = nbytes / price.slices if len(parts) > 1 else nbytes
-        total_s = price.total_s + self._slow_wire_s(piece, price.slices)
-        finish_s = _phase_finish_s(parts[-1], piece)
+        slice_bytes = nbytes / price.slices if len(phases) > 1 else nbytes
+        total_s = price.total_s + self._slow_wire_s(slice_bytes, price.slices)
+        finish_s = _phase_finish_s(phases[-1], slice_bytes)
         if late_ns.any():
-            late_s = _phase_finish_s(parts[0], piece, late_ns / 1e9)
-            total_s += late_s.max() - _phase_finish_s(parts[0], piece).max()
-            finish_s = late_s if len(parts) == 1 else finish_s
-        return _round_ns(np.array(total_s)) - _round_ns(finish_s.max() - finish_s)
+            late_first_s = _phase_finish_s(phases[0], slice_bytes, late_ns / 1e9)
+            total_s += late_first_s.max() - _phase_finish_s(phases[0], slice_bytes).max()
+            finish_s = late_first_s if len(phases) == 1 else finish_s
+        ahead_s = finish_s.max() - finish_s  # of the last rank
+        return _round_ns(np.array(total_s)) - _round_ns(ahead_s)
 
     def _slow_phases(self, slices: int) -> tuple[PricedPhase, ...]:
         """Return the phases of the operation in `slices` slices, with the bandwidth of slow wires."""

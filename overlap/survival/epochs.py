@@ -349,7 +349,8 @@ class SurvivingRun:
         if state is AgreementState.OUT:
             raise EpochClosedError(
                 f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
-                f"from step {record.step}, in epoch {record.epoch}"
+                f"from step {record.step}, in epoch {record.epoch}; look for what held it up (SIGSTOP, a debugger, the "
+                "network), or give it more time with --lost-after"
             )
         processes, process = len(record.members), record.members.index(self.member)
         hosts = [member // self._processes_per_host for member in record.members]

@@ -164,8 +164,9 @@ def _save_unless_full(
 
 def _record_writer(program: GuardedProgram, thread: Thread, file: Any) -> None:
     """Note which rank writes a file, and where, for a rank that misses it; fail if a fault has filled its disk."""
-    if program.is_full(thread.rank.rank):
-        raise OSError(errno.ENOSPC, "No space left on device (a fault of this test)", str(file))
+    if program.is_full(rank := thread.rank.rank):
+        reason = f"a fault of this test has filled the disk of rank {rank}: handle it as on a full disk"
+        raise OSError(errno.ENOSPC, f"No space left on device ({reason})", str(file))
     if isinstance(file, (str, os.PathLike)):
         late = f"; rank {thread.rank.rank} writes it later, at {thread.line_now()}"
         program.written[os.path.abspath(file)] = f"{late}: wait for that, by a barrier for example"

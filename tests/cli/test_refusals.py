@@ -227,7 +227,7 @@ ROWS = dict(zip(LINES[::2], LINES[1::2], strict=True))
 def test_a_command_line_is_refused(overlap, script, monkeypatch, line):
     for name, text in FILES.items():
         script(text, name)
-    monkeypatch.setattr(measuring, "on_rank", None)
+    monkeypatch.setattr(measuring, "measure_case", None)
     _, _, *words = shlex.split(line.replace("LONG", "x" * 65))
     code, out, err = overlap(*words)
     assert (code, out) == (2, "")

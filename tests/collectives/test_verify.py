@@ -366,8 +366,8 @@ def test_fan_in_needs_a_group() -> None:
     [
         ({"src": np.zeros(3, np.int32)}, "column src: expected int32 of length 8, got int32 .3"),
         ({"op": np.zeros(8, np.int64)}, "column op: expected uint8 of length 8, got int64"),
-        ({"root": 7}, "impossible header"),
-        ({"slots_per_block": 0}, "impossible header"),
+        ({"root": 7}, "root is 7, expected a rank from 0 to 1; correct the generator"),
+        ({"slots_per_block": 0}, "slots_per_block is 0, expected 1 or more"),
         ({"src": np.full(8, -1, np.int32)}, "ranks outside 0..1"),
         ({"dst": np.full(8, 2, np.int32)}, "ranks outside 0..1"),
         ({"count": np.zeros(8, np.int32)}, "slots that do not exist"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import overlap
+from overlap.threads import start_thread
 
 from .job import LIMIT_S, ROOT
 
@@ -82,6 +83,14 @@ def test_where_no_thread_can_be_had_the_world_says_so(name: str, monkeypatch: py
     cause = getattr(caught.value, "cause", caught.value)
     told = f"no thread for {name!r} (can't start new thread); a world needs a few: allow more (ulimit -u)"
     assert (type(cause), str(cause)) == (overlap.UsageError, told)
+
+
+def test_a_thread_that_is_started_twice_is_no_matter_of_limits() -> None:
+    thread = threading.Thread(target=lambda: None)
+    start_thread(thread)
+    with pytest.raises(RuntimeError, match="threads can only be started once"):
+        start_thread(thread)
+    thread.join()
 
 
 @pytest.mark.faults

@@ -11,6 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlap.collectives.call import CallKey
 from overlap.processes.wire import (
     BLOB_LIMIT_BYTES,
     FRAME_LIMIT_BYTES,
@@ -21,7 +22,6 @@ from overlap.processes.wire import (
     Message,
     MessageError,
     Ping,
-    PlainCall,
     PlainError,
     RankCause,
     Ready,
@@ -45,7 +45,7 @@ EXAMPLES: dict[Any, list[Any]] = {
     list[tuple[int, int]]: [[], [(7, 1)]],
     list[RankView]: [[], [RankView(rank=3, error="no")]],
     PlainError: [("ValueError", "no", "Traceback", "a.py:1")],
-    PlainCall: [("all_reduce", "sum", "float32", [4], 2, 0, [(0, 1)], [], False, True, None, b"")],
+    CallKey: [CallKey("all_reduce", "sum", "float32", (4,), 2, 0, ((0, 1),), (), False, True, None, "")],
     Difference | RankCause: [
         Difference(name="dp", seq=3, ranks=(0, 1), calls=("all_reduce", "barrier"), sites=("a.py:1", "a.py:2")),
         RankCause(rank=1, message="no", aborted=True, error=None),

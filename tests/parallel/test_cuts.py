@@ -207,7 +207,10 @@ def test_what_is_no_block_is_refused(arguments, told):
 def test_blocks_that_do_not_divide_are_told():
     with pytest.raises(overlap.UsageError) as caught:
         parallel.Cut("w", 0, 0, 4).block(np.zeros(6))
-    assert str(caught.value) == "cuts: 6 of 'w' do not divide by 4; choose a number of ranks that divides them"
+    assert str(caught.value) == (
+        "cuts: axis 0 of 'w' has 6 elements, which 4 blocks cannot share equally; restore on a number of ranks that "
+        "divides 6"
+    )
 
 
 # -- real layers -----------------------------------------------------------------------------------------------------

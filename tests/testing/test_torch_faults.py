@@ -29,7 +29,7 @@ def test_a_full_disk_is_met_by_the_rank_that_writes(tmp_path: Path) -> None:
     assert run.verdict is not None
     assert run.verdict.kind == "crash"
     assert "rank 0 failed at test_torch_faults.py:" in run.verdict.text
-    assert "No space left on device (a fault of this test)" in run.verdict.text
+    assert "No space left on device (a fault of this test has filled the disk of rank 0: handle it" in run.verdict.text
     assert [path.name for path in tmp_path.iterdir()] == ["0.pt", "latest"] or len(list(tmp_path.iterdir())) == 2
     assert not Ranks().function(saves, tmp_path, ranks=2, faults="disk(rank=1, at=0)").verdicts
 

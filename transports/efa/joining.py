@@ -170,14 +170,14 @@ class SocketJoining:
         peers = self.meeting.peers
         if len(peers) != self._members - 1:
             raise TransportError(
-                f"{len(peers) + 1} processes sent their addresses, {self._members} are expected; "
-                "this is a bug in overlap, please report it"
+                f"process {self.member} has the addresses of {len(peers) + 1} processes, and the world has "
+                f"{self._members}; this is a bug in overlap, please report it"
             )
         for member, address in peers.items():
             if len(address.tcp) != len(self._addresses):
                 raise TransportError(
                     f"process {member} has rails={len(address.tcp)}, process {self.member} has "
-                    f"rails={len(self._addresses)}; start all with the same"
+                    f"rails={len(self._addresses)}; start all processes with the same number of rails"
                 )
         return product(set(peers).difference(self._spared()), range(len(self._addresses)))
 

@@ -91,30 +91,38 @@ async def measure_on_rank(
 ) -> None:
     """Measure every case in turn; rank 0 adds a row for each."""
     for case in world:
-        by_rank = await on_rank(rank, case, sampling)
+        by_rank = await measure_case(rank, case, sampling)
         if by_rank is not None:
             add(summarize(case, sampling, by_rank))
 
 
 def summarize(case: Case, sampling: Sampling, by_rank: Sequence[Sequence[int]]) -> Result:
-    """Summarise into a row, for each rank, the number of its wrong elements and then its samples in nanoseconds."""
-    times = slowest([samples for _, *samples in by_rank], batch=sampling.batch(case.size_bytes))
+    """Return the row of a case, from what `measure_case` returns on rank 0."""
+    times = slowest([samples_ns for _, *samples_ns in by_rank], batch=sampling.batch(case.size_bytes))
     return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in by_rank))
 
 
-async def on_rank(rank: Rank, case: Case, sampling: Sampling) -> list[list[int]] | None:
-    """Measure a case on one rank of a world, which may span processes; return the samples of all ranks on rank 0."""
-    batch = sampling.batch(case.size_bytes)
-    issue, samples = case.issuer(rank, *case.buffers(rank.rank)), []
+async def measure_case(rank: Rank, case: Case, sampling: Sampling) -> list[list[int]] | None:
+    """Measure a case on one rank of a world, which may span processes; every rank of the world calls it.
+
+    A sample is the time from a common barrier to the last result of a batch of operations.
+
+    Returns:
+        On rank 0, for each rank of the world, the number of wrong elements of its result, and then its samples in
+        nanoseconds without those of the warm-up; None on the others.
+    """
+    issue = case.issuer(rank, *case.buffers(rank.rank))
+    samples_ns: list[int] = []
     for _ in range(sampling.warmup + sampling.iters):
         await rank.barrier()
-        begun_ns = perf_counter_ns()
-        for _ in range(batch):
+        start_ns = perf_counter_ns()
+        for _ in range(sampling.batch(case.size_bytes)):
             for future in issue():
                 await future
-        samples.append(perf_counter_ns() - begun_ns)
-    by_rank = await rank.gather(np.array([await _count_wrong(rank, case), *samples[sampling.warmup :]], np.int64))
-    return None if by_rank is None else by_rank.reshape(case.ranks, -1).tolist()
+        samples_ns.append(perf_counter_ns() - start_ns)
+    wrong = await _count_wrong(rank, case)
+    by_rank = await rank.gather(np.array([wrong, *samples_ns[sampling.warmup :]], np.int64))
+    return None if by_rank is None else by_rank.reshape(rank.world_size, -1).tolist()
 
 
 async def _count_wrong(rank: Rank, case: Case) -> int:

@@ -23,9 +23,14 @@ Wave: TypeAlias = tuple[int, Ints, Held]
 
 
 def bucket(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
-    """Go round the ring of one dimension with all known chunks, then of the next.
+    """Return the bucket algorithm: rings along one dimension of a torus, then along the next.
 
-    Cost: sum of (side - 1) steps; n (size - 1) / size bytes per rank, over all 2 D links at once.
+    Read forwards it is an all-gather. In the first dimension each rank passes its chunk round its ring, until all ranks
+    of the ring have all chunks of the ring; in the next dimension it passes on all these chunks together, and so on. So
+    that no link idles, each chunk is cut into a part for each link of a rank, and each part begins with another
+    dimension and direction. Read backwards, as a reduce-scatter, parts run in the opposite directions.
+
+    Cost: sum of (side - 1) steps; n (size - 1) / size bytes per rank, over all 2 D links of D dimensions at once.
 
     Args:
         size: Ranks.
@@ -35,8 +40,8 @@ def bucket(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
         ScheduleError: If `dims` do not multiply to `size`.
     """
     sides = squarest(size) if dims is None else tuple(dims)
-    forwards, backwards = (_copy_waves(size, sides, _bucket_waves, first=sign) for sign in (1, -1))
-    return replace(forwards, mate=backwards)
+    all_gather = _copy_waves(size, sides, _bucket_waves, first=1)
+    return replace(all_gather, mate=_copy_waves(size, sides, _bucket_waves, first=-1))
 
 
 def swing(size: int, *, dims: Sequence[int] | None = None) -> Pattern:

@@ -128,8 +128,9 @@ class Cut:
         """
         rows, rest = divmod(whole.shape[self.axis], self.of)
         if rest:
+            length = whole.shape[self.axis]
             raise UsageError(
-                f"cuts: {whole.shape[self.axis]} of {self.name!r} do not divide by {self.of}; "
-                "choose a number of ranks that divides them"
+                f"cuts: axis {self.axis} of {self.name!r} has {length} elements, which {self.of} blocks cannot share "
+                f"equally; restore on a number of ranks that divides {length}"
             )
         return whole[(slice(None),) * self.axis + (slice(self.index * rows, (self.index + 1) * rows),)]

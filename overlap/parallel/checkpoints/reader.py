@@ -56,7 +56,8 @@ class Reader:
     def _lacks(self, count: int, name: str) -> UsageError:
         """Return the error for elements of a tensor that are in no file."""
         return UsageError(
-            f"checkpoint: {count} elements of {name!r} are in no file of {self._folder}; name another folder"
+            f"checkpoint: {count} elements of {name!r} are in no file of {self._folder}: a rank that has them did not "
+            "save them, or its file is of another save; copy that file there, or name the folder of another checkpoint"
         )
 
     def fill(self, piece: Shard) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from overlap import UsageError, run
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import Result, on_rank, summarize
+from overlap.cli.bench.measuring import Result, measure_case, summarize
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.options import shared_option
 from overlap.config import RunConfig, setting_environment
@@ -114,7 +114,7 @@ def measure_cases(
     if layout.processes == 1:
         for case in cases:
             with setting_environment(RunConfig()):  # the settings of a launcher would change the result
-                samples = run(on_rank, case, sampling, ranks=case.ranks, algorithm=algorithm)
+                samples = run(measure_case, case, sampling, ranks=case.ranks, algorithm=algorithm)
             yield summarize(case, sampling, samples[0] or [])
         return
     options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)

@@ -11,7 +11,7 @@ import trio
 
 from overlap import Rank, run
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import on_rank
+from overlap.cli.bench.measuring import measure_case
 
 from .assignment import AssignmentInTurn
 
@@ -27,7 +27,7 @@ async def measure(rank: Rank, assignment: AssignmentInTurn) -> None:
     for case in assignment.cases:
         if not await _begins(rank, turns):
             return
-        told = await on_rank(rank, case, assignment.sampling)
+        told = await measure_case(rank, case, assignment.sampling)
         if told is not None:
             print(json.dumps({"told": told}), flush=True)
     if turns is not None:

@@ -138,8 +138,8 @@ def test_different_rails_are_named() -> None:
             for efa in world.efas:
                 nursery.start_soon(quietly, efa.open().__aenter__, errors)
         assert sorted(map(str, errors)) == [
-            "process 0 has rails=1, process 1 has rails=2; start all with the same",
-            "process 1 has rails=2, process 0 has rails=1; start all with the same",
+            "process 0 has rails=1, process 1 has rails=2; start all processes with the same number of rails",
+            "process 1 has rails=2, process 0 has rails=1; start all processes with the same number of rails",
         ]
         assert all(isinstance(error, TransportError) for error in errors)
 
