@@ -130,7 +130,7 @@ class MessagePort:
         # find the wire of a short send whose lane was used before and is idle, while nothing is wrong
         wire, source, shared = None, message.source, inbox.shared
         if not (source is None or not inbox.counts or source.nbytes > PAYLOAD_BYTES or message.input_changed
-                or message.deadline_s is not None or known_elsewhere):  # fmt: skip
+                or known_elsewhere):  # fmt: skip
             counted = inbox.counts.get((self.group_id, peer, tag, self.group.rank))  # type: ignore[arg-type]
             if not (
                 counted is None or message.call.form or (self.group_id, peer, tag) in inbox.queues
@@ -250,6 +250,8 @@ class MessagePort:
         """Give a send its place in its lane, which it has begun without."""
         self.communicator.counts[self.group_id, send.peer or 0, send.tag, self.group.rank][1][0] -= 1
         self.communicator.admit(send)
+        if send.deadline_s is not None:
+            self.context.expire(send, send.deadline_s)
         self.context.outstanding.operations[send] = None
 
     def identity(self, send: Message[Any]) -> str:
