@@ -19,7 +19,22 @@ if TYPE_CHECKING:
     from ..future import Future
     from ..outstanding import CallSite
     from ..stream import Stream
-    from .shapes import Arrays, Chosen, CountsShared, Exports, Input, Numbers, Of, Out, Output, Rows, S, Shared, V
+    from .shapes import (
+        Arrays,
+        Chosen,
+        CountsShared,
+        Input,
+        Memory,
+        Numbers,
+        Of,
+        Out,
+        Output,
+        Rows,
+        S,
+        Shared,
+        SingleInput,
+        V,
+    )
 
 
 @plainly_named
@@ -32,11 +47,8 @@ class Copies(Issues):
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
-    def all_gather(self, x: Future[Arrays], out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
-
-    @overload
     def all_gather(
-        self, x: Numbers | Exports, out: None = ..., **options: Unpack[CountsShared]
+        self, x: Numbers | Memory, out: None = ..., **options: Unpack[CountsShared]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -50,10 +62,14 @@ class Copies(Issues):
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
-    def all_gather(self, x: Arrays, out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
+    def all_gather(
+        self, x: Arrays | Future[Arrays], out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays]: ...
 
     @overload
-    def all_gather(self, x: Input, out: Out | None, **options: Unpack[CountsShared]) -> CollectiveFuture[Out]: ...
+    def all_gather(
+        self, x: SingleInput, out: Out | None = ..., **options: Unpack[CountsShared]
+    ) -> CollectiveFuture[Out]: ...
 
     def all_gather(
         self,
@@ -108,12 +124,7 @@ class Copies(Issues):
 
     @overload
     def gather(
-        self, x: Future[Arrays], root: int = ..., out: None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Arrays | None]: ...
-
-    @overload
-    def gather(
-        self, x: Numbers | Exports, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Memory, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array | None]: ...
 
     @overload
@@ -128,17 +139,12 @@ class Copies(Issues):
 
     @overload
     def gather(
-        self, x: Arrays, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Arrays | Future[Arrays], root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays | None]: ...
 
     @overload
     def gather(
-        self, x: Input, root: int = ..., *, out: Out | None, **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Out | None]: ...
-
-    @overload
-    def gather(
-        self, x: Input, root: int, out: Out | None, **options: Unpack[Chosen]
+        self, x: SingleInput, root: int = ..., out: Out | None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Out | None]: ...
 
     def gather(
@@ -172,22 +178,12 @@ class Copies(Issues):
 
     @overload
     def broadcast(
-        self, x: None, root: int = ..., out: None = ..., **options: Unpack[Shared]
-    ) -> CollectiveFuture[Array]: ...
-
-    @overload
-    def broadcast(
         self, x: Of[S] | None, root: int = ..., out: None = ..., **options: Unpack[Shared]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def broadcast(
-        self, x: Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Arrays]: ...
-
-    @overload
-    def broadcast(
-        self, x: Numbers | Exports | None, root: int = ..., out: None = ..., **options: Unpack[Shared]
+        self, x: Numbers | Memory | None, root: int = ..., out: None = ..., **options: Unpack[Shared]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -202,17 +198,12 @@ class Copies(Issues):
 
     @overload
     def broadcast(
-        self, x: Arrays | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Arrays | Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def broadcast(
-        self, x: Input | None, root: int = ..., *, out: Out | None, **options: Unpack[Shared]
-    ) -> CollectiveFuture[Out]: ...
-
-    @overload
-    def broadcast(
-        self, x: Input | None, root: int, out: Out | None, **options: Unpack[Shared]
+        self, x: SingleInput | None, root: int = ..., out: Out | None = ..., **options: Unpack[Shared]
     ) -> CollectiveFuture[Out]: ...
 
     def broadcast(
@@ -250,22 +241,12 @@ class Copies(Issues):
 
     @overload
     def scatter(
-        self, x: None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Array]: ...
-
-    @overload
-    def scatter(
         self, x: Of[S] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def scatter(
-        self, x: Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Arrays]: ...
-
-    @overload
-    def scatter(
-        self, x: Numbers | Exports | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Memory | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -280,17 +261,12 @@ class Copies(Issues):
 
     @overload
     def scatter(
-        self, x: Arrays | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Arrays | Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def scatter(
-        self, x: Input | None, root: int = ..., *, out: Out | None, **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Out]: ...
-
-    @overload
-    def scatter(
-        self, x: Input | None, root: int, out: Out | None, **options: Unpack[Chosen]
+        self, x: SingleInput | None, root: int = ..., out: Out | None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Out]: ...
 
     def scatter(

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         Chosen,
         Counts,
         DTypeOf,
-        Exports,
         Input,
         Like,
+        Memory,
         Numbers,
         Of,
         Options,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         RowTable,
         S,
         Shape,
+        SingleInput,
         Tree,
         V,
     )
@@ -48,11 +49,8 @@ class Exchanges(Issues):
     def all_to_all(self, x: Of[S], out: None = ..., **options: Unpack[Counts]) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
-    def all_to_all(self, x: Future[Arrays], out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
-
-    @overload
     def all_to_all(
-        self, x: Numbers | Exports, out: None = ..., **options: Unpack[Counts]
+        self, x: Numbers | Memory, out: None = ..., **options: Unpack[Counts]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -66,10 +64,12 @@ class Exchanges(Issues):
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
-    def all_to_all(self, x: Arrays, out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
+    def all_to_all(
+        self, x: Arrays | Future[Arrays], out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays]: ...
 
     @overload
-    def all_to_all(self, x: Input, out: Out | None, **options: Unpack[Counts]) -> CollectiveFuture[Out]: ...
+    def all_to_all(self, x: SingleInput, out: Out | None = ..., **options: Unpack[Counts]) -> CollectiveFuture[Out]: ...
 
     def all_to_all(
         self,
@@ -122,12 +122,7 @@ class Exchanges(Issues):
 
     @overload
     def permute(
-        self, x: Future[Arrays], pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
-    ) -> CollectiveFuture[Arrays]: ...
-
-    @overload
-    def permute(
-        self, x: Numbers | Exports, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+        self, x: Numbers | Memory, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -142,12 +137,12 @@ class Exchanges(Issues):
 
     @overload
     def permute(
-        self, x: Arrays, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+        self, x: Arrays | Future[Arrays], pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def permute(
-        self, x: Input, pairs: Sequence[tuple[int, int]], out: Out | None, **options: Unpack[Options]
+        self, x: SingleInput, pairs: Sequence[tuple[int, int]], out: Out | None = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[Out]: ...
 
     def permute(

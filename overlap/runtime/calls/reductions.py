@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         CountsExact,
         Exact,
         ExactShared,
-        Exports,
         Input,
+        Memory,
         Numbers,
         Of,
         Op,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Output,
         Rows,
         S,
+        SingleInput,
         V,
     )
 
@@ -49,12 +50,7 @@ class ReductionCalls(Issues):
 
     @overload
     def all_reduce(
-        self, x: Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[Exact]
-    ) -> CollectiveFuture[Arrays]: ...
-
-    @overload
-    def all_reduce(
-        self, x: Numbers | Exports, op: Op = ..., out: None = ..., **options: Unpack[ExactShared]
+        self, x: Numbers | Memory, op: Op = ..., out: None = ..., **options: Unpack[ExactShared]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -69,17 +65,12 @@ class ReductionCalls(Issues):
 
     @overload
     def all_reduce(
-        self, x: Arrays, op: Op = ..., out: None = ..., **options: Unpack[Exact]
+        self, x: Arrays | Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def all_reduce(
-        self, x: Input, op: Op = ..., *, out: Out | None, **options: Unpack[ExactShared]
-    ) -> CollectiveFuture[Out]: ...
-
-    @overload
-    def all_reduce(
-        self, x: Input, op: Op, out: Out | None, **options: Unpack[ExactShared]
+        self, x: SingleInput, op: Op = ..., out: Out | None = ..., **options: Unpack[ExactShared]
     ) -> CollectiveFuture[Out]: ...
 
     def all_reduce(
@@ -132,12 +123,7 @@ class ReductionCalls(Issues):
 
     @overload
     def reduce_scatter(
-        self, x: Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[Exact]
-    ) -> CollectiveFuture[Arrays]: ...
-
-    @overload
-    def reduce_scatter(
-        self, x: Numbers | Exports, op: Op = ..., out: None = ..., **options: Unpack[CountsExact]
+        self, x: Numbers | Memory, op: Op = ..., out: None = ..., **options: Unpack[CountsExact]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -152,17 +138,12 @@ class ReductionCalls(Issues):
 
     @overload
     def reduce_scatter(
-        self, x: Arrays, op: Op = ..., out: None = ..., **options: Unpack[Exact]
+        self, x: Arrays | Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[Exact]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Input, op: Op = ..., *, out: Out | None, **options: Unpack[CountsExact]
-    ) -> CollectiveFuture[Out]: ...
-
-    @overload
-    def reduce_scatter(
-        self, x: Input, op: Op, out: Out | None, **options: Unpack[CountsExact]
+        self, x: SingleInput, op: Op = ..., out: Out | None = ..., **options: Unpack[CountsExact]
     ) -> CollectiveFuture[Out]: ...
 
     def reduce_scatter(
@@ -219,12 +200,7 @@ class ReductionCalls(Issues):
 
     @overload
     def reduce(
-        self, x: Future[Arrays], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Arrays | None]: ...
-
-    @overload
-    def reduce(
-        self, x: Numbers | Exports, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Memory, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array | None]: ...
 
     @overload
@@ -239,17 +215,12 @@ class ReductionCalls(Issues):
 
     @overload
     def reduce(
-        self, x: Arrays, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Arrays | Future[Arrays], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays | None]: ...
 
     @overload
     def reduce(
-        self, x: Input, root: int = ..., op: Op = ..., *, out: Out | None, **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Out | None]: ...
-
-    @overload
-    def reduce(
-        self, x: Input, root: int, op: Op, out: Out | None, **options: Unpack[Chosen]
+        self, x: SingleInput, root: int = ..., op: Op = ..., out: Out | None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Out | None]: ...
 
     def reduce(

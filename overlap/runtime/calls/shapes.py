@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from typing_extensions import Buffer  # not at run time: type checkers come with it
+    from typing_extensions import Buffer, TypeVar  # not at run time: type checkers come with it
 
     from ...collectives.reduce import Array
     from ..future import Future
     from ..outstanding import CallSite
     from ..stream import Stream
+
+    # The element type of an array, kept from argument to result; of None, any
+    S = TypeVar("S", bound=np.generic, default=np.generic)
+    # A tree of arrays, and of its results
+    Arrays = TypeVar("Arrays", bound="Tree")
+    # The `out` of a call, which is its result; without one, the result is an array
+    Out = TypeVar("Out", bound="Output", default="Array")
+    # An object that travels to other ranks; or the values of a dict or sequence of futures
+    V = TypeVar("V")
 
 Op: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "band", "bor", "bxor"] | str
 """A name in `overlap.OPS`. Editors offer the names that are always there; a program may add entries."""
@@ -33,15 +42,6 @@ class SupportsDLPack(Protocol):
         """Return a capsule of its memory."""
 
 
-# The element type of an array, kept from argument to result
-S = TypeVar("S", bound="np.generic")
-# A tree of arrays, and of its results
-Arrays = TypeVar("Arrays", bound="Tree")
-# The `out` of a call, which is its result
-Out = TypeVar("Out", bound="Output")
-# An object that travels to other ranks; or the values of a dict or sequence of futures
-V = TypeVar("V")
-
 Of: TypeAlias = "NDArray[S] | S | Future[NDArray[S]] | Future[S]"
 """An array of known element type, or a future of one."""
 
@@ -54,13 +54,13 @@ Memory: TypeAlias = "Buffer | SupportsArray | SupportsDLPack"
 Tree: TypeAlias = "Mapping[str, object] | Mapping[int, object] | Sequence[object]"
 """A dict, list or tuple of arrays or futures of them, at any depth."""
 
-Exports: TypeAlias = "Memory | Future[object]"
-"""An array of unknown element type, or a future of any value."""
-
 Output: TypeAlias = "Array | Memory"
 """An object that a result may be written to."""
 
-Input: TypeAlias = "Array | np.generic | Numbers | Tree | Exports"
+SingleInput: TypeAlias = "Array | np.generic | Numbers | Memory | Future[object]"
+"""Any input of a collective but a tree."""
+
+Input: TypeAlias = "SingleInput | Tree"
 """Any input of a collective."""
 
 Like: TypeAlias = "tuple[Shape, str | type[float] | type[np.generic] | np.dtype[np.generic]]"
