@@ -16,10 +16,9 @@ import numpy as np  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import overlap  # noqa: E402
-from overlap.runtime.calls.copies import Copies  # noqa: E402
+from overlap.runtime.calls.collectives import CollectiveCalls  # noqa: E402
 from overlap.runtime.calls.exchanges import Exchanges  # noqa: E402
 from overlap.runtime.calls.objects import Objects  # noqa: E402
-from overlap.runtime.calls.reductions import ReductionCalls  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
 from overlap.torch.reductions import Reductions as TorchReductions  # noqa: E402
 from overlap.torch.tensors import as_array  # noqa: E402
@@ -180,7 +179,7 @@ RANK: dict[str, Callable[[overlap.Rank, Make], object]] = {
 
 
 def test_every_operation_of_ranks_is_here() -> None:
-    rooms = (Copies, Exchanges, Objects, ReductionCalls)
+    rooms = (CollectiveCalls, Exchanges, Objects)
     methods = {name for room in rooms for name, _ in inspect.getmembers(room, inspect.isfunction)}
     words = {word for name in RANK for word in name.replace(",", "").split()}
     assert {name for name in methods if not name.startswith("_")} - words == {"barrier"}

@@ -3,13 +3,12 @@
 `Group` and `Rank` (for its world) have these methods. None of them blocks; `await` the future for the result.
 """
 
-from .copies import Copies
+from .collectives import CollectiveCalls
 from .exchanges import Exchanges
 from .objects import Objects
-from .reductions import ReductionCalls
 
 
-class GroupCalls(ReductionCalls, Copies, Exchanges, Objects):
+class GroupCalls(CollectiveCalls, Exchanges, Objects):
     """Every collective and point-to-point operation of a group.
 
     Properties of all of them:
