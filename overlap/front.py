@@ -204,9 +204,9 @@ async def _run_in_real_time(
         if own_place is None:
             opened = single_process_setup(config)
         else:
-            from .processes.connect import join_world
+            from .processes.connect import join_launched_world
 
-            opened = join_world(own_place, config.changed(own_place.source, ranks=own_place.world_size))
+            opened = join_launched_world(own_place, config.changed(own_place.source, ranks=own_place.world_size))
         return await run_ranks(
             opened, own_place, main, args, config, writer, set_world, has_signal=lambda: life.scope.cancel_called
         )

@@ -118,7 +118,9 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         self._bucket_bytes = bucket_bytes
         self._backward = list(reversed(leaves))
         fresh = Parameters(rank, leaves, optimizer, order=self._backward)
-        self._surviving, self._parameters = make_surviving_steps(rank, self._work, self.group, fresh, hook=hook)
+        self._surviving, self._parameters = make_surviving_steps(
+            rank, self._work, self.group, fresh, hook=hook, exact=exact
+        )
         self.steps = rank.epoch.step
         self._stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
         self._factors: tuple[Future[object], ...] = ()  # of the gradients of the step that was sent last

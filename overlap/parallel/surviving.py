@@ -43,6 +43,8 @@ class SurvivingSteps:
         work: Where updates run.
         group: All ranks of the world.
         hook: Must be None: what a hook remembers of a lost rank is lost.
+        exact: Whether gradients are added up in the order of ranks. The agreement then is, too: so a new world compares
+            one set of algorithms before its first step, and not two.
 
     Attributes:
         rank: The rank.
@@ -53,7 +55,7 @@ class SurvivingSteps:
     parameters: Parameters
 
     def __init__(
-        self, rank: Rank, work: MemoryWork, group: Group, parameters: Parameters, *, hook: Hook | None
+        self, rank: Rank, work: MemoryWork, group: Group, parameters: Parameters, *, hook: Hook | None, exact: bool
     ) -> None:
         if hook is not None:
             raise UsageError("hook: what a hook keeps of a lost rank is lost; leave it out under --survive")
@@ -69,7 +71,7 @@ class SurvivingSteps:
                 "put all parameters into one"
             )
         self.rank, self.parameters = rank, parameters
-        self._work, self._group = work, group
+        self._work, self._group, self._exact = work, group, exact
         self._progress: StepProgress[_Update] = StepProgress(rank.epoch.step)
         rank.epoch.survivor = self
 
@@ -96,7 +98,8 @@ class SurvivingSteps:
         name = RoleName("agree on step", "library")
         compute = partial(self._work.compute, name=name, stream=_STREAM)
         prepared = compute(partial(self._prepare, step, parts), *means, *factors)
-        all_prepared = self._group.all_reduce(prepared, op="min", stream=self.rank.stream(_STREAM), name=name)
+        stream = self.rank.stream(_STREAM)
+        all_prepared = self._group.all_reduce(prepared, op="min", exact=self._exact, stream=stream, name=name)
         return compute(partial(self._record_agreed, step), all_prepared)
 
     def _prepare(self, step: int, parts: Sequence[tuple[AveragedBucket, slice]], *values: object) -> Array:
@@ -131,7 +134,7 @@ class SurvivingSteps:
 
 
 def make_surviving_steps(
-    rank: Rank, work: MemoryWork, group: Group, parameters: Parameters, *, hook: Hook | None
+    rank: Rank, work: MemoryWork, group: Group, parameters: Parameters, *, hook: Hook | None, exact: bool
 ) -> tuple[SurvivingSteps | None, Parameters]:
     """Return the steps of a model under `--survive`, else None, and its parameters: earlier ones after a loss.
 
@@ -148,4 +151,4 @@ def make_surviving_steps(
                 "make the same model again"
             )
         parameters = earlier.parameters
-    return SurvivingSteps(rank, work, group, parameters, hook=hook), parameters
+    return SurvivingSteps(rank, work, group, parameters, hook=hook, exact=exact), parameters

@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -45,11 +52,37 @@ _attempts: list[int] = []
 
 
 @asynccontextmanager
+async def join_launched_world(own_place: ProcessPlace, run: RunConfig) -> AsyncIterator[WorldSetup]:
+    """Join the other processes at the endpoint of the launcher, which gets reports; otherwise as `join_world`.
+
+    Raises:
+        UsageError: If this process is in a world of its job already, such as in a compute of one of its ranks.
+    """
+    machine = cluster_of_place(own_place, run).name
+    with ExitStack() as stack:
+        if not _in_a_world.acquire(blocking=False):
+            raise UsageError(
+                "run: this process is in a world of its job already, and the others would wait for it in a second "
+                "one; take a rank of this one, or clock='virtual'"
+            )
+        stack.callback(_in_a_world.release)
+        world = next(_worlds)
+        meeting = await rendezvous(own_place, world, machine, run)
+        entering = Entering(world=world + 1, joined=False, ranks_each=own_place.ranks_per_process)
+        report_to_launcher(entering)
+        stack.callback(report_to_launcher, Leaving(world=world + 1))
+        report_joined = partial(report_to_launcher, msgspec.structs.replace(entering, joined=True))
+        async with join_world(own_place, run, meeting, on_joined=report_joined, on_lost=report_to_launcher) as setup:
+            yield setup
+
+
+@asynccontextmanager
 async def join_world(
     own_place: ProcessPlace,
     run: RunConfig,
+    meeting: RendezvousConfig,
     *,
-    meeting: RendezvousConfig | None = None,
+    on_joined: Callable[[], object] = lambda: None,
     on_lost: Callable[[MemberLost], object] = lambda lost: None,
 ) -> AsyncIterator[WorldSetup]:
     """Join the other processes, and open the wires to them, for the length of an ``async with``.
@@ -57,14 +90,13 @@ async def join_world(
     Args:
         own_place: Place of this process.
         run: Settings of the run.
-        meeting: Configuration to join, whose listener is closed in the end; None: the processes meet at the endpoint of
-            their launcher, which gets reports.
-        on_lost: Called with each process that is lost, if there is a `meeting`.
+        meeting: Configuration to join, whose listener is closed in the end.
+        on_joined: Called when all processes have joined.
+        on_lost: Called with each process that is lost once the wires are open.
 
     Raises:
         JoinError: If not all joined in time, or this process is not one of those expected.
-        UsageError: If this process is in a world of its job already, such as in a compute of one of its ranks; or if
-            the cluster or the transport of the settings does not fit the place.
+        UsageError: If the cluster or the transport of the settings does not fit the place.
     """
     cluster, wires = cluster_of_place(own_place, run), run.wires
     fixed = wires if isinstance(wires, Transport) else None
@@ -74,36 +106,18 @@ async def join_world(
             f"{own_place.process} of {own_place.processes}, with ranks {list(own_place.ranks)} of "
             f"{own_place.world_size}"
         )
-    ranks_each = own_place.ranks_per_process
-    placement = [range(process * ranks_each, (process + 1) * ranks_each) for process in range(own_place.processes)]
+    placement = own_place.placement
     async with AsyncExitStack() as stack:
-        entering = None
-        if meeting is None:
-            if not _in_a_world.acquire(blocking=False):
-                raise UsageError(
-                    "run: this process is in a world of its job already, and the others would wait for it in a second "
-                    "one; take a rank of this one, or clock='virtual'"
-                )
-            stack.callback(_in_a_world.release)
-            world = next(_worlds)
-            meeting, on_lost = await rendezvous(own_place, world, cluster.name, run), report_to_launcher
-            entering = Entering(world=world + 1, joined=False, ranks_each=ranks_each)
-            report_to_launcher(entering)
-            stack.callback(report_to_launcher, Leaving(world=world + 1))
         stack.enter_context(meeting.listener or nullcontext())
         membership = await stack.enter_async_context(join(meeting, report=notify))
-        if entering is not None:
-            report_to_launcher(msgspec.structs.replace(entering, joined=True))
-        config = meeting
-        if config.fresh:  # the newest attempt of all processes counts, as a replaced process may lag behind
-            epochs = await membership.exchange("epoch", str(config.epoch).encode())
-            config = replace(config, epoch=max(map(int, epochs)))
-            _attempts.append(config.epoch // WORLDS)
+        on_joined()
+        config = await _agree_on_attempt(membership, meeting)
         await check_shared_folder(own_place, membership, config.timeout_s)
         notices = TransportNotices()
-        between = await _make_transport(own_place, placement, config, membership, run, notices)
+        between = await _make_transport(own_place, config, membership, run, notices)
 
         def lose(lost: MemberLost) -> None:
+            """End the wires to a lost process."""
             between.lose(placement[lost.member], lost.reason)
 
         membership.on_loss = lose  # until the wires are open; then the control plane reports losses
@@ -120,6 +134,16 @@ async def join_world(
             control_plane=ControlPlane(membership, placement, stopping=notices.cease, on_loss=lose),
             notices=notices,
         )
+
+
+async def _agree_on_attempt(membership: Membership, config: RendezvousConfig) -> RendezvousConfig:
+    """Return the configuration with the newest attempt of all processes: a replaced process may lag behind."""
+    if not config.fresh:
+        return config
+    epochs = await membership.exchange("epoch", str(config.epoch).encode())
+    config = replace(config, epoch=max(map(int, epochs)))
+    _attempts.append(config.epoch // WORLDS)
+    return config
 
 
 def place_and_setup(
@@ -165,7 +189,7 @@ def place_and_setup(
         job=job or config.job,
         secret=config.secret,
     )
-    return place, join_world(place, run_config, meeting=config)
+    return place, join_world(place, run_config, config)
 
 
 async def rendezvous(own_place: ProcessPlace, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
@@ -198,7 +222,6 @@ async def rendezvous(own_place: ProcessPlace, world: int, machine: str, run: Run
 
 async def _make_transport(
     own_place: ProcessPlace,
-    placement: Sequence[Sequence[int]],
     config: RendezvousConfig,
     membership: Membership,
     run: RunConfig,
@@ -207,7 +230,7 @@ async def _make_transport(
     """Return the transport between processes: that of the settings, else the nearest."""
     bootstrap = Bootstrap(
         member=own_place.process,
-        placement=placement,
+        placement=own_place.placement,
         exchange=partial(_exchange, membership),
         secret=config.secret,
         job=config.job,

@@ -91,7 +91,14 @@ class ProcessPlace:
     @property
     def ranks(self) -> range:
         """World ranks that this process hosts."""
-        return range(self.process * self.ranks_per_process, (self.process + 1) * self.ranks_per_process)
+        return self.placement[self.process]
+
+    @property
+    def placement(self) -> list[range]:
+        """World ranks of each process."""
+        return [
+            range(first, first + self.ranks_per_process) for first in range(0, self.world_size, self.ranks_per_process)
+        ]
 
     @property
     def world_size(self) -> int:

@@ -20,7 +20,7 @@ from ..config import RunConfig
 from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, RemoteError, UsageError, in_one_line
 from ..flight.folder import restart_count
 from ..notice import notify
-from ..processes.connect import join_world, rendezvous
+from ..processes.connect import join_launched_world, join_world, rendezvous
 from ..processes.identity import name_processes
 from ..processes.members import MemberLostError
 from ..processes.place import ProcessPlace, renumber
@@ -228,7 +228,7 @@ class SurvivingRun:
         """Return the setup of the present world: by the launcher in the first epoch, then among the survivors."""
         own_place = self.place
         if not self.world.epoch:
-            return join_world(own_place, self._run_config)
+            return join_launched_world(own_place, self._run_config)
         if own_place.processes == 1:
             return single_process_setup(self._run_config)
         world = self._number + _EPOCH * self.world.epoch
@@ -239,7 +239,7 @@ class SurvivingRun:
             """Report a lost process to the launcher, by its number in the first world."""
             report_to_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
 
-        return join_world(own_place, self._run_config, meeting=meeting, on_lost=report_lost)
+        return join_world(own_place, self._run_config, meeting, on_lost=report_lost)
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Give up joining when a process that is missing has ended, has given up itself, or is late."""

@@ -49,7 +49,7 @@ class Member:
         rank = SimpleNamespace(epoch=self.epoch, world_size=len(world.members), stream=lambda name: name)
         group = SimpleNamespace(size=rank.world_size, all_reduce=lambda *_, **__: None)
         self.buckets, self.updated = [Bucket(weights) for weights in self.weights], world.step
-        self.steps = SurvivingSteps(rank, self, group, None, hook=None)
+        self.steps = SurvivingSteps(rank, self, group, None, hook=None, exact=False)
 
     def train(self, world, prepared):
         """Make the steps of an epoch; each yield is a moment at which a loss may come."""
