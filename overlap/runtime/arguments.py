@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from .received import ANY_TREE, buffers_for, new_array
 from .tree_operation import TreeOperation
 from .trees import is_tree, message_of
 
+if TYPE_CHECKING:
+    from .message import Message
+
 _ELEMENTWISE = (ALL_REDUCE, REDUCE, BROADCAST)
 TAGS: int = 1 << 24
 """Number of tags of messages that programs may use."""
@@ -49,7 +52,8 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
     if type(x) is not np.ndarray:
         if isinstance(x, (dict, list, tuple)) and is_tree(x):
             if kind is P2P:
-                operation.source, form = message_of(x, operation.context.arrays)
+                message = cast("Message[Any]", operation)
+                message.tree_memory, operation.source, form = message_of(x, operation.context.arrays)
                 dtype, shape = operation.source.dtype, operation.source.shape
                 operation.call = call(kind.text, None, dtype, shape, 2, 0, (), (), False, False, None, form)
                 return

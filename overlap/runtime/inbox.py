@@ -119,7 +119,7 @@ class Inbox:
         """
         lane, message.lane = message.lane, None
         if message.state >= DONE:
-            message._use = None
+            message._use = message.tree_memory = None
         if lane is None:
             return
         outstanding = message.context.outstanding

@@ -106,9 +106,7 @@ class Message(CollectiveFuture[T_co]):
     at_once: bool  # Whether its data must move within its match, without modelled time
     request: Request | None  # Its transfer over a wire, while that goes on
     wire: Wire  # That wire
-    form: bytes | bytearray | None  # Form of a tree, while it travels
-    half_met: bool  # Whether the form of a tree has arrived, and its data has not
-    refused: Request | None  # Form of a tree that the receiver has refused
+    tree_memory: Array | None  # Memory of a tree as it travels, its form first; of an unknown tree once it arrives
     on_withdrawn: Callable[[], None] | None  # Called once the wire has given a receive back
     over: trio.Event | None  # Set at the end of a transfer that is given up
     _given_out: object  # The array that the caller has given a receive
@@ -144,8 +142,8 @@ class Message(CollectiveFuture[T_co]):
         operation.input, operation.out, self._given_out = x, out, out  # type: ignore[assignment]  # checked later
         operation.caller_out = operation.input_changed = operation.source = operation.target = operation.plan = None
         operation.memory = operation.awaited_ns = operation.scope = operation.poll = operation.deadline_s = None
-        self.buffers = self.pattern = self.request = self.form = self.refused = self.on_withdrawn = self.over = None
-        operation.locked, self.at_once, self.half_met, self.order = (), False, False, 0
+        self.buffers = self.pattern = self.request = self.tree_memory = self.on_withdrawn = self.over = None
+        operation.locked, self.at_once, self.order = (), False, 0
         operation.priority, operation.algorithm, operation.record, operation.seq = priority, "direct", -1, 0
         operation.name, default = "recv" if receives else "send", name is None
         if not default:
@@ -253,7 +251,7 @@ class Message(CollectiveFuture[T_co]):
             self.own()
         context = self.context
         plain = (
-            request.error is None and not request.withdrawn and self.form is None and self.refused is None
+            request.error is None and not request.withdrawn and self.tree_memory is None
             and self.state <= RUNNING and self.over is None and self.lane is not None
         )  # fmt: skip
         if get_ident() != context.thread and not (plain and not self.end_wakes_loop):
@@ -444,8 +442,8 @@ class Message(CollectiveFuture[T_co]):
             self.context.deadlines.drop(self, self.deadline_s)
         self.release()
         operation: CollectiveFuture[T_co] = self
-        self._value = operation.awaited_ns = self.lane = self.pattern = self.form = None
-        self.order, self.at_once, self.half_met = 0, False, False
+        self._value = operation.awaited_ns = self.lane = self.pattern = self.tree_memory = None
+        self.order, self.at_once = 0, False
         operation.priority -= self.port.stream.priority
 
     def _park_or_cancel(self) -> None:

@@ -13,6 +13,7 @@ from weakref import ref
 from numpy import ndarray, uint8
 
 from transports.base import PAYLOAD_BYTES
+from transports.wire import OPEN
 
 from ..collectives.call import Call, call
 from ..collectives.kinds import P2P
@@ -24,7 +25,6 @@ from .arguments import TAGS, check_peer, prepare, receive_like, take_output
 from .context import RankContext
 from .derived import check_here
 from .failure import Failure
-from .forms import pack_form
 from .future import Future
 from .inbox import Inbox
 from .lane import TAG_BITS, QueueName, lane_id, wire_tag
@@ -34,7 +34,7 @@ from .received import ReceiveBuffers
 from .signature import CallSignature, CodePlace, signature_of
 from .state import DONE, MATCHING, QUEUED, RUNNING
 from .stream import Stream, Streams, activate
-from .transfer import MESSAGE_ALGORITHM, allocate, form_call, receive, send_form
+from .transfer import MESSAGE_ALGORITHM, allocate
 from .tree_operation import tree_future
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class MessagePort:
                 or known_elsewhere):  # fmt: skip
             counted = inbox.counts.get((self.group_id, peer, tag, self.group.rank))  # type: ignore[arg-type]
             if not (
-                counted is None or message.call.form or (self.group_id, peer, tag) in inbox.queues
+                counted is None or (self.group_id, peer, tag) in inbox.queues
                 or inbox.intercept is not None or shared.left or shared.early or shared.broken
                 or context.outstanding.draining or (wire := self.wires.get(peer)) is None  # type: ignore[arg-type]
             ):  # fmt: skip
@@ -186,35 +186,37 @@ class MessagePort:
             signed = self.signed = call, place, flat, signature_of(call, place, flat=flat)
         try:
             if source is not None:
-                if call.form:
-                    send_form(message, tag, call.form)
+                data = source if message.tree_memory is None else message.tree_memory
                 request = wire.begin_send(
                     peer,
                     tag,
-                    memoryview(source.reshape(-1).view(uint8)),  # type: ignore[arg-type]
+                    memoryview(data.reshape(-1).view(uint8)),  # type: ignore[arg-type]
                     priority=(message.priority << 64) + message.issued_ns,
                     signature=signed[3],
                     done=message.request_done,
                 )
             elif call.dtype is None:
                 message.lock()
-                request = receive(message, tag, None, call, partial(allocate, message))
-            elif call.form:
-                message.form = pack_form(call.form)
-                message.lock()
-                size = len(message.form)
-                request = receive(message, tag, memoryview(bytearray(size)), form_call(call.form, size))
+                request = wire.begin_recv(
+                    peer, tag, None, OPEN, signature=signed[3], done=message.request_done,
+                    allocate=partial(allocate, message),
+                )  # fmt: skip
             else:
                 message.pattern, out = call, cast("Array", message.out)
-                if message.target is None:
-                    message.target = out.view()
-                if not (flat or message.locked):  # nobody else has the array of a flat one
-                    message.locked = context.locks.lock((out,), out)
+                if call.form:
+                    message.lock()
+                    data = cast("Array", cast(ReceiveBuffers, message.buffers).message)
+                else:
+                    if message.target is None:
+                        message.target = out.view()
+                    if not (flat or message.locked):  # nobody else has the array of a flat one
+                        message.locked = context.locks.lock((out,), out)
+                    data = message.target
                 request = wire.begin_recv(
                     peer,
                     tag,
-                    memoryview(message.target.reshape(-1).view(uint8)),  # type: ignore[arg-type]
-                    call.nbytes,
+                    memoryview(data.reshape(-1).view(uint8)),  # type: ignore[arg-type]
+                    data.nbytes,
                     signature=signed[3],
                     done=message.request_done,
                 )
@@ -227,7 +229,7 @@ class MessagePort:
             info = message.describe(call, started_ns), message.issued_ns, message.priority, *place, None, message.step
             span: RawSpan = "comm", self.stream.name, message.name, started_ns, now_ns, info
             context.flight.carried(message.record, started_ns, now_ns, span)
-            message.input = message.source = message._use = None
+            message.input = message.source = message.tree_memory = message._use = None
             message.state = DONE
         elif request is None:
             message.finish(context.now_ns(), message.describe(call, message.started_ns))

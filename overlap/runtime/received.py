@@ -16,7 +16,7 @@ from ..errors import UsageError, shown
 from .context import Arrays
 from .forms import Absent, parse_form, text_of
 from .memory.foreign import as_output
-from .trees import fill_tree, leaves_of, packed_type, unpacker_of, with_items
+from .trees import fill_tree, leaves_of, make_message, packed_type, read_message, unpacker_of, with_items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,8 @@ class ReceiveBuffers:
     leaves: Sequence[object] = ()  # Leaves of the tree
     arrays: Sequence[Array] = ()  # Memory of each leaf
     views: Sequence[Array] = ()  # Views of that memory, which stay writable
-    packed: Array | None = None  # Array for the arriving bytes
+    message: Array | None = None  # Memory of the arriving message, which begins with the form
+    packed: Array | None = None  # Its part for the arrays
     call: Call  # Call of the receiver
 
 
@@ -46,15 +47,22 @@ def buffers_for(like: object, arrays: Arrays) -> ReceiveBuffers:
     if not leaves:
         raise UsageError("like: there is no array in it; expected an array, or lists and dicts of arrays")
     memory = [as_output(leaf, "like") if not arrays.shapes_only else cast(Array, leaf) for leaf in leaves]
-    dtype, elements = packed_type(memory)
+    form = text_of(tree, memory, "like")
+    message, packed = make_message(form, memory, arrays)
     return ReceiveBuffers(
         tree=tree,
         leaves=leaves,
         arrays=memory,
         views=[leaf.view() for leaf in memory],
-        packed=arrays.empty((elements,), dtype),
-        call=call(P2P.text, None, dtype, (elements,), 2, 0, (), (), False, False, None, text_of(tree, memory, "like")),
+        message=message,
+        packed=packed,
+        call=_call_of(packed.dtype, packed.size, form),
     )
+
+
+def _call_of(dtype: np.dtype[np.generic], elements: int, form: str) -> Call:
+    """Return the call of a message of a tree."""
+    return call(P2P.text, None, dtype, (elements,), 2, 0, (), (), False, False, None, form)
 
 
 def new_array(pair: tuple[Any, Any], arrays: Arrays) -> Array:
@@ -77,14 +85,16 @@ def _with_arrays(like: object, arrays: Arrays) -> object:
     return with_items(like, lambda item: _with_arrays(item, arrays))
 
 
-def call_of_form(form: str) -> Call:
-    """Return the call of the data of a tree of a form.
+def read_tree(message: Array) -> tuple[Call, Array]:
+    """Return the call of an arrived message of a tree, and its packed arrays.
 
     Raises:
-        OverlapError: If the text is no form.
+        OverlapError: If it does not begin with the form of a tree.
+        ValueError: If its arrays are not those of the form.
     """
+    form, data = read_message(message)
     dtype, elements = packed_type(cast("list[Absent]", leaves_of(parse_form(form))))
-    return call(P2P.text, None, dtype, (elements,), 2, 0, (), (), False, False, None, form)
+    return _call_of(dtype, elements, form), data.view(dtype).reshape(elements)
 
 
 def unpack(buffers: ReceiveBuffers, form: str, packed: Array | None, arrays: Arrays) -> object:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..collectives.kinds import P2P, Collective, Shape, check_input, result_shape
+from ..collectives.kinds import Collective, Shape, check_input, result_shape
 from ..collectives.reduce import Array
 from ..errors import OverlapError, UsageError
 from .context import Arrays
@@ -18,6 +18,8 @@ from .future import Future
 from .memory.foreign import as_input
 
 _FORMS = (list, tuple, dict)
+_LENGTH_BYTES = 8  # length of a form, before it in a message
+_ALIGNED_BYTES = 16  # alignment of the arrays in a message: that of the widest dtype
 
 
 def is_tree(x: object) -> bool:
@@ -89,11 +91,7 @@ def _pack_arrays(kind: Collective, indices: list[int], leaves: list[Array], size
     width = elements // blocks
     packed = arrays.empty((blocks * width,), dtype)
     if not arrays.shapes_only:
-        table, begin = packed.reshape(blocks, width), 0
-        for leaf in leaves:
-            flat = np.ascontiguousarray(leaf).reshape(blocks, -1).view(dtype)
-            table[:, begin : begin + flat.shape[1]] = flat
-            begin += flat.shape[1]
+        _copy_into(packed.reshape(blocks, width), leaves)
     return Pack(
         indices=indices,
         shapes=[result_shape(kind, leaf.shape, size) for leaf in leaves],
@@ -103,15 +101,56 @@ def _pack_arrays(kind: Collective, indices: list[int], leaves: list[Array], size
     )
 
 
-def message_of(tree: object, arrays: Arrays) -> tuple[Array, str]:
-    """Return the array of a message with the arrays of a tree, and the form of the tree.
+def _copy_into(table: Array, leaves: Sequence[Array]) -> None:
+    """Copy arrays into the rows of a table, side by side: block r of each array into row r."""
+    begin = 0
+    for leaf in leaves:
+        flat = np.ascontiguousarray(leaf).reshape(table.shape[0], -1).view(table.dtype)
+        table[:, begin : begin + flat.shape[1]] = flat
+        begin += flat.shape[1]
+
+
+def message_of(tree: object, arrays: Arrays) -> tuple[Array, Array, str]:
+    """Return the message with the arrays of a tree, as `make_message` does, and the form of the tree.
 
     Raises:
         UsageError: If it is empty, or cannot travel.
     """
     leaves = arrays_of(tree)
-    (pack,) = packs(P2P, leaves, 2, arrays)
-    return pack.packed, text_of(tree, leaves)
+    form = text_of(tree, leaves)
+    message, data = make_message(form, leaves, arrays)
+    if not arrays.shapes_only:
+        _copy_into(data.reshape(1, -1), leaves)
+    return message, data, form
+
+
+def make_message(form: str, leaves: Sequence[Array], arrays: Arrays) -> tuple[Array, Array]:
+    """Return memory for the message of a tree, which begins with the form of the tree, and its part for the arrays.
+
+    The form has its length before it, and zeros after it up to the alignment of the arrays.
+    """
+    dtype, elements = packed_type(leaves)
+    if arrays.shapes_only:
+        data = arrays.empty((elements,), dtype)
+        return data, data
+    text = form.encode()
+    begin = _data_offset(len(text))
+    message = arrays.empty((begin + elements * dtype.itemsize,), np.dtype(np.uint8))
+    head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    message[:begin] = np.frombuffer(head.ljust(begin, b"\0"), np.uint8)
+    return message, message[begin:].view(dtype)
+
+
+def read_message(message: Array) -> tuple[str, Array]:
+    """Return the form of a tree in a message, and the memory of the arrays, as bytes."""
+    length = int.from_bytes(message[:_LENGTH_BYTES].tobytes(), "little")
+    text = message[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes()
+    return text.decode(errors="replace"), message[_data_offset(length) :]
+
+
+def _data_offset(form_bytes: int) -> int:
+    """Return the offset of the arrays in the message of a tree."""
+    return -(-(_LENGTH_BYTES + form_bytes) // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
 def make_unpacker(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:

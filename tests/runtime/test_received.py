@@ -13,7 +13,10 @@ import pytest
 import trio
 
 import overlap
+from overlap.runtime.backend import RealBackend
 from overlap.runtime.forms import pack_form, parse_form, text_of, unpack_form
+from overlap.runtime.received import read_tree
+from overlap.runtime.trees import message_of
 
 from .companies import by_shared_memory, by_sockets, in_memory, run_far
 from .test_trees import same
@@ -381,6 +384,17 @@ def test_without_data_a_receive_has_the_shapes() -> None:
 def test_a_form_that_nobody_can_have_sent_is_refused(text: str) -> None:
     with pytest.raises(overlap.OverlapError, match="a message has an invalid form of a tree"):
         parse_form(text)
+
+
+def test_a_tree_is_read_from_its_message_and_nonsense_is_refused() -> None:
+    arrays = RealBackend()
+    message, data, form = message_of({"w": np.arange(3.0), "b": [np.ones(1, np.int8)]}, arrays)
+    called, found = read_tree(message)
+    assert (called.form, found.tobytes()) == (form, data.tobytes())
+    assert message_of(np.ones(2, np.complex128), arrays)[1].ctypes.data % 16 == 0
+    for nonsense in (message[:-1], message[:5], message[8:], np.full(64, 255, np.uint8), message[:0]):
+        with pytest.raises((overlap.OverlapError, ValueError)):
+            read_tree(nonsense)
 
 
 def test_a_form_that_unpacks_to_more_than_any_is_cut() -> None:
