@@ -118,3 +118,18 @@ def adjacent_runs(*ascending: NDArray[np.integer], same: tuple[NDArray[np.intege
             break
         continues_run &= column[1:] - column[:-1] == 1
     return np.flatnonzero(np.concatenate([np.ones(min(len(same[0]), 1), np.bool_), ~continues_run]))
+
+
+def backwards(scatter: Schedule) -> Schedule:
+    """Return the gather that is a scatter read backwards: its messages the other way round, with IN and OUT exchanged.
+
+    Cost: as many steps, messages and bytes as the scatter has.
+    """
+    local, turned = scatter.src == scatter.dst, np.array([Buffer.OUT, Buffer.IN, Buffer.SCRATCH], np.uint8)
+    last = int(scatter.step[~local].max(initial=0))
+    rows = {name: getattr(scatter, name) for name in COLUMNS}
+    rows |= {"step": np.where(local, 0, last - scatter.step), "src": scatter.dst, "dst": scatter.src}
+    rows |= {"sbuf": turned[scatter.dbuf], "sslot": scatter.dslot, "dbuf": turned[scatter.sbuf], "dslot": scatter.sslot}
+    table = TableWriter()
+    table.extend(rows)
+    return table.build("gather", scatter.algorithm, scatter.size, scratch=scatter.blocks[2], root=scatter.root)

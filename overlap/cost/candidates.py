@@ -8,7 +8,6 @@ from functools import lru_cache, partial
 from topology import Cluster
 
 from ..collectives.generators import generate
-from ..collectives.narrowing import WIDER
 from ..collectives.placement import place
 from ..collectives.schedule import ROOTED
 from ..errors import UsageError
@@ -16,7 +15,7 @@ from .composed import rooted_options, two_level_options
 from .flat import PlanRequest, flat_options
 from .geometry import Geometry
 from .levels import block_exits
-from .option import NARROWED, AlgorithmOption, Flat, Rejected
+from .option import AlgorithmOption, Flat, Rejected
 from .parameters import CostParameters, parameters
 from .placed import Placed, on
 from .rounds import Rounds, rounds
@@ -69,10 +68,6 @@ def candidates(
     if cluster.machine.fabric is not None and cluster.machine.fabric.levels:
         for option in options:
             option.exits = block_exits(option, cluster, ranks)
-    wider = WIDER.get(op)
-    if wider is not None and algorithm in (None, NARROWED) and size > 1:
-        of_all, _ = candidates(wider, cluster, ranks, 0, None, peer_direct, None, False)
-        options += [option.narrow(wider, request.root) for option in of_all if option.tabled]
     # Sliced options search for their best number of slices: they come last, when the price to beat is known.
     options.sort(key=lambda option: option.searches)
     return options, [rejection for _, rejected in groups for rejection in rejected]

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from ..collectives.narrowing import narrow_to_root
 from ..collectives.schedule import Schedule
 from ..errors import ScheduleError
 from .clocks import CostBreakdown
@@ -22,9 +20,6 @@ from .parameters import CostParameters
 from .phase import PricedPhase
 from .pipeline import Uses, in_slices_s, uses
 from .placed import Placed
-
-NARROWED = "narrowed"
-"""Name of the algorithm of collectives for one rank that are made of wider ones."""
 
 # Most slices of a flat schedule: twice as many would gain at most 1 / 64 of the time of the bytes.
 _MOST_SLICES = 64
@@ -124,13 +119,6 @@ class AlgorithmOption(ABC):
         """
         return self.make(slices)
 
-    def narrow(self, collective: str, root: int) -> AlgorithmOption:
-        """Return this option with its result used by the root alone; the price stays, as an upper bound."""
-        option = copy(self)
-        option.algorithm, option.detail = NARROWED, f"{self.label} of {collective}, for the root alone"
-        option.made_of, option.make = (NARROWED, *self.made_of), partial(_narrowed_table, self, root)
-        return option
-
     @property
     def searches(self) -> bool:
         """Whether a price is the best of several forms; a known upper bound shortens the search."""
@@ -173,10 +161,6 @@ class AlgorithmOption(ABC):
         part = max(busy_s, key=lambda phase: busy_s[phase], default=None)
         wire = part.model.busiest_wire() if part else None
         return None if part is None or wire is None else (part.model, wire, busy_s[part])
-
-
-def _narrowed_table(wider: AlgorithmOption, root: int, slices: int) -> Schedule:
-    return replace(narrow_to_root(wider.schedule(slices), root), algorithm=NARROWED)
 
 
 class Flat(AlgorithmOption):
@@ -270,7 +254,7 @@ class Phased(AlgorithmOption):
     ) -> None:
         super().__init__(algorithm, detail, parts, make, made_of)
         self._parameters = parameters
-        self._uses: list[Uses] = []  # one, once it is known, which narrowed copies share
+        self._uses: Uses | None = None
 
     def _price(self, nbytes: float, below_s: float) -> Price:
         """Return the cost with the best number of slices, of equal ones the smallest."""
@@ -294,9 +278,9 @@ class Phased(AlgorithmOption):
         """Return the time of all slices, without the launch, if phases take `phases_s` for each slice."""
         if slices == 1:
             return sum(phases_s)
-        if not self._uses:
-            self._uses.append(uses(self.parts))
-        return in_slices_s(phases_s, slices, self._uses[0])
+        if self._uses is None:
+            self._uses = uses(self.parts)
+        return in_slices_s(phases_s, slices, self._uses)
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return the terms of the time: each phase counts once, and further slices count for the slowest phase."""

@@ -205,7 +205,6 @@ def _cached_plan(
     """Price all options of a collective, and return the plan of the cheapest; for the arguments see `plan`."""
     from .candidates import candidates
     from .levels import crossings
-    from .option import NARROWED
     from .parameters import is_measured, itemsize_bytes
 
     _check_request(op, nbytes, exact)
@@ -221,7 +220,6 @@ def _cached_plan(
     (price, best), *slower = _sort_options(options, nbytes)
     proposed = _price_options(lacking, nbytes, below_s=price.total_s)
     faster = [entry for entry in proposed if entry[0].total_s < price.total_s]
-    narrow = [entry for entry in proposed if entry[1].algorithm == NARROWED][1:]
     breakdown = best.breakdown(nbytes, price.slices)
     return Plan(
         op=op,
@@ -239,13 +237,10 @@ def _cached_plan(
         bytes_per_rank=round(best.sent_share * nbytes),
         hops=tuple(sorted(best.hops().items())),
         busiest=_busiest_wire(best, nbytes),
-        alternatives=_list_alternatives(
-            sorted([*slower, *(entry for entry in proposed[len(faster) :] if entry not in narrow)], key=_total_s),
-            rejected,
-        ),
+        alternatives=_list_alternatives(sorted([*slower, *proposed[len(faster) :]], key=_total_s), rejected),
         reason=_choice_reason(breakdown, slower, nbytes),
         library=library,
-        proposals=_list_alternatives([entry for entry in faster if entry not in narrow], ()),
+        proposals=_list_alternatives(faster, ()),
         levels=crossings(cluster, group, best.parts),
         option=best,
     )
@@ -264,17 +259,12 @@ def _check_request(op: str, nbytes: int, exact: bool) -> None:
 
 
 def _sort_options(options: list[AlgorithmOption], nbytes: int) -> list[tuple[Price, AlgorithmOption]]:
-    """Price options for `nbytes`: first the choice of the size class of `nbytes`, then the others, the fastest first.
-
-    Options that narrow a wider collective are left out unless one is chosen: each option of the wider one has its own.
-    """
-    from .option import NARROWED
-
+    """Return priced options: first the choice for the size class of `nbytes`, then the others, the fastest first."""
     priced = _price_options(options, size_class(nbytes))
-    best = priced[0][1]
     if nbytes == size_class(nbytes):
-        return [priced[0], *(entry for entry in priced[1:] if entry[1].algorithm != NARROWED)]
-    others = [option for option in options if option is not best and option.algorithm != NARROWED]
+        return priced
+    best = priced[0][1]
+    others = [option for option in options if option is not best]
     price = best.price(nbytes)
     return [(price, best), *_price_options(others, nbytes, below_s=price.total_s)]
 

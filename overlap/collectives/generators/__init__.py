@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from ...errors import ScheduleError
 from .. import pattern as read
-from ..narrowing import backwards
 from ..pattern import Pattern
 from ..schedule import ROOTED, Schedule
+from ..tablewriter import backwards
 from . import along_rings, composed, doubling, layouts, mesh, rank_order, tree
 from . import doubling as bruck
 from . import mesh as direct
