@@ -19,7 +19,7 @@ from transports.patience import usable_cores
 from ..settings import Option
 from ..units import count, switch
 from .options import add_options, shared_option
-from .output import as_json
+from .output import show
 from .parser import Parser
 from .program import module_spec
 
@@ -109,51 +109,48 @@ def main(args: argparse.Namespace) -> int:
                 cluster=args.cluster, faults=args.faults or (), as_one=args.as_one, real_timeout_s=args.timeout,
             )  # fmt: skip
     except RanksFailed as failed:
-        if args.json:
-            print(_document(args, failed.run), end="")
-            return 1
-        print(f"{args.program} is wrong with {failed.run.size} ranks, seed {failed.run.seed}\n{failed}")
-        return 1
-    if args.verbose and not args.json:
-        for rank, text in enumerate(run.output):
-            sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())
-    same = None
+        run = failed.run
+        lines = [f"{args.program} is wrong with {run.size} ranks, seed {run.seed}", str(failed)]
+        return show(args, partial(_document, args, run), lambda: lines) or 1
+    problem = ""
     if (args.same or args.same_updates) and run.error is None:
-        same = run.same("model weights after each update" if args.same_updates else "model weights")
-    problem = "" if same is None else same.problem
-    if args.json:
-        print(_document(args, run, problem), end="")
-        return 1 if problem else 0
-    if problem:
-        print(f"{args.program} is wrong with {run.size} ranks: {problem}")
-        return 1
+        problem = run.same("model weights after each update" if args.same_updates else "model weights").problem
     took_s = time.perf_counter() - began_s
+    show(args, partial(_document, args, run, problem), partial(_page, args, run, problem, took_s))
+    return int(bool(problem))
+
+
+def _page(args: argparse.Namespace, run: Run, problem: str, took_s: float) -> Iterator[str]:
+    """Yield the lines of the page of a run in which no rank has failed; `problem` is a difference between ranks."""
+    if args.verbose:
+        for rank, text in enumerate(run.output):
+            yield from (f"[r{rank}] {line}" for line in text.splitlines())
+    if problem:
+        yield f"{args.program} is wrong with {run.size} ranks: {problem}"
+        return
     seeds = f"{args.seeds} seeds" if args.seeds > 1 else "1 seed"
-    print(
+    yield (
         f"{args.program} is well with {run.size} ranks and {seeds}: {len(run.record.issues)} operations, "
         f"{run.exposed:.0%} of the time exposed, {run.sent_bytes:,} bytes sent by a rank ({took_s:.1f} s)"
     )
     if run.as_one:
-        print(run.as_one)
+        yield str(run.as_one)
     if args.faults:
         ended = f", and the run ended so: {run.verdict}" if run.verdict is not None else ""
-        print(run.tried or f"{', '.join(map(str, run.faults))} happened{ended}")
-    return 0
+        yield run.tried or f"{', '.join(map(str, run.faults))} happened{ended}"
 
 
-def _document(args: argparse.Namespace, run: Run, problem: str = "") -> str:
-    """Return the result of a run as JSON."""
+def _document(args: argparse.Namespace, run: Run, problem: str = "") -> dict[str, object]:
+    """Return the result of a run for JSON."""
     verdicts = [
         {"kind": verdict.kind, "text": verdict.text, "ranks": verdict.ranks, "lines": verdict.lines}
         for verdict in run.verdicts
     ]
-    return as_json(
-        {
-            "program": args.program, "ranks": run.size, "seed": run.seed, "verdicts": verdicts, "as_one": run.as_one,
-            "problem": problem, "operations": len(run.record.issues), "exposed": run.exposed,
-            "sent_bytes": run.sent_bytes, "repeat": run.line,
-        }
-    )  # fmt: skip
+    return {
+        "program": args.program, "ranks": run.size, "seed": run.seed, "verdicts": verdicts, "as_one": run.as_one,
+        "problem": problem, "operations": len(run.record.issues), "exposed": run.exposed,
+        "sent_bytes": run.sent_bytes, "repeat": run.line,
+    }  # fmt: skip
 
 
 @contextmanager

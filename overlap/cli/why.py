@@ -18,7 +18,7 @@ from ..settings import Option
 from ..timeline.files.packed import LIMIT_VARIABLE
 from ..units import integer, parse_bytes
 from .options import add_options, shared_option
-from .output import as_json
+from .output import show
 
 _DESCRIPTION = """\
 Say in one sentence why a job is slow or stuck, on which line, and what to try.
@@ -76,13 +76,9 @@ def main(args: argparse.Namespace) -> int:
     comparison = (
         None if args.compare is None else compare(report, explain_files([args.compare], progress=_print_progress))
     )
-    if args.json:
-        document = report.as_dict()
-        if comparison is not None:
-            document["against"] = {"judgement": comparison.judgement, "sentence": comparison.sentence}
-        print(as_json(document, version=SCHEMA_VERSION), end="")
-    else:
-        print(*([comparison.sentence, ""] if comparison else []), *page_lines(report), sep="\n")
+    against = {"against": {"judgement": comparison.judgement, "sentence": comparison.sentence}} if comparison else {}
+    heading = [comparison.sentence, ""] if comparison else []
+    show(args, lambda: report.as_dict() | against, lambda: [*heading, *page_lines(report)], version=SCHEMA_VERSION)
     failed = [sentence for test in tests if (sentence := _failure_text(test, report, comparison))]
     for sentence in failed:
         notify(f"why: --fail-if: {sentence}")

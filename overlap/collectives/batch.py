@@ -1,10 +1,8 @@
-"""Rows of a table prepared for the proof: one entry for each cell, and long regular runs found."""
+"""Rows of a table prepared for the proof: one entry for each cell."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,23 +15,8 @@ from .schedule import Op, Schedule
 # Cells of local rows handled at once: their values stay in the second-level cache.
 _PIECE_CELLS = 1 << 15
 
-# Phases of more runs than this on average are handled cell by cell.
-_MAX_RUNS = 16
-
 # Rows are regrouped if the longest has at most so many times as many cells as the average.
 _MAX_SPREAD = 8
-
-
-class CellRun(NamedTuple):
-    """Cells read and written in one go."""
-
-    read: int
-    write: int
-    cells: int
-    sbuf: int
-    dbuf: int
-    add: bool
-    lower: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +31,6 @@ class Batch:
     add: Flags  # Whether the row reduces
     lower: Flags  # Whether its sender is the lower rank
     ends: list[int]  # Where phases begin, and the number of entries
-    breaks: Ints  # Where runs begin, ascending
-
-    def runs(self) -> list[list[CellRun]]:
-        """Return the runs of each phase, or none at all if there are too many."""
-        phases, cut = len(self.ends) - 1, self.breaks
-        if len(cut) > _MAX_RUNS * phases:
-            return [[]] * phases
-        cells = np.diff(cut, append=self.ends[-1])
-        columns = (self.read, self.write, None, self.sbuf, self.dbuf, self.add, self.lower)
-        lists = [(cells if column is None else column[cut]).tolist() for column in columns]
-        runs = [CellRun(*row) for row in zip(*lists, strict=True)]
-        return [runs[start:stop] for start, stop in pairwise(np.searchsorted(cut, self.ends).tolist())]
 
 
 def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
@@ -107,14 +78,8 @@ def expand_cells(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
         src, dst, sslot, dslot, row = (column[owner] for column in (src, dst, sslot, dslot, row))
         sbuf, dbuf, op = (column[owner] for column in (sbuf, dbuf, op))
         sslot, dslot = sslot + offset, dslot + offset
-    read, write, lower = layout.locate(src, sslot), layout.locate(dst, dslot), src < dst
-    broken = np.empty(len(row), np.bool_)
-    # One number for both buffers, operation and operand order: a run of cells has one kind.
-    kind = (((sbuf << 2) + dbuf) << 2) + (op << 1) + lower
-    broken[1:] = (read[1:] - read[:-1] != 1) | (write[1:] - write[:-1] != 1) | (kind[1:] != kind[:-1])
-    broken[ends[:-1]] = True
-    add = op == Op.ADD
-    return Batch(row, read, write, sbuf, dbuf, add, lower, ends.tolist(), np.flatnonzero(broken))
+    read, write = layout.locate(src, sslot), layout.locate(dst, dslot)
+    return Batch(row, read, write, sbuf, dbuf, op == Op.ADD, src < dst, ends.tolist())
 
 
 def _order_cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDArray[np.int32]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch, CellRun, cut_local_phases, expand_cells
+from .batch import Batch, cut_local_phases, expand_cells
 from .explain import explain_error, hazard_error
 from .memory import Bases, ReplayMemory, SlotLayout, Sweep, Words
 from .pattern import Ints
@@ -31,7 +31,7 @@ class Replay:
 
     def __init__(self, schedule: Schedule, layout: SlotLayout, memories: list[ReplayMemory]) -> None:
         self.schedule, self.layout, self.memories = schedule, layout, memories
-        # Last row that wrote each cell, plus 1; only phases that run cell by cell write it.
+        # Last row that wrote each cell, plus 1.
         self._stamp = np.zeros(layout.cells(layout.shared), np.int32)
         self._local_reads: tuple[int, Ints] = (-1, np.empty(0, np.int64))
 
@@ -51,52 +51,14 @@ class Replay:
             at = upto
 
     def _run_chunk(self, bounds: Ints) -> None:
-        """Run consecutive phases; phases of independent runs wait for each other, and run together."""
+        """Check and carry out consecutive phases."""
         check_rows(self.schedule, int(bounds[0]), int(bounds[-1]))
         batch = expand_cells(self.schedule, self.layout, bounds)
-        steps = self.schedule.step[bounds[:-1]].tolist()
-        local = (self.schedule.src[bounds[:-1]] == self.schedule.dst[bounds[:-1]]).tolist()
-        pending: list[CellRun] = []
-        for phase, (first, runs) in enumerate(zip(bounds[:-1].tolist(), batch.runs(), strict=True)):
-            alone = not local[phase] and self._local_reads[0] != steps[phase]
-            if alone and runs and self._are_independent(runs):
-                pending += runs
-            else:
-                self._run_runs(pending)
-                pending = []
-                self._run_cells(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
-        self._run_runs(pending)
+        for phase, first in enumerate(bounds[:-1].tolist()):
+            self._run_phase(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
 
-    def _are_independent(self, runs: list[CellRun]) -> bool:
-        """Return whether no cell that the runs write is touched by another run, in shared memory too."""
-        bases = self.layout.shared
-        cut_local_phases = [(run.write + bases[run.dbuf], run.cells, True) for run in runs]
-        cut_local_phases += [(run.read + bases[run.sbuf], run.cells, False) for run in runs]
-        cut_local_phases.sort()
-        written = touched = -1
-        for start, cells, writes in cut_local_phases:
-            if start < written or (writes and start < touched):
-                return False
-            touched = max(touched, start + cells)
-            if writes:
-                written = start + cells
-        return True
-
-    def _run_runs(self, runs: list[CellRun]) -> None:
-        # One memory after the other: a step reads what the one before wrote, from the first-level cache.
-        """Run transfers of consecutive cells, one memory after the other."""
-        for memory in self.memories:
-            bases = memory.bases
-            for read, write, cells, sbuf, dbuf, add, lower in runs:
-                read, write = read + bases[sbuf], write + bases[dbuf]
-                source, target = slice(read, read + cells), slice(write, write + cells)
-                if add:
-                    memory.add(source, target, lower)
-                else:
-                    memory.move(source, target)
-
-    def _run_cells(self, batch: Batch, cells: slice, first: int) -> None:
-        """Run the transfers of one phase cell by cell, additions to one cell in waves."""
+    def _run_phase(self, batch: Batch, cells: slice, first: int) -> None:
+        """Carry out the transfers of one phase, additions to one cell in waves; `first` is its first row."""
         waves = self._check_cells(batch, cells, first)
         if waves is None:
             adds = np.flatnonzero(batch.add[cells])

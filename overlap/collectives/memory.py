@@ -204,18 +204,20 @@ class ReplayMemory:
         """Return the values of one fingerprint."""
         return self.values if self.values.ndim == 1 else self.values[:, index]
 
-    def move(self, source: slice | Ints, target: slice | Ints) -> None:
+    def move(self, source: Ints, target: Ints) -> None:
         """Overwrite cells."""
         self.values[target] = self.values[source]
 
-    def add(self, source: slice | Ints, target: slice | Ints, lower: bool | Flags) -> None:
-        """Reduce into cells, the operand of the lower rank first; `lower` says whether the sender is that rank."""
+    def add(self, source: Ints, target: Ints, lower: Flags) -> None:
+        """Reduce into different cells, the operand of the lower rank first.
+
+        Args:
+            source: Cells that are sent.
+            target: Cells that are added to.
+            lower: Whether the sender of each is the lower rank.
+        """
         present, incoming = self.values[target], self.values[source]
-        if not self.ordered:
-            present += incoming
-            if not isinstance(target, slice):
-                self.values[target] = present
-        elif isinstance(lower, bool):
-            self.values[target] = combine(incoming, present) if lower else combine(present, incoming)
-        else:
+        if self.ordered:
             self.values[target] = combine(np.where(lower, incoming, present), np.where(lower, present, incoming))
+        else:
+            self.values[target] = present + incoming
