@@ -17,7 +17,6 @@ from ..timeline.files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Int64s, Ra
 from ..timeline.files.windows import GRAPH, STEP, Rows, WorkRows, lost_launches, outermost, rows_union, union_all
 from ..timeline.measure.intervals import (
     Merged,
-    clip,
     covered_ns,
     cut_at_earlier,
     intersect,
@@ -87,11 +86,19 @@ class GapPieces(NamedTuple):
 
     @classmethod
     def of(
-        cls, cause: str, where: Merged, *, thread: Int64s | int = -1, instant_ns: Int64s | None = None
+        cls, cause: str | Rows, where: Merged, *, thread: Int64s | int = -1, instant_ns: Int64s | None = None
     ) -> GapPieces:  # fmt: skip
-        """Return intervals as pieces of one cause; a piece's place is that of its middle, or of `instant_ns`."""
+        """Return intervals as pieces, of one cause or of one each; the place of one is that of its middle, by default.
+
+        Args:
+            cause: A name, or the index of each piece's cause in `causes.NAMES`.
+            where: The intervals.
+            thread: Thread of the places.
+            instant_ns: Instants of the places.
+        """
+        number = causes.NAMES.index(cause) if isinstance(cause, str) else cause
         return cls(
-            where.start_ns, where.end_ns, np.full(len(where), causes.NAMES.index(cause), np.int8),
+            where.start_ns, where.end_ns, np.broadcast_to(number, len(where)).astype(np.int8),
             np.broadcast_to(thread, len(where)).astype(np.int64),
             (where.start_ns + where.end_ns) // 2 if instant_ns is None else instant_ns,
         )  # fmt: skip
@@ -102,50 +109,96 @@ class GapPieces(NamedTuple):
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-_EVER = np.iinfo(np.int64)
+class _Division:
+    """Division of gaps among causes, each of which takes its part of what is left.
+
+    Args:
+        left: The gaps.
+        thread: Thread whose activity shows the places.
+
+    Attributes:
+        pieces: The parts that were taken.
+        left: What no cause has taken yet.
+    """
+
+    def __init__(self, left: Merged, thread: int) -> None:
+        self.left, self._thread = left, thread
+        self.pieces: list[GapPieces] = []
+
+    def take(self, cause: str, cover: Merged, *, begins_ns: Int64s | None = None, has_place: bool = True) -> None:
+        """Give a cause the part of what is left that a union covers.
+
+        Args:
+            cause: The cause.
+            cover: When it held.
+            begins_ns: The place of a part is that of the last of these instants before its end; None: of its middle.
+            has_place: Whether the parts have a place.
+        """
+        where = intersect(self.left, cover)
+        if begins_ns is not None:
+            begins_ns = begins_ns[np.maximum(np.searchsorted(begins_ns, where.end_ns, "left") - 1, 0)]
+        thread = self._thread if has_place else -1
+        self.pieces.append(GapPieces.of(cause, where, thread=thread, instant_ns=begins_ns))
+        self.left = subtract(self.left, where)
 
 
 def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged) -> GapPieces:
-    """Divide the gaps of a device; the pieces add up to the gaps."""
-    rows, found = work.rows, list[GapPieces]()
-    # For each gap: the work that ends it, the launch of that work, and the work whose end began it.
+    """Divide the gaps of a device; the pieces add up to the gaps.
+
+    A gap ends with some work. Until the host launches it, the host is late: what its thread does is the cause. From
+    then on the device delays it. That is usual for some time after a launch and between queued work; or the work waits
+    for another stream; or nothing shows why.
+
+    Args:
+        profile: The events.
+        work: The work of the device.
+        gaps: Times in which the device did nothing.
+        busy: Times in which it did something.
+    """
+    rows = work.rows
     following = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
-    ended = following < len(rows)
-    row: Int64s = np.where(ended, rows[np.minimum(following, len(rows) - 1)], -1).astype(np.int64)
-    launch = np.where(ended, work.launch[row], -1)
-    has_launch = launch >= 0
-    begin_ns = profile.start_ns[launch]
-    call_ns = profile.end_ns[launch] - begin_ns
-    until_ns = np.where(call_ns > LONG_CALL_NS, profile.end_ns[launch], begin_ns)
-    until_ns = np.where(has_launch, np.clip(until_ns, gaps.start_ns, gaps.end_ns), gaps.start_ns)
-    device_part = Merged(until_ns, gaps.end_ns)  # the device's part; may be empty
-    length_ns = device_part.end_ns - device_part.start_ns
-    late = has_launch & (begin_ns > gaps.start_ns)
-    last = np.maximum.accumulate(profile.end_ns[rows])
-    newest = np.maximum.accumulate(np.where(profile.end_ns[rows] == last, np.arange(len(rows)), 0))
-    before = rows[newest[np.maximum(np.minimum(following, len(rows)) - 1, 0)]]  # the work whose end began the gap
-    graphs = profile.matches(launch, GRAPH)
-    in_graph = has_launch & graphs & (profile.correlation[before] == profile.correlation[row])
-    limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
-    is_short = has_launch & (length_ns <= limit_ns)
-    crosses = has_launch & ~late & ~in_graph & (profile.thread[before] != profile.thread[row])
-    is_event = crosses & (is_short | _follows_event_wait(profile, launch))
-    for cause, chosen in (
-        (causes.LAUNCH, is_short & late), (causes.EVENT, is_event), (causes.QUEUE, is_short & ~late & ~is_event),
-        (causes.UNKNOWN, ~is_short & ~is_event),
-    ):  # fmt: skip
-        chosen = chosen & (length_ns > 0)
-        where = Merged(device_part.start_ns[chosen], device_part.end_ns[chosen])
-        launches = launch[chosen]
-        thread = np.where(launches >= 0, profile.thread[launches], -1)
-        found.append(GapPieces.of(cause, where, thread=thread, instant_ns=profile.start_ns[launches]))
-    host = has_launch & (until_ns > gaps.start_ns)
-    launchers = np.unique(profile.thread[launch[host]]).astype(np.int64)
-    for thread in launchers.tolist():
-        launches = host & (profile.thread[launch] == thread)
-        parts = Merged(gaps.start_ns[launches], until_ns[launches])
-        _divide_host_gaps(profile, work, found, parts, thread, launchers, busy)
-    return GapPieces.concatenate(found)
+    row = np.append(rows, -1)[following]  # the work that ends each gap; -1: the recording ends it
+    before = _last_ended(profile, rows)[np.maximum(np.minimum(following, len(rows)) - 1, 0)]
+    launch = np.where(row >= 0, work.launch[row], -1)
+    launched, by_graph = launch >= 0, profile.matches(launch, GRAPH)
+    thread, begin_ns, end_ns = profile.thread[launch], profile.start_ns[launch], profile.end_ns[launch]
+
+    # The host's part lasts until the launch begins; one that takes long is a part of it.
+    host_ends_ns = np.where(end_ns - begin_ns > LONG_CALL_NS, end_ns, begin_ns)
+    host_ends_ns = np.where(launched, np.clip(host_ends_ns, gaps.start_ns, gaps.end_ns), gaps.start_ns)
+
+    is_late = launched & (begin_ns > gaps.start_ns)
+    in_graph = launched & by_graph & (profile.correlation[before] == profile.correlation[row])
+    usual_ns = np.where(is_late | (by_graph & ~in_graph), LATENCY_NS, QUEUED_NS)
+    is_usual = launched & (gaps.end_ns - host_ends_ns <= usual_ns)
+    is_event = launched & ~is_late & ~in_graph & (profile.thread[before] != profile.thread[row])
+    is_event &= is_usual | _follows_event_wait(profile, launch)
+    names = (causes.EVENT, causes.LAUNCH, causes.QUEUE, causes.UNKNOWN)
+    event, late, queue, unknown = map(causes.NAMES.index, names)
+    cause = np.select([is_event, is_usual & is_late, is_usual], [event, late, queue], unknown)
+    device = host_ends_ns < gaps.end_ns
+    parts = [
+        GapPieces.of(
+            cause[device], Merged(host_ends_ns[device], gaps.end_ns[device]), instant_ns=begin_ns[device],
+            thread=np.where(launched, thread, -1)[device],
+        )
+    ]  # fmt: skip
+    host = launched & (host_ends_ns > gaps.start_ns)
+    launchers = np.unique(thread[host]).astype(np.int64)
+    for each in launchers.tolist():
+        mine = host & (thread == each)
+        parts += _late_host_pieces(
+            profile, work, Merged(gaps.start_ns[mine], host_ends_ns[mine]), each, launchers, busy
+        )
+    return GapPieces.concatenate(parts)
+
+
+def _last_ended(profile: RankProfile, rows: Rows) -> Rows:
+    """Return, for each of some work in order of start, the work up to it that ends last; of equal ones the latest."""
+    ends_ns = profile.end_ns[rows]
+    is_last = ends_ns == np.maximum.accumulate(ends_ns)
+    found: Rows = rows[np.maximum.accumulate(np.where(is_last, np.arange(len(rows)), 0))]
+    return found
 
 
 def work_pieces(profile: RankProfile, work: WorkRows, rows: Rows, cause: str, where: Merged) -> tuple[GapPieces, Rows]:
@@ -180,42 +233,41 @@ def _follows_event_wait(profile: RankProfile, launch: Rows) -> NDArray[np.bool_]
     return found
 
 
-def _divide_host_gaps(
-    profile: RankProfile, work: WorkRows, found: list[GapPieces], parts: Merged, thread: int,
-    launchers: Int64s, busy: Merged,
-) -> None:  # fmt: skip
-    """Add the host's parts of gaps that launches of a thread ended, by cause; earlier causes have precedence."""
+def _late_host_pieces(
+    profile: RankProfile, work: WorkRows, parts: Merged, thread: int, launchers: Int64s, busy: Merged
+) -> list[GapPieces]:  # fmt: skip
+    """Return the host's parts of gaps by cause; earlier causes have precedence.
+
+    Args:
+        profile: The events.
+        work: The work of the device.
+        parts: The host's parts of the gaps that launches of a thread ended.
+        thread: The thread.
+        launchers: All threads that were late with a launch.
+        busy: Times in which the device did something.
+    """
+    gaps = _Division(parts, thread)
     calls = _rows_of_thread(profile, profile.rows(RUNTIME), thread)
-    lost = _unrecorded_work(profile, work, calls)
-    found.append(GapPieces.of(causes.UNKNOWN, intersect(parts, lost)))
-    parts = subtract(parts, lost)
+    gaps.take(causes.UNKNOWN, _unrecorded_work(profile, work, calls), has_place=False)
     syncs = calls[_is_device_wait(profile, work, calls)]
     functions = _rows_of_thread(profile, profile.rows(PYTHON), thread)
     captures = rows_union(profile, profile.named(functions, _CAPTURE))
     syncs = syncs[covered_ns(profile.start_ns[syncs], profile.end_ns[syncs] + 1, captures) == 0]
+    for cause, cover in _late_host_causes(profile, thread, calls, syncs):
+        gaps.take(cause, cover)
+    # A wait makes the host late, and for as long again as the device was busy in it.
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
-    for cause, cover in [
-        *_late_host_causes(profile, thread, calls, syncs),
-        # a wait makes the host late, and for as long again as the device was busy in it
-        (causes.SYNC, union(profile.start_ns[syncs], profile.end_ns[syncs] + blocked_ns)),
-    ]:
-        where = intersect(parts, cover)
-        if cause == causes.SYNC and len(syncs):
-            last = np.maximum(np.searchsorted(profile.start_ns[syncs], where.end_ns, "left") - 1, 0)
-            found.append(GapPieces.of(cause, where, thread=thread, instant_ns=profile.start_ns[syncs][last]))
-        else:
-            found.append(GapPieces.of(cause, where, thread=thread))
-        parts = subtract(parts, cover)
+    waits = union(profile.start_ns[syncs], profile.end_ns[syncs] + blocked_ns)
+    gaps.take(causes.SYNC, waits, begins_ns=profile.start_ns[syncs])
     operators = profile.rows(OPERATOR)
-    if len(_rows_of_thread(profile, operators, thread)):
+    if len(own := _rows_of_thread(profile, operators, thread)):
         others = operators[np.isin(profile.thread[operators], launchers)]
-        idle = subtract(parts, rows_union(profile, np.concatenate([others, calls])))
+        idle = subtract(gaps.left, rows_union(profile, np.concatenate([others, calls])))
         is_long = idle.end_ns - idle.start_ns >= PYTHON_NS
-        idle = Merged(idle.start_ns[is_long], idle.end_ns[is_long])
-        found.append(GapPieces.of(causes.PYTHON, idle, thread=thread))
-        parts = subtract(parts, idle)
-        parts = _cut_at_operators(profile, parts, outermost(profile, _rows_of_thread(profile, operators, thread)))
-    found.append(GapPieces.of(causes.LAUNCH, parts, thread=thread))
+        gaps.take(causes.PYTHON, Merged(idle.start_ns[is_long], idle.end_ns[is_long]))
+        gaps.left = _cut_at_operators(profile, gaps.left, outermost(profile, own))
+    gaps.take(causes.LAUNCH, gaps.left)
+    return gaps.pieces
 
 
 def _cut_at_operators(profile: RankProfile, parts: Merged, rows: Rows) -> Merged:
@@ -297,22 +349,15 @@ def host_gaps(profile: RankProfile, gaps: Merged, delays: Sequence[tuple[str, Me
         delays: Causes that also hold while operators run, each with its times, by precedence.
         unknown: Whether a device was at work whose events are not recorded.
     """
-    found, parts = list[GapPieces](), gaps
     thread, events = _program_thread(profile)
+    division = _Division(gaps, thread)
     for cause, cover in delays:
-        where = intersect(parts, cover)
-        found.append(GapPieces.of(cause, where, thread=thread))
-        parts = subtract(parts, cover)
-    silent = rows_union(profile, silent_modules(profile))
-    found.append(GapPieces.of(causes.UNKNOWN, intersect(parts, silent)))
-    parts = subtract(parts, silent)
-    low_ns = high_ns = _EVER.max  # of the thread's events
-    if len(events) and not unknown:
-        low_ns, high_ns = int(profile.start_ns[events[0]]), int(profile.end_ns[events].max())
-    found.append(GapPieces.of(causes.UNKNOWN, clip(parts, (_EVER.min, low_ns)), thread=thread))
-    found.append(GapPieces.of(causes.PYTHON, clip(parts, (low_ns, high_ns)), thread=thread))
-    found.append(GapPieces.of(causes.UNKNOWN, clip(parts, (high_ns, _EVER.max)), thread=thread))
-    return GapPieces.concatenate(found)
+        division.take(cause, cover)
+    division.take(causes.UNKNOWN, rows_union(profile, silent_modules(profile)), has_place=False)
+    if len(events) and not unknown:  # Python runs between the thread's first and last event
+        division.take(causes.PYTHON, Merged(profile.start_ns[events[:1]], profile.end_ns[events].max(keepdims=True)))
+    division.take(causes.UNKNOWN, division.left)
+    return GapPieces.concatenate(division.pieces)
 
 
 def _program_thread(profile: RankProfile) -> tuple[int, Rows]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 import pickletools
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Any
 
@@ -28,7 +27,6 @@ def unpickle_plain(content: bytes) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
-    dicts: dict[bytes, dict[Any, Any]] = {}  # by the opcodes of their items, as long as no index gets another value
     push, at, end = stack.append, 0, len(content)
     for _ in range(MOST_OPCODES):
         if at >= end:
@@ -41,8 +39,6 @@ def unpickle_plain(content: bytes) -> Any:
         elif code in _PUTS:
             index = content[at] if code == 0x71 else len(memo) if code == 0x94 else _LONG(content, at)[0]
             at += _PUTS[code]
-            if index in memo:
-                dicts.clear()
             memo[index] = stack[-1]
         elif code in (0x58, 0x8C):  # BINUNICODE, SHORT_BINUNICODE
             begin = at + (4 if code == 0x58 else 1)
@@ -65,15 +61,7 @@ def unpickle_plain(content: bytes) -> Any:
             push(memo[_LONG(content, at)[0]])
             at += 4
         elif code == 0x7D:  # EMPTY_DICT
-            match = _SMALL_DICT.match(content, at)
-            push({} if match is None else _small_dict(match[3], memo, dicts))
-            if match is not None:
-                at = match.end()
-                if match[1] or match[2]:
-                    index = match[1][0] if match[1] else _LONG(match[2], 0)[0]
-                    if index in memo:
-                        dicts.clear()
-                    memo[index] = stack[-1]
+            push({})
         elif code == 0x5D:  # EMPTY_LIST
             push([])
         elif code in _CONSTANTS:
@@ -83,20 +71,6 @@ def unpickle_plain(content: bytes) -> Any:
         else:
             at = _apply_rare_opcode(content, at, stack)
     raise ValueError(f"more than {MOST_OPCODES} opcodes")
-
-
-def _small_dict(loads: bytes, memo: Mapping[int, Any], dicts: dict[bytes, dict[Any, Any]]) -> dict[Any, Any]:
-    """Return a new dict of the values that some opcodes load, which are read once."""
-    if loads not in dicts:
-        dicts[loads] = dict(_checked_pairs([_read_value(each, memo) for each in _LOAD.findall(loads)]))
-    return dict(dicts[loads])
-
-
-def _read_value(load: bytes, memo: Mapping[int, Any]) -> Any:
-    """Return the number that an opcode carries, or the value that it takes from the memo."""
-    if load[0] in _NUMBERS:
-        return _NUMBERS[load[0]][1](load, 1)[0]
-    return memo[load[1] if load[0] == 0x68 else _LONG(load, 1)[0]]
 
 
 def _apply_rare_opcode(content: bytes, at: int, stack: list[Any]) -> int:
@@ -129,10 +103,6 @@ def _checked_pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(items[::2], items[1::2], strict=True)
 
 
-_LOAD = re.compile(rb"[hK].|M..|[jJ]....", re.DOTALL)
-"""BINGET, BININT1, BININT2, LONG_BINGET, BININT."""
-_SMALL_DICT = re.compile(rb"(?:q(.)|r(....))?\(((?:[hK].|M..|[jJ]....){2,64})u", re.DOTALL)
-"""Rest of a dict of such values after EMPTY_DICT: BINPUT or LONG_BINPUT, MARK, the values, SETITEMS."""
 _KEYS = {str, int, bool}
 _Step = Callable[[list[Any], list[Any]], object]
 _LONG = Struct("<I").unpack_from

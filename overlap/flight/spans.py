@@ -8,7 +8,6 @@ come, and has a record here, comes now, with a span without length. Records do n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ def _columns(joined: Mapping[str, Int64s], made: Sequence[CallRecord]) -> SpanCo
     """Return operations as spans."""
     texts, groups = Table[str](), Table[SpanGroup]()
     texts[""], groups[NO_GROUP]
-    call, count = joined["call"], len(joined["call"])
+    call = joined["call"]
     is_compute = np.array([each.op == "compute" for each in made], bool)[call]
 
     def by_call(numbers: Iterable[int]) -> Rows:
@@ -89,7 +88,7 @@ def _columns(joined: Mapping[str, Int64s], made: Sequence[CallRecord]) -> SpanCo
         return np.array([*numbers], np.int64)[call].astype(np.intp)
 
     ops = ["send/recv" if each.op in PAIRED else each.op for each in made]
-    columns: dict[str, Any] = {
+    columns = {
         **{name: joined[name] for name in ("rank", "start_ns", "end_ns", "issued_ns")},
         "seq": joined["number"],
         "step": np.where(joined["step"] < 0, NONE, joined["step"]),
@@ -103,9 +102,6 @@ def _columns(joined: Mapping[str, Int64s], made: Sequence[CallRecord]) -> SpanCo
         "group": by_call(
             groups[NO_GROUP if each.op == "compute" else SpanGroup(each.key, each.members)] for each in made
         ),
-        "awaited_ns": np.full(count, NONE),
-        **{name: np.zeros(count, np.int64) for name in ("priority", "role")},
-        **{name: np.full(count, texts[""]) for name in ("algorithm", "dtype")},
     }  # fmt: skip
     return SpanColumns.from_named(columns, texts, groups)
 

@@ -45,6 +45,7 @@ TEXTS = ("lane", "name", "op", "algorithm", "dtype", "call_site")
 INT32_COLUMNS = ("kind", *TEXTS, "group", "role")
 """Columns of 32 bits, which packed columns store after the others."""
 _COLUMNS = ("rank", *INT64_COLUMNS, *INT32_COLUMNS)
+_DEFAULTS = {"step": NONE, "issued_ns": NONE, "awaited_ns": NONE, "op": -1}
 _KIND_ORDER = np.array([sorted(KINDS).index(kind) for kind in KINDS], np.int32)
 
 T = TypeVar("T")
@@ -124,9 +125,20 @@ class SpanColumns:
     def from_named(
         cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
-        """Return columns converted to the integer types of the fields, with the given tables of texts and groups."""
+        """Return the columns of n spans, with the given tables of texts and groups, converted to the fields' types.
+
+        Args:
+            columns: By name: "rank" and others, each of n integers. Those that are left out say that the spans are no
+                operations (-1), that an instant or a step is not known (`NONE`), or are 0.
+            texts: The table of texts; text 0 is "".
+            groups: The table of groups; group 0 is `NO_GROUP`.
+        """
         typed: dict[str, Any] = {
-            name: column.astype(np.int32 if name in INT32_COLUMNS else np.int64) for name, column in columns.items()
+            name: np.asarray(
+                columns.get(name, np.full(len(columns["rank"]), _DEFAULTS.get(name, 0))),
+                np.int32 if name in INT32_COLUMNS else np.int64,
+            )
+            for name in _COLUMNS
         }
         return cls(texts=tuple(texts), groups=tuple(groups), **typed)
 

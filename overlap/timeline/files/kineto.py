@@ -1,19 +1,20 @@
 """Timelines of profiles: each file of PyTorch's profiler (Kineto) is one rank.
 
 Where events of a device are recorded, computes are its kernels, communication is the kernels of the communication
-libraries, and a step is what was launched in it: see `why.windows`, which `overlap why` shares. On a CPU, computes are
-the outermost operators and communication is what gloo's threads do, or our backend from the call of an operation on.
+libraries, and a step is what was launched in it: see `windows`, which `overlap why` shares. On a CPU, computes are the
+outermost operators and communication is what gloo's threads do, or our backend from the call of an operation on.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ..columnar import KINDS, NO_GROUP, NONE, SpanColumns, SpanGroup, Table
+from ..columnar import KINDS, NO_GROUP, Rows, SpanColumns, SpanGroup, Table
+from ..span import Kind
 from ..spans import CUT, LEFT_OUT, ORIGIN, Timeline
+from .messages import CollectiveFields
 from .profile import RankProfile
 from .windows import collective_messages, outermost, recording_notes, select_work, step_windows
 
@@ -33,45 +34,51 @@ def profile_timeline(profile: RankProfile) -> Timeline:
             f"{profile.path}: no work of a device in it, and no operator of a host: nothing to show; "
             "record a step of the program"
         )
+    texts, groups = Table[str]({"": 0}), Table[SpanGroup]({NO_GROUP: 0})
+    names = np.array([texts[name] for name in profile.names])
+    lanes = np.array([texts[f"compute {thread}".strip()] for _, thread in profile.threads])
+
+    def spans(
+        kind: Kind, name: Rows, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], **columns: object
+    ) -> SpanColumns:
+        """Return spans of one kind between instants of the profile, by default on the lane that is named like it."""
+        common = {"rank": profile.rank, "kind": KINDS.index(kind), "lane": texts[kind]}
+        given = {"name": name, "start_ns": profile.base_ns + start_ns, "end_ns": profile.base_ns + end_ns, **columns}
+        return SpanColumns.from_named(
+            {key: np.broadcast_to(np.asarray(value, np.int64), len(name)) for key, value in (common | given).items()},
+            texts, groups,
+        )  # fmt: skip
+
+    def of_rows(kind: Kind, rows: Rows, **columns: object) -> SpanColumns:
+        """Return some events of the profile as spans of one kind."""
+        return spans(kind, names[profile.name[rows]], profile.start_ns[rows], profile.end_ns[rows], **columns)
+
+    compute = work.compute if work.on_device else outermost(profile, work.compute)
+    messages = collective_messages(profile, work.comm)
+    begins_ns = profile.base_ns + profile.start_ns[work.comm]
+    steps = {step: window for step, window in step_windows(profile, work).items() if step is not None}
+    windows_ns = np.array([*steps.values()], np.int64).reshape(-1, 2)
+    columns = SpanColumns.concatenate([
+        of_rows("compute", compute, lane=lanes[profile.thread[compute]]),
+        of_rows("copy", work.copies),
+        # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
+        of_rows(
+            "comm", work.comm, issued_ns=begins_ns, met_ns=begins_ns,
+            op=[texts[each.op] for each in messages], dtype=[texts[each.dtype] for each in messages],
+            seq=[each.seq for each in messages], nbytes=[each.nbytes for each in messages],
+            group=[groups[_group_of(each, profile.world_size)] for each in messages],
+        ),
+        spans(
+            "step", np.array([texts[f"ProfilerStep#{step}"] for step in steps], np.intp), *windows_ns.T, step=[*steps]
+        ),
+    ])  # fmt: skip
     notes = [note for note in recording_notes(profile, work) if not profile.cut or "cut off" not in note]
     meta = {ORIGIN: PROFILER, **({CUT: "only what is complete"} if profile.cut else {})}
-    compute = work.compute if work.on_device else outermost(profile, work.compute)
-    steps = {step: window for step, window in step_windows(profile, work).items() if step is not None}
-    rows = np.concatenate([compute, work.copies, work.comm])
-    count, operations = len(rows) + len(steps), slice(len(rows) - len(work.comm), len(rows))
-    texts, groups = Table[str]({name: number for number, name in enumerate(profile.names)}), Table[SpanGroup]()
-    columns: dict[str, Any] = {
-        name: np.zeros(count, np.int64) for name in ("met_ns", "seq", "nbytes", "priority", "role")
-    }
-    columns |= {name: np.full(count, texts[""]) for name in ("algorithm", "dtype", "call_site")}
-    columns |= {name: np.full(count, NONE) for name in ("issued_ns", "awaited_ns", "step")}
-    lanes = [texts[f"compute {thread}".strip()] for _, thread in profile.threads]
-    lane, step_lane = np.array(lanes)[profile.thread[compute]], texts["step"]
-    low_ns, high_ns = (np.array([window[at] for window in steps.values()], np.int64) for at in (0, 1))
-    parts = (len(compute), len(work.copies), len(work.comm), len(steps))
-    columns |= {
-        "rank": np.full(count, profile.rank),
-        "kind": np.repeat([KINDS.index(kind) for kind in ("compute", "copy", "comm", "step")], parts),
-        "lane": np.concatenate([lane, np.repeat([texts["copy"], texts["comm"], step_lane], parts[1:])]),
-        "name": np.concatenate([profile.name[rows], [texts[f"ProfilerStep#{step}"] for step in steps]]),
-        "start_ns": profile.base_ns + np.concatenate([profile.start_ns[rows], low_ns]),
-        "end_ns": profile.base_ns + np.concatenate([profile.end_ns[rows], high_ns]),
-        "op": np.full(count, -1), "group": np.full(count, groups[NO_GROUP]),
-    }  # fmt: skip
-    columns["step"][len(rows) :] = list(steps)
-    # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
-    messages = collective_messages(profile, work.comm)
-    columns["op"][operations] = [texts[message.op] for message in messages]
-    columns["dtype"][operations] = [texts[message.dtype] for message in messages]
-    for name in ("seq", "nbytes"):
-        columns[name][operations] = [getattr(message, name) for message in messages]
-    world = tuple(range(profile.world_size))
-    columns["group"][operations] = [
-        groups[SpanGroup(message.group or "world", message.ranks or world * (message.group_size in (0, len(world))))]
-        for message in messages
-    ]
-    for name in ("issued_ns", "met_ns"):
-        columns[name][operations] = columns["start_ns"][operations]
-    spans = SpanColumns.from_named(columns, texts, groups)
     meta |= {LEFT_OUT: "; ".join(notes)} if notes else {}
-    return Timeline.of_columns(spans, world_size=len(world), meta=meta)
+    return Timeline.of_columns(columns, world_size=profile.world_size, meta=meta)
+
+
+def _group_of(message: CollectiveFields, world_size: int) -> SpanGroup:
+    """Return the group of a collective; one without a name, or of as many ranks as the world has, is the world."""
+    is_world = message.group_size in (0, world_size)
+    return SpanGroup(message.group or "world", message.ranks or (tuple(range(world_size)) if is_world else ()))
