@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UsageError
-from ..timeline.files.children import Progress, in_children
+from ..timeline.files.children import Progress, read_files
 from ..timeline.files.merge import merged
 from ..timeline.files.packed import is_array, is_profile, read_beginning
 from ..timeline.files.reading import read_trace
@@ -50,7 +49,10 @@ def explain_traces(
         if file in map(Path, paths) or b'"traceEvents"' in (begin := read_beginning(file)) or is_array(begin)
     ]  # fmt: skip
     if profiles and not named:
-        reports = measure_files(profiles, progress or (lambda done, count: None))
+        read = read_files(measure_file, [[file] for file in profiles], small_bytes=SMALL_BYTES, progress=progress)
+        if refusal := next((each for each in read if isinstance(each, UsageError)), None):
+            raise refusal
+        reports = [each for each in read if not isinstance(each, UsageError)]
         reports = reports if len(reports) == 1 else [_with_named_rank(report) for report in reports]
         found = explain_profiles([report for report in reports if ranks is None or report.rank in ranks], step=step)
         note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in other_files)}"
@@ -65,24 +67,6 @@ def explain_traces(
 
 SMALL_BYTES = 32 << 20
 """Files that together have fewer bytes are read faster than a process starts."""
-
-
-def measure_files(files: Sequence[Path], progress: Progress) -> list[RankReport]:
-    """Measure each file, several or large files in processes of their own; `progress` gets the files read so far.
-
-    Raises:
-        UsageError: A file cannot be read.
-    """
-    if len(files) == 1 or sum(file.stat().st_size for file in files) < SMALL_BYTES or not sys.executable:
-        measured = []
-        for number, file in enumerate(files):
-            progress(number, len(files))
-            measured.append(measure_file(file))
-        return measured
-    reports = in_children(measure_file, [[file] for file in files], progress)
-    if refusal := next((each for each in reports if isinstance(each, UsageError)), None):
-        raise refusal
-    return [each for each in reports if not isinstance(each, UsageError)]
 
 
 def _trace_files(path: Path) -> list[Path]:

@@ -184,7 +184,3 @@ class Pieces:
 
 
 _COLUMNS = tuple(field.name for field in fields(Pieces) if field.name != "places")
-
-_NONE = np.zeros(0, np.int64)
-NO_PIECES = Pieces.of((), 0, _NONE, _NONE, UNKNOWN)
-"""A table without pieces."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..timeline.columnar import Table
 from ..timeline.files.messages import operation_name
@@ -32,7 +34,7 @@ from ..timeline.measure.intervals import Interval, Merged, covered_ns, subtract,
 from ..units import format_ns
 from .causes import COMM, COMPUTE, COPY, NAMES, UNKNOWN
 from .host import LATENCY_NS, GapPieces, delay_causes, device_gaps, host_gaps, silent_modules, work_pieces
-from .pieces import NO_PIECES, Pieces
+from .pieces import Pieces
 from .places import Places, ProgramPlace
 
 EARLY_NS = 1_000_000
@@ -86,9 +88,9 @@ class RankReport:
     kernel_median_ns: dict[int | None, int]
     graph_share: float  # of kernels that graphs launched
     kernel_classes_ns: dict[str, int]
-    notes: list[str] = field(default_factory=list)
-    has_python: bool = False
-    has_workers: bool = False  # whether a data loader has processes
+    notes: list[str]
+    has_python: bool
+    has_workers: bool  # whether a data loader has processes
 
     def shift(self, by_ns: int) -> None:
         """Move all instants to another clock, which shows `by_ns` when this one shows 0."""
@@ -129,27 +131,61 @@ def measure_profile(profile: RankProfile) -> RankReport:
     else:
         gap_pieces = host_gaps(profile, gaps, held, unknown=bool(profile.header.get("deviceProperties")))
     places = Places(profile)
-    report = _describe_rank(profile, work, windows)
-    report.has_python = places.has_python
-    report.has_workers = bool(profile.names_matching(_WORKERS).any())
-    report.calls = _collective_calls(profile, work, windows, exposed, places)
-    report.notes += [*_mid_recording_note(profile, gap_pieces), *recording_notes(profile, work)]
-    if not work.on_device and len(modules := silent_modules(profile)):
-        count = len(np.unique(profile.thread[modules]))
-        report.notes.append(
-            f"modules run on {count} thread{'s' * (count > 1)} without recorded operators: "
-            "experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) records them"
-        )
+    calls = _collective_calls(profile, work, windows, exposed, places)
     computes = work.compute if work.on_device else np.sort(outermost(profile, work.compute))
     copied = work_pieces(profile, work, work.copies, COPY, subtract(subtract(copies, compute), comm))
-    report.pieces = Pieces.concatenate([
+    pieces = Pieces.concatenate([
         _place_pieces(profile, places, gap_pieces),
         _place_pieces(profile, places, *work_pieces(profile, work, computes, COMPUTE, compute)),
         _place_pieces(profile, places, *copied, copies=True),
-        _comm_pieces(profile, work, exposed, report.calls),
+        _comm_pieces(profile, work, exposed, calls),
     ])  # fmt: skip
-    report.windows = {step: (profile.base_ns + low, profile.base_ns + high) for step, (low, high) in windows.items()}
-    return report
+    properties = profile.header.get("deviceProperties")
+    first = properties[0] if isinstance(properties, list) and properties else {}
+    launch = work.launch[work.compute]
+    graphs = profile.matches(launch, GRAPH) & (launch >= 0)
+    lengths_ns = profile.end_ns[work.compute] - profile.start_ns[work.compute]
+    kernels_ns = {
+        step: lengths_ns[slice(*np.searchsorted(profile.start_ns[work.compute], window))]
+        for step, window in windows.items()
+    }
+    return RankReport(
+        path=profile.path, rank=profile.rank, world_size=profile.world_size, has_rank=profile.named_rank is not None,
+        host=str(profile.header.get("host_name", "")), has_groups=profile.has_groups, on_device=work.on_device,
+        begin_ns=profile.base_ns + int(profile.start_ns[0]), pieces=pieces, calls=calls,
+        device=str(first.get("name", "")) if isinstance(first, dict) else "",
+        windows={step: (profile.base_ns + low, profile.base_ns + high) for step, (low, high) in windows.items()},
+        kernels={step: len(each) for step, each in kernels_ns.items()},
+        kernel_median_ns={step: int(np.median(each)) if len(each) else 0 for step, each in kernels_ns.items()},
+        graph_share=float(graphs.mean()) if len(graphs) else 0.0,
+        kernel_classes_ns=_sum_kernel_classes(profile, work.compute, lengths_ns), has_python=places.has_python,
+        has_workers=bool(profile.names_matching(_WORKERS).any()),
+        notes=[
+            *_mid_recording_note(profile, gap_pieces), *recording_notes(profile, work),
+            *([] if work.on_device else _silent_modules_note(profile)),
+        ],
+    )  # fmt: skip
+
+
+def _sum_kernel_classes(profile: RankProfile, rows: Rows, lengths_ns: NDArray[np.int64]) -> dict[str, int]:
+    """Return the time of some kernels by class."""
+    sums_ns = np.bincount(profile.name[rows], lengths_ns, len(profile.names))
+    classes: Counter[str] = Counter()
+    for number in np.flatnonzero(sums_ns).tolist():
+        name = profile.names[number]
+        kind = next((kind for kind, pattern in _KERNEL_CLASSES if pattern.search(name)), "other")
+        classes[kind] += int(sums_ns[number])
+    return dict(classes)
+
+
+def _silent_modules_note(profile: RankProfile) -> list[str]:
+    """Return a note if modules run on threads of which no operator is recorded."""
+    if not (count := len(np.unique(profile.thread[silent_modules(profile)]))):
+        return []
+    return [
+        f"modules run on {count} thread{'s' * (count > 1)} without recorded operators: "
+        "experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) records them"
+    ]
 
 
 def _mid_recording_note(profile: RankProfile, pieces: GapPieces) -> list[str]:
@@ -282,33 +318,3 @@ def _waiting_computes(profile: RankProfile, work: WorkRows, comm: Rows) -> Rows:
     waits = queued & (profile.start_ns[following] - end_ns <= LATENCY_NS)
     waiters[waits] = following[waits]
     return waiters
-
-
-def _describe_rank(profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval]) -> RankReport:
-    """Return a report with the rank, its device and its kernels, but no costs, places or calls yet."""
-    header = profile.header
-    properties = header.get("deviceProperties")
-    first = properties[0] if isinstance(properties, list) and properties else {}
-    took_ns = profile.end_ns - profile.start_ns
-    rows = work.compute
-    classes: dict[str, int] = {}
-    names = profile.name[rows]
-    sums = np.bincount(names, took_ns[rows], len(profile.names)) if len(rows) else np.zeros(len(profile.names))
-    for number in np.flatnonzero(sums).tolist():
-        name = profile.names[number]
-        kind = next((kind for kind, pattern in _KERNEL_CLASSES if pattern.search(name)), "other")
-        classes[kind] = classes.get(kind, 0) + int(sums[number])
-    graphs = profile.matches(work.launch[rows], GRAPH) & (work.launch[rows] >= 0)
-    counts, medians = {}, {}
-    for step, window in windows.items():
-        mine = rows[slice(*np.searchsorted(profile.start_ns[rows], window))]
-        counts[step] = len(mine)
-        medians[step] = int(np.median(took_ns[mine])) if len(mine) else 0
-    return RankReport(
-        path=profile.path, rank=profile.rank, world_size=profile.world_size,
-        host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=profile.named_rank is not None,
-        has_groups=profile.has_groups, begin_ns=profile.base_ns + int(profile.start_ns[0]),
-        device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, pieces=NO_PIECES,
-        graph_share=float(graphs.mean()) if len(rows) else 0.0, calls=[],
-        kernels=counts, kernel_median_ns=medians, kernel_classes_ns=classes,
-    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..ranklist import named_ranks
-from ..timeline.files.children import in_children
+from ..timeline.files.children import read_files
 from ..units import wrapped
 from ..waits import judge as waits
 from ..waits.ends import End
@@ -145,12 +144,10 @@ def _ends_of(verdict: waits.WaitVerdict) -> list[End]:
 
 def _judge_dumps(files: Sequence[Path]) -> Hang:
     """Return the verdict on dumps: that of the newest run, with notes on files that cannot be read."""
-    dumps, notes = [], []
-    for dump in _read_dumps(files):
-        if isinstance(dump, UsageError):
-            notes.append(f"not read: {dump}")
-        else:
-            dumps.append(dump)
+    half = len(files) // 2
+    found = read_files(read_dump, [files[:half], files[half:]], small_bytes=MANY_BYTES)
+    dumps = [dump for dump in found if isinstance(dump, Dump)]
+    notes = [f"not read: {refusal}" for refusal in found if isinstance(refusal, UsageError)]
     if not dumps:
         raise UsageError("\n".join(notes[:_MOST_REFUSALS]))
     run, further_notes = _newest_run(dumps)
@@ -167,18 +164,6 @@ def _judge_dumps(files: Sequence[Path]) -> Hang:
         ends=_ends_of(verdict),
         notes=[*own_notes, *further_notes, *notes[:_MOST_NOTES]], evidence=table(rows(views, size, verdict), now_ns),
     )  # fmt: skip
-
-
-def _read_dumps(files: Sequence[Path]) -> Iterator[Dump | UsageError]:
-    """Yield the dumps in files, or the reasons why they cannot be read; many are read by two processes."""
-    if sum(file.stat().st_size for file in files if file.exists()) > MANY_BYTES and sys.executable and len(files) > 1:
-        yield from in_children(read_dump, [files[::2], files[1::2]])
-        return
-    for file in files:
-        try:
-            yield read_dump(file)
-        except UsageError as error:
-            yield error
 
 
 def _newest_run(dumps: Sequence[Dump]) -> tuple[Mapping[int, Dump], list[str]]:

@@ -32,14 +32,29 @@ Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
 
-def in_children(
-    read: Callable[[Path], T], batches: Sequence[Sequence[Path]], progress: Progress | None = None
+def read_files(
+    read: Callable[[Path], T], batches: Sequence[Sequence[Path]], *, small_bytes: int, progress: Progress | None = None
 ) -> list[T | UsageError]:
-    """Read batches of files in processes, one for each batch, which end with this call whatever ends it.
+    """Return what a function reads from each file, or its refusal, in the order of the batches.
+
+    Each batch has a process of its own, which ends with this call whatever ends it. One file is read in this process,
+    and so are files that together have at most `small_bytes`: they are read faster than a process starts.
 
     Raises:
         UsageError: A process has ended before it had read its files.
     """
+    files = [file for batch in batches for file in batch]
+    nbytes = sum(file.stat().st_size for file in files if file.exists())
+    if len(files) < 2 or nbytes <= small_bytes or not sys.executable:
+        found: list[T | UsageError] = []
+        for number, file in enumerate(files):
+            if progress is not None:
+                progress(number, len(files))
+            try:
+                found.append(read(file))
+            except UsageError as refusal:
+                found.append(refusal)
+        return found
     children: list[subprocess.Popen[bytes]] = []
     pool = ThreadPoolExecutor(MAX_PROCESSES)
     try:
