@@ -79,24 +79,30 @@ def missing_ranks(reports: Sequence[RankReport]) -> list[int]:
 
 
 def divide_exposed(reports: Sequence[RankReport]) -> tuple[Pieces, list[str]]:
-    """Return the pieces of all ranks, and notes: exposed communication is waiting or wire, where it can be known.
+    """Return the pieces of all ranks, with exposed communication divided into waiting and wire, and notes.
 
-    Instants of the reports and of the pieces are on the clock of the first rank, if collectives can be matched.
+    A rank waits in a collective until the last rank of it begins. That is known of collectives that all their ranks
+    have recorded, if their instants fit on one clock; other exposed communication stays as it is, and a note says why.
+    All instants, also those of the reports, are on the clock of the first rank from then on.
     """
-    notes: list[str] = []
-    if len(reports) > 1:
-        if matches := _match_collectives(reports, notes):
-            _align_clocks(reports, matches, notes)
-            matches = _match_collectives(reports, [])
-            if not (broken := _out_of_order(matches)):
-                _divide_waits(reports, matches)
-            else:
-                notes.append(broken)
-        else:
-            notes.append("collectives of the ranks cannot be matched: waiting and wire cannot be told apart")
+    notes = _find_waits(reports) if len(reports) > 1 else []
     pieces = Pieces.concatenate([report.pieces for report in reports])
     every = _fill_gaps(reports, pieces)
     return replace(pieces, places=every.places).follow_waits(every), notes
+
+
+def _find_waits(reports: Sequence[RankReport]) -> list[str]:
+    """Divide the exposed communication in the reports of several ranks, and return notes."""
+    notes: list[str] = []
+    matches = _match_collectives(reports, notes)
+    if not matches:
+        return [*notes, "collectives of the ranks cannot be matched: waiting and wire cannot be told apart"]
+    _align_clocks(reports, matches, notes)
+    matches = _match_collectives(reports, [])  # the same ones, on one clock
+    if broken := _out_of_order(matches):
+        return [*notes, broken]
+    _divide_waits(reports, matches)
+    return notes
 
 
 def _match_collectives(reports: Sequence[RankReport], notes: list[str]) -> list[Match]:

@@ -103,17 +103,22 @@ class AsOne:
                     return True
         return False
 
-    def _compare_joined(self, size: int, why: str) -> Result:
+    def _compare_joined(self, size: int, _: str) -> Result:
         """Compare with fewer ranks that have the joined data of all."""
         classes, steps = [list(range(self._run.size))] if size == 1 else self._parts(size), self._steps
         models = [self._models] if size == 1 else [[ranks] for ranks in classes]
-        return self._compare(self._recorded, Substitute(steps, classes, models), size, " on the joined batch")
+        few = Substitute(steps, classes, models)
+        return self._compare(self._recorded, few, self._run_again(size, few, every=False), " on the joined batch")
 
-    def _compare_alike(self, size: int, why: str) -> Result:
+    def _compare_alike(self, size: int, why_not: str) -> Result:
         """Compare many ranks and fewer, of which those with the same weights have the same data.
 
         This says nothing about sums over different data, but statistics of a rank's own data, and updates of its own,
         are then those of all ranks.
+
+        Args:
+            size: The number of fewer ranks.
+            why_not: Why their data was not joined.
         """
         models = self._parts(size)
         if not self._is_mean():
@@ -124,22 +129,31 @@ class AsOne:
         few = Substitute(steps, [ranks[:1] for ranks in models], [[ranks] for ranks in models], updates=1)
         self._last = len(self._recorded[0].steps) - 1
         recorded = self._run_again(self._run.size, many, every=True)
-        how = ", with the same data for ranks that hold the same"
-        return self._compare(recorded, few, size, how, f": {why}", every=True)
+        data = ", with the same data for ranks that hold the same"
+        verdicts, note = self._compare(recorded, few, self._run_again(size, few, every=True), data)
+        return verdicts, f"{note}: {why_not}"
 
-    def _compare(
-        self, many: list[Batches], source: Substitute, size: int, how: str, why: str = "", *, every: bool = False
-    ) -> Result:
-        """Compare the gradients of many ranks with those of a run with fewer."""
-        few = self._run_again(size, source, every=every)
-        found: list[GradientDifference] = []
-        for at in range(self._last):
-            if not found:  # later updates differ for that reason
-                self._check_losses(at, many, few)
-                for each, models in zip(few, source.models, strict=True):
-                    found += self._differences(at, each, models, many)
-        what = f"{'one rank' if size == 1 else f'{size} ranks, the fewest that can run it'}{how}"
-        return self._verdicts(found, what), f"{sum(self._compared.values())} gradients compared with {what}{why}"
+    def _compare(self, many: list[Batches], source: Substitute, few: list[Batches], data: str) -> Result:
+        """Compare the gradients of two runs, update by update, up to the first update in which they differ.
+
+        Args:
+            many: What the ranks of the one run recorded.
+            source: What the ranks of the other run stand for.
+            few: What these recorded; they are fewer.
+            data: The data that they had, in words that go on after their number.
+
+        Raises:
+            Declined: The two runs computed different losses, so that their gradients say nothing.
+        """
+        differences: list[GradientDifference] = []
+        for update in range(self._last):
+            self._check_losses(update, many, few)
+            for own, models in zip(few, source.models, strict=True):
+                differences += self._differences(update, own, models, many)
+            if differences:  # later updates differ for that reason
+                break
+        what = f"{'one rank' if len(few) == 1 else f'{len(few)} ranks, the fewest that can run it'}{data}"
+        return self._verdicts(differences, what), f"{sum(self._compared.values())} gradients compared with {what}"
 
     def _parts(self, size: int) -> list[list[int]]:
         """Return the ranks for which each of `size` ranks stands."""

@@ -7,11 +7,11 @@ by thread, and the function that makes a group of any backend.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -140,25 +140,58 @@ def _init_process_group(
     )  # fmt: skip
 
 
-def _new_group_helper(torch_rank: TorchRank, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Make a group of our backend, for any backend that the program names, and record the call of the rank."""
-    size, number, ranks, backend, *rest = args
-    caller = sys._getframe(1)
-    while caller.f_back is not None and caller.f_code.co_name not in ("_new_group_with_tag",):
-        caller = caller.f_back
-    if ranks:
-        alone = bool(caller.f_locals.get("use_local_synchronization", False))
-        torch_rank.record.group_calls.append(
-            GroupCall(rank=torch_rank.thread.rank.rank, ranks=tuple(ranks), line=frame_line(users_frame()), alone=alone)
-        )
-    options.pop("backend_options", None)
-    options.pop("device_id", None)
-    group = original(size, number, ranks, c10d.Backend(BACKEND), *rest[:2], **options)
-    if group[0] in c10d._world.pg_map:
+def _new_group_helper(
+    torch_rank: TorchRank,
+    original: Callable[..., tuple[Any, Any]],
+    group_size: int,
+    group_rank: int,
+    global_ranks: Sequence[int],
+    backend: object,
+    store: object,
+    group_name: str,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Make a group of our backend instead of the named one, and record that the rank has called `new_group`.
+
+    `torch.distributed` makes every group by this function of its own. To the program, the group is one of the backend
+    that it has named.
+
+    Args:
+        torch_rank: The rank that calls.
+        original: The function of torch.
+        group_size: Ranks of the group; with the next four, arguments of the original.
+        group_rank: Its own number in the group; negative for ranks that help to make it, and are not in it.
+        global_ranks: World ranks of the group; none for the group of all, which `init_process_group` makes.
+        backend: The backend that the program has named.
+        store: Where ranks meet.
+        group_name: Name of the group.
+        options: Other arguments, of which those for the named backend are left out.
+
+    Returns:
+        The group, and its store.
+    """
+    if global_ranks:
+        call = GroupCall(
+            rank=torch_rank.thread.rank.rank, ranks=tuple(global_ranks), line=frame_line(users_frame()),
+            alone=_only_members_call(),
+        )  # fmt: skip
+        torch_rank.record.group_calls.append(call)
+    own_options = {name: value for name, value in options.items() if name not in ("backend_options", "device_id")}
+    ours = c10d.Backend(BACKEND)
+    group, prefix_store = original(group_size, group_rank, global_ranks, ours, store, group_name, **own_options)
+    if group in c10d._world.pg_map:
         name = str(backend).lower()
-        named = torch_rank.named if BACKEND in name else name
-        c10d._world.pg_map[group[0]] = (named, c10d._world.pg_map[group[0]][1])
-    return group
+        _, store_of_group = c10d._world.pg_map[group]
+        c10d._world.pg_map[group] = torch_rank.named if BACKEND in name else name, store_of_group
+    return group, prefix_store
+
+
+def _only_members_call() -> bool:
+    """Whether the call of `new_group` that is under way needs no ranks outside of the group."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_new_group_with_tag":
+        frame = frame.f_back
+    return frame is not None and bool(frame.f_locals.get("use_local_synchronization", False))
 
 
 def _find_rank(torch_rank: TorchRank, original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:

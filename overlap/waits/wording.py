@@ -228,17 +228,21 @@ def _missing(verdict: WaitVerdict) -> str:
 
 
 def _wire(verdict: WaitVerdict) -> str:
+    """Return the clause on an operation that goes on though no known rank is absent, with all that may hold it up."""
     end = verdict.end
     assert end is not None
-    reasons = ["the network", "a device"]
-    if end.call.op in _ROOTED and "root" not in end.call.form:
-        reasons.append("roots that differ")
-    if verdict.missing or not end.call.members:
-        reasons.append("a rank without a record")
-    if verdict.unrecorded:
-        reasons.append(f"{verdict.unrecorded}, which are not recorded")
-    known = "all known members have called" if end.call.members else "no record lists the members of the group of"
-    return f"{known} {title(end)}, and it has not ended: {', '.join(reasons[:-1])} or {reasons[-1]}"
+    lists_members = bool(end.call.members)
+    compares_roots = end.call.op not in _ROOTED or "root" in end.call.form
+    suspects = {
+        "the network": True,
+        "a device": True,
+        "roots that differ": not compares_roots,
+        "a rank without a record": bool(verdict.missing) or not lists_members,
+        f"{verdict.unrecorded}, which are not recorded": bool(verdict.unrecorded),
+    }
+    *others, last = (suspect for suspect, is_possible in suspects.items() if is_possible)
+    known = "all known members have called" if lists_members else "no record lists the members of the group of"
+    return f"{known} {title(end)}, and it has not ended: {', '.join(others)} or {last}"
 
 
 def _nobody(verdict: WaitVerdict) -> str:
