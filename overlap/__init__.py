@@ -56,10 +56,9 @@ if TYPE_CHECKING or not _only_reads:  # half of the time of a command that only 
     from .front import run, run_async
     from .runtime.compute import ComputeFuture
     from .runtime.future import Future
-    from .runtime.group import Group
+    from .runtime.group import Group, Mesh
     from .runtime.memory.arrays import shape_only
     from .runtime.memory.buffer_pool import BufferPoolStatistics
-    from .runtime.mesh import Mesh
     from .runtime.operation import CollectiveFuture
     from .runtime.rank import Rank, RankStatistics
     from .runtime.stream import Stream
@@ -122,7 +121,7 @@ _LOADED_WHEN_USED = {
     "Future": "runtime.future",
     "Group": "runtime.group",
     "Interference": "simulation",
-    "Mesh": "runtime.mesh",
+    "Mesh": "runtime.group",
     "OPS": "collectives.reduce",
     "Rank": "runtime.rank",
     "RankStatistics": "runtime.rank",

@@ -19,7 +19,7 @@ import numpy as np
 import trio
 
 from ..errors import UsageError
-from ..runtime.checked import Checked
+from ..runtime.derived import Checked
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank

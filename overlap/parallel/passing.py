@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from ..runtime.checked import Checked
+from ..runtime.derived import Checked
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..timeline.span import RoleName

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from ..errors import UsageError
-from ..runtime.checked import Checked
+from ..runtime.derived import Checked
 from ..runtime.future import Future
 from ..runtime.trees import futures_in, sequence_like
 from ..timeline.recording import call_site

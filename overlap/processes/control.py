@@ -49,8 +49,8 @@ from .wire import (
 )
 
 if TYPE_CHECKING:
-    from ..runtime.history import History
     from ..runtime.lane import Lane
+    from ..runtime.match import History
     from ..runtime.operation import Operation
 
 # Period of the search for waiting operations, and the wait after which one is reported. Only programs that disagree,

@@ -26,7 +26,7 @@ from .context import Arrays
 from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_input, as_output, changes
 from .operation import CollectiveFuture, GroupLike
-from .received import ANY_TREE, buffers_for, new_array
+from .transfer import ANY_TREE, buffers_for, new_array
 from .tree_operation import TreeOperation
 from .trees import is_tree, message_of
 

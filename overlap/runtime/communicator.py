@@ -30,8 +30,7 @@ from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, Us
 from .arguments import call_by_out, check_result
 from .context import RankContext
 from .failure import Failure
-from .history import History
-from .match import Key, Match, RankCall, minority_and_majority, mismatch
+from .match import History, Key, Match, RankCall, minority_and_majority, mismatch
 from .operation import Operation
 from .plan import CallPlan
 from .signature import parse, signature_of

@@ -12,11 +12,10 @@ from ..errors import GroupAbortedError
 from .callbacks import call_when_done
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
-from .history import History
 from .inbox import Inbox
 from .interceptor import Interceptor
 from .lane import Lane
-from .match import CHANNEL_BITS, Key, RankCall
+from .match import CHANNEL_BITS, History, Key, RankCall
 from .operation import CollectiveFuture
 from .outstanding import IssuedFuture
 

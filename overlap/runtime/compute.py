@@ -27,9 +27,9 @@ from .failure import Failure
 from .future import Future, outcome, source_of
 from .memory.buffer_locks import arrays_in, explain
 from .outstanding import CallSite, IssuedFuture, arose_here, code_place, seconds_since
-from .own_code import OwnCode
 from .settling import advance, deliver, settle
 from .state import BLOCKED, DONE, ISSUED, QUEUED, RUNNING
+from .task import OwnCode
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ..errors import UsageError
 from .callbacks import call_when_done
 from .failure import Failure
-from .future import Future, Loop, is_elsewhere, outcome, source_of
+from .future import Future, Item, Loop, is_elsewhere, outcome, source_of
 from .settling import settle_and_deliver
 
 T_co = TypeVar("T_co", covariant=True)
@@ -64,6 +64,31 @@ class Derived(Future[T_co]):
         if settle_and_deliver(self, value, failure):
             self._label, self._parts = self.label, ()
             del self._make
+
+
+class Checked(Item):
+    """Future of another future's result, which fails if `check(result)` raises; any thread may call it, repeatedly."""
+
+    __slots__ = ("_check",)
+
+    def __init__(self, whole: Future[object], check: Callable[[Any], object]) -> None:
+        super().__init__(whole, None)
+        self._check = check
+
+    @property
+    def label(self) -> str:
+        """Name of the other future."""
+        return self._whole.label
+
+    def _outcome(self) -> tuple[object, Failure | None]:
+        """Return the outcome of the other future, or the failure of its check."""
+        value, failure = self._whole._outcome()
+        if failure is None:
+            try:
+                self._check(value)
+            except Exception as error:
+                return None, Failure(error)
+        return value, failure
 
 
 def check_here(x: Future[Any], thread: int) -> None:

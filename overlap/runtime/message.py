@@ -42,9 +42,9 @@ from .failure import Failure
 from .memory.foreign import as_input, as_output
 from .operation import CollectiveFuture
 from .outstanding import CallSite, Outstanding, check_timeout, checked_name, code_place
-from .received import ReceiveBuffers, unpack
 from .settling import LONGEST_WAIT_S, Flag, settle_and_deliver, take_back
 from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
+from .transfer import ReceiveBuffers, unpack
 from .trees import leaves_of
 
 if TYPE_CHECKING:

@@ -30,11 +30,10 @@ from .inbox import Inbox
 from .lane import TAG_BITS, QueueName, lane_id, wire_tag
 from .message import Message
 from .outstanding import CallSite
-from .received import ReceiveBuffers
 from .signature import CallSignature, CodePlace, signature_of
 from .state import DONE, MATCHING, QUEUED, RUNNING
 from .stream import Stream, Streams, activate
-from .transfer import MESSAGE_ALGORITHM, allocate
+from .transfer import MESSAGE_ALGORITHM, ReceiveBuffers, allocate
 from .tree_operation import tree_future
 
 if TYPE_CHECKING:

@@ -27,16 +27,14 @@ from .compute import ComputeFuture, ComputeStreams, check_stream
 from .context import STEP_OF_TASK, RankContext
 from .epoch import Epoch
 from .future import Future
-from .group import Group
+from .group import Group, Mesh
 from .memory.arrays import common_array, shape_only
 from .memory.buffer_pool import BufferPoolStatistics
-from .mesh import Mesh
 from .outstanding import CallSite, checked_name
-from .own_code import Errors, check_errors
 from .settling import advance
 from .state import QUEUED
 from .stream import Stream, Streams
-from .task import TaskFuture
+from .task import Errors, TaskFuture, check_errors
 
 if TYPE_CHECKING:
     from ..state.rank_state import RankState

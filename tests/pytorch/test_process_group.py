@@ -19,8 +19,7 @@ from typing_extensions import deprecated  # noqa: E402
 
 from overlap import Connection  # noqa: E402
 from overlap.processes.control import ControlPlane  # noqa: E402
-from overlap.runtime.history import History  # noqa: E402
-from overlap.runtime.match import RankCall  # noqa: E402
+from overlap.runtime.match import History, RankCall  # noqa: E402
 from overlap.torch import ProcessGroup, Work  # noqa: E402
 from overlap.torch.backend import _leave  # noqa: E402
 

@@ -15,7 +15,7 @@ import trio
 import overlap
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.forms import pack_form, parse_form, text_of, unpack_form
-from overlap.runtime.received import read_tree
+from overlap.runtime.transfer import read_tree
 from overlap.runtime.trees import message_of
 
 from .companies import by_shared_memory, by_sockets, in_memory, run_far
