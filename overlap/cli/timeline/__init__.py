@@ -88,12 +88,12 @@ def main(args: argparse.Namespace) -> int:
     if timeline.meta.get(ORIGIN) == PROFILER:
         profile = explain_files(args.files, step=None if args.step is None else step, ranks=ranks)
         sentence, step = profile.verdict, profile.step if args.step is None else step
-    if args.output is not None:
-        from . import show
+    from . import show
 
+    if args.output is not None:
         view = show.view(args, timeline, step, ranks, sentence)
         return 0 if show.write_svg(view, args.output) else EXIT_FAILED
-    _print_pages(args, timeline, step, ranks, sentence)
+    show.print_pages(args, timeline, step, ranks, sentence)
     return 0
 
 
@@ -111,23 +111,6 @@ def _check_output(args: argparse.Namespace) -> None:
                 f"-o, --{option.replace('_', '-')}: one or the other; -o only writes a file: the files as one trace "
                 "file, or the picture as SVG"
             )
-
-
-def _print_pages(
-    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, sentence: str | None
-) -> None:
-    """Print the requested pages."""
-    from . import show
-
-    console = show.console(args)
-    if args.step is None and step is not None:
-        steps = len(timeline.steps())
-        console.print(f"showing step {step}, the median of {steps} by wall time (--step N|all)", soft_wrap=True)
-    view = show.view(args, timeline, step, ranks, sentence)
-    if args.ops or args.critical_path:
-        show.tables(console, args, timeline, step, ranks, view)
-    else:
-        show.picture(console, view, timeline, ranks)
 
 
 def _merge_files(files: Sequence[str], path: str) -> bool:

@@ -12,7 +12,6 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from ...timeline.draw.view import MIN_WIDTH, TimelineView
 from ...timeline.measure.critical_path import critical_path
 from ...timeline.measure.operations import operations
-from ...timeline.span import Span
 from ...timeline.spans import Timeline
 from ...units import wrapped
 from ..console import Console
@@ -23,13 +22,6 @@ from .tables import (
 )
 
 
-def console(args: argparse.Namespace) -> Console:
-    """Return the console of the command; on a terminal that is too narrow, lines wrap and nothing is cut."""
-    on = Console(width=args.width, highlight=False, markup=False, emoji=False)
-    on.width = max(on.width, MIN_WIDTH)
-    return on
-
-
 def view(
     args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, sentence: str | None
 ) -> TimelineView:
@@ -37,46 +29,37 @@ def view(
     return TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii, all=args.all, sentence=sentence)
 
 
-def picture(on: Console, shown: TimelineView, timeline: Timeline, ranks: Sequence[int] | None) -> None:
-    """Print the picture, and before it the connections that were lost or came back."""
-    for span in wires(timeline, ranks):
-        at_s = (span.start_ns - timeline.spans[0].start_ns) / 1e9
-        on.print(f"wires at {at_s:.3f} s, rank {span.rank}: {span.name}", soft_wrap=True)
-    on.print(shown)
-
-
-def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
-    """Return the events of connections: rails that were lost, and rails that came back."""
-    return [
-        span for span in timeline.chosen(timeline.columns.is_kind("wires")) if (ranks is None or span.rank in ranks)
-    ]
-
-
-def tables(
-    on: Console,
-    args: argparse.Namespace,
-    timeline: Timeline,
-    step: int | None,
-    ranks: Sequence[int] | None,
-    view: TimelineView,
+def print_pages(
+    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, sentence: str | None
 ) -> None:
-    """Print the tables that the options ask for, and the last line of the picture."""
+    """Print the picture, or the tables that the options ask for with its last line."""
+    console = Console(width=args.width, highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, MIN_WIDTH)  # on a terminal that is too narrow, lines wrap and nothing is cut
     lines: list[str] = []
+    if args.step is None and step is not None:
+        lines.append(f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)")
+    shown = view(args, timeline, step, ranks, sentence)
     if args.ops:
         rows = operations(timeline, step=step, ranks=ranks)
-        lines += [*operations_table(rows, ranks=view.counted, width=on.width), ""]
+        lines += [*operations_table(rows, ranks=shown.counted, width=console.width), ""]
     if args.critical_path:
         path = critical_path(timeline, step=step, ranks=ranks)
-        lines += [*critical_path_table(path, width=on.width), ""]
+        lines += [*critical_path_table(path, width=console.width), ""]
+    has_tables = bool(args.ops or args.critical_path)
+    lines += wrapped(shown.sentence, console.width) if has_tables else _describe_wires(timeline, ranks)
     for line in lines:
-        on.print(line, soft_wrap=True)
-    _print_sentence(on, view.sentence)
+        console.print(line, soft_wrap=True)
+    if not has_tables:
+        console.print(shown)
 
 
-def _print_sentence(on: Console, text: str) -> None:
-    """Print a sentence, wrapped between words."""
-    for line in wrapped(text, on.width):
-        on.print(line, soft_wrap=True)
+def _describe_wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[str]:
+    """Return a line for each connection that was lost or came back."""
+    return [
+        f"wires at {(span.start_ns - timeline.spans[0].start_ns) / 1e9:.3f} s, rank {span.rank}: {span.name}"
+        for span in timeline.chosen(timeline.columns.is_kind("wires"))
+        if ranks is None or span.rank in ranks
+    ]
 
 
 _SVG_COLUMNS = 140
