@@ -53,27 +53,19 @@ def named_program(args: argparse.Namespace, *, command: str) -> Program:
             when it runs.
     """
     if args.module is not None:
-        return _module_program(args.module, command)
-    return _script_program(args.script, args.args, command)
-
-
-def _script_program(path: str | None, args: list[str], command: str) -> Program:
-    """Return a function that runs a script as `__main__`; raise `UsageError` if there is none or it is not Python."""
-    if path is None:
-        raise UsageError(f"{command}: name a SCRIPT, or -m MODULE (`overlap {command} --help` explains)")
-    _check_script(path, command)
-    sys_path = os.path.dirname(os.path.realpath(path))
-    _check_folder(sys_path, command)
-    return partial(_with_argv, [path, *args], sys_path, partial(runpy.run_path, path, run_name="__main__"))
-
-
-def _module_program(words: list[str], command: str) -> Program:
-    """Return a function that runs a module as `__main__`, with the words behind its name as arguments."""
-    if not words:
-        raise UsageError(f"{command}: -m needs a MODULE")
-    name, *args = words
-    _check_folder(os.getcwd(), command)
-    return partial(_with_argv, [name, *args], os.getcwd(), partial(_run_module, name, command))
+        if not args.module:
+            raise UsageError(f"{command}: -m needs a MODULE")
+        name, *arguments = args.module
+        folder, program = os.getcwd(), partial(_run_module, name, command)
+    else:
+        name, arguments = args.script, args.args
+        if name is None:
+            raise UsageError(f"{command}: name a SCRIPT, or -m MODULE (`overlap {command} --help` explains)")
+        _check_script(name, command)
+        folder, program = os.path.dirname(os.path.realpath(name)), partial(runpy.run_path, name, run_name="__main__")
+    if not sys.flags.safe_path and (hidden := hidden_package([folder])):
+        raise UsageError(f"{command}: {hidden}")  # the program would import it in place of a package of ours
+    return partial(_with_argv, [name, *arguments], folder, program)
 
 
 def _check_script(path: str, command: str) -> None:
@@ -88,12 +80,6 @@ def _check_script(path: str, command: str) -> None:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UsageError(f"{command}: {path}{line}: not Python: {reason}; correct it") from None
-
-
-def _check_folder(folder: str, command: str) -> None:
-    """Raise `UsageError` if a program in this folder would import something else in place of a package of ours."""
-    if not sys.flags.safe_path and (hidden := hidden_package([folder])):
-        raise UsageError(f"{command}: {hidden}")
 
 
 _READS_ARGUMENTS = re.compile(r"argv|pars(e|er|ing)\b|Parser|\b(absl|click|docopt|fire|hydra|typer|tyro)\b")

@@ -206,10 +206,9 @@ def picture(look: WindowFigures, world: RunningWorld, console: Console) -> Group
     """Return a look as text: what runs, the line of `brief`, and a row for each rank, or for ranks that are alike."""
     about, program = world.about, os.path.basename(world.about.script) or "a program"
     title = f"{program}: {about.world_size} ranks in {world.where}, {format_s(world.age_s)}; job {about.job}"
-    head = Text(title, style="bold")
-    texts = map(Text, brief(look).split("; ", 1))
+    lines = [Text(title, style="bold"), *map(Text, brief(look).split("; ", 1))]
     if not look.rows:
-        return Group(head, *texts)
+        return Group(*lines)
     unit, unit_ns = figure_unit(max(row.wall_ns for row in look.rows))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (f"rank/{unit}", "", "compute", "hidden", "wait", "wire", "step", "flight", "at"):
@@ -224,7 +223,7 @@ def picture(look: WindowFigures, world: RunningWorld, console: Console) -> Group
         flight = format_bytes(look.in_flight_bytes[rank]) if look.in_flight_bytes.get(rank) else ""
         cells = [*(figure(ns, unit_ns) for ns in times), step, flight, look.doing.get(rank, "")]
         table.add_row(each.label, _bar(row, plain=console.plain), *cells)
-    return Group(head, *texts, table)
+    return Group(*lines, table)
 
 
 def _bar(row: Breakdown, *, plain: bool) -> Text:
@@ -267,7 +266,7 @@ class RunningWorld:
     @property
     def lives(self) -> bool:
         """Whether any of its processes on this host still runs; a process that ends well removes its record."""
-        return any(os.path.exists(each.path) and not each.has_ended and _is_running(each) for each in self.processes)
+        return any(os.path.exists(each.path) and _is_running(each) for each in self.processes)
 
     @property
     def pids(self) -> list[str]:
@@ -319,10 +318,10 @@ def running() -> list[RunningWorld]:
     for path in sorted({path.resolve() for each in folders for path in each.glob(f"*{ENDING}") if path.is_file()}):
         with suppress(UsageError):  # it is just being made or removed, or it is of another version
             record = OpenRecord(path)
-            if record.has_ended or not _is_running(record):
+            if _is_running(record):
+                records.setdefault(world_key(record.about), []).append(record)
+            else:
                 record.close()
-                continue
-            records.setdefault(world_key(record.about), []).append(record)
     worlds = [RunningWorld(sorted(each, key=lambda one: one.about.process)) for each in records.values()]
     return sorted(worlds, key=lambda world: world.age_s)
 
@@ -344,8 +343,9 @@ def find_world(name: str | None) -> RunningWorld:
     if fitting:
         return fitting[0]
     if of_program:
-        sizes = [f"{each.about.job} ({each.about.world_size} ranks, for {each.age_s:.0f} s)" for each in of_program]
-        jobs = ", ".join(sizes)
+        jobs = ", ".join(
+            f"{each.about.job} ({each.about.world_size} ranks, for {each.age_s:.0f} s)" for each in of_program
+        )
         raise UsageError(f"{name!r} is the program of several running jobs, name one of them: {jobs}")
     if name is None:
         raise UsageError("no world of yours runs on this host; start one with `overlap run`")
@@ -354,4 +354,5 @@ def find_world(name: str | None) -> RunningWorld:
 
 
 def _is_running(record: OpenRecord) -> bool:
-    return runs(record.about.host, record.about.pid, record.about.born)
+    """Whether the process of a record runs in the world of that record."""
+    return not record.has_ended and runs(record.about.host, record.about.pid, record.about.born)

@@ -23,21 +23,19 @@ from __future__ import annotations
 
 from .execution import Replay
 from .memory import Fingerprint, ReplayMemory, SlotLayout
-from .rules import Routable, check_header, check_routes, phases
+from .rules import check_header, phases
 from .schedule import IN_RANK_ORDER, Schedule
 
 _SEEDS = (0x6A09E667, 0xBB67AE85)
 
 
-def verify(schedule: Schedule, *, routable: Routable | None = None) -> None:
+def verify(schedule: Schedule) -> None:
     """Prove a schedule.
 
     Cost: about 75 ns a row, and about 55 bytes for each slot of each rank.
 
     Args:
         schedule: Any table; nothing about it is assumed.
-        routable: Whether src may send to dst, as (size, size) booleans or as a function of (src, dst); all pairs by
-            default.
 
     Raises:
         ScheduleError: With the rank, slot and step at fault, and the missing or duplicate contributor.
@@ -47,8 +45,6 @@ def verify(schedule: Schedule, *, routable: Routable | None = None) -> None:
     layout, prints = SlotLayout(schedule), [Fingerprint(schedule, seed) for seed in _SEEDS]
     replay = Replay(schedule, layout, _memories(schedule, layout, prints))
     replay.run(bounds)
-    if routable is not None:
-        check_routes(schedule, routable)
     replay.check_results()
 
 

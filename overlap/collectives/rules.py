@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import TypeAlias
 
@@ -13,7 +13,6 @@ from ..errors import ScheduleError
 from .schedule import COLUMNS, Buffer, Op, Schedule
 
 Flags: TypeAlias = NDArray[np.bool_]
-Routable: TypeAlias = NDArray[np.bool_] | Callable[[int, int], bool]
 
 # Rows looked at together where the whole table is gone through: they stay in the second-level cache.
 _SCAN_ROWS = 1 << 16
@@ -139,22 +138,3 @@ def _refuse(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
             slot=slot,
             step=step,
         )
-
-
-def check_routes(schedule: Schedule, routable: Routable) -> None:
-    """Refuse transfers between ranks that no route joins.
-
-    Args:
-        schedule: A schedule whose ranks are in range.
-        routable: (size, size) booleans, or a function of (src, dst).
-
-    Raises:
-        ScheduleError: Naming the first such transfer.
-    """
-    used = np.zeros((schedule.size, schedule.size), np.bool_)
-    used[schedule.src, schedule.dst] = True
-    np.fill_diagonal(used, False)
-    for src, dst in np.argwhere(used).tolist():
-        if not (routable(src, dst) if callable(routable) else routable[src, dst]):
-            bad = (schedule.src == src) & (schedule.dst == dst)
-            _refuse(schedule, 0, bad, f"no route from rank {src} to rank {dst}")

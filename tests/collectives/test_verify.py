@@ -247,16 +247,6 @@ def test_rings_run_one_way(collective: str) -> None:
     assert hops == {(2 * a + role, 2 * b + role) for a, b in follows.items() for role in (0, 1)}
 
 
-def test_routes_are_checked() -> None:
-    ring = generate("all_reduce", "ring", 6)
-    verify(ring, routable=lambda src, dst: (dst - src) % 6 == 1)
-    allowed = np.ones((6, 6), np.bool_)
-    allowed[2, 3] = False
-    with pytest.raises(ScheduleError, match="no route from rank 2 to rank 3") as raised:
-        verify(ring, routable=allowed)
-    assert raised.value.rank == 3
-
-
 def without(schedule: Schedule, row: int) -> Schedule:
     names = ("step", "op", "src", "dst", "sbuf", "sslot", "dbuf", "dslot", "count", "channel", "group")
     return replace(schedule, **{name: np.delete(getattr(schedule, name), row) for name in names})
