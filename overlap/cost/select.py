@@ -97,23 +97,35 @@ class Plan:
     slices: int  # pieces that the data is cut in
     predicted_s: float  # time from the last rank's call to the last rank's result
     extrapolated: bool  # whether no published measurement of this shape went into the model
-    breakdown: CostBreakdown  # terms of the time
     steps: int  # number of steps with messages, with the data in one piece
     bytes_per_rank: int  # bytes that the busiest rank sends
     hops: tuple[tuple[str, int], ...]  # number of wires by kind on the longest ways of all steps
     busiest: BusiestWire | None  # the wire that is busy longest, None without messages
     alternatives: tuple[Alternative, ...]  # all other algorithms: the fastest first, then the ones that do not apply
-    reason: str  # reason for the algorithm
     library: str  # the machine's own library, which has the algorithm; "" if it is ours
     proposals: tuple[Alternative, ...]  # faster schedules that the library lacks, the fastest first
     levels: tuple[Crossing, ...]  # crossings of each level of the network's switches; none if no file has levels
     option: AlgorithmOption = field(repr=False, compare=False)  # the cheapest option, placed and priced
+    runner_up: tuple[Price, AlgorithmOption] | None = field(repr=False, compare=False)  # the next best, if any applies
 
     @property
     def cheapest(self) -> str:
         """Name of the cheapest algorithm for exactly `nbytes`; `algorithm` is for the largest size of the class."""
         best = next((option for option in self.alternatives if option.predicted_s is not None), None)
         return best.algorithm if best and (best.predicted_s or 0.0) < self.predicted_s else self.algorithm
+
+    @property
+    def breakdown(self) -> CostBreakdown:
+        """Terms of the time. Pages alone need them, so each use computes them, which takes as long as some prices."""
+        return self.option.breakdown(self.nbytes, self.slices)
+
+    @property
+    def reason(self) -> str:
+        """Why the algorithm is the fastest, as a sentence that compares it with the next best; computed at each use."""
+        if self.runner_up is None:
+            return "nothing else applies"
+        price, option = self.runner_up
+        return compare_terms(self.breakdown, option.breakdown(self.nbytes, price.slices), option.label)
 
     def schedule(self) -> Schedule:
         """Generate and prove the table; once for each algorithm on a group, whatever the bytes.
@@ -220,7 +232,6 @@ def _cached_plan(
     (price, best), *slower = _sort_options(options, nbytes)
     proposed = _price_options(lacking, nbytes, below_s=price.total_s)
     faster = [entry for entry in proposed if entry[0].total_s < price.total_s]
-    breakdown = best.breakdown(nbytes, price.slices)
     return Plan(
         op=op,
         nbytes=nbytes,
@@ -232,17 +243,16 @@ def _cached_plan(
         slices=price.slices,
         predicted_s=price.total_s,
         extrapolated=not is_measured(cluster, len(group), op, nbytes, dtype),
-        breakdown=breakdown,
         steps=best.steps,
         bytes_per_rank=round(best.sent_share * nbytes),
         hops=tuple(sorted(best.hops().items())),
         busiest=_busiest_wire(best, nbytes),
         alternatives=_list_alternatives(sorted([*slower, *proposed[len(faster) :]], key=_total_s), rejected),
-        reason=_choice_reason(breakdown, slower, nbytes),
         library=library,
         proposals=_list_alternatives(faster, ()),
         levels=crossings(cluster, group, best.parts),
         option=best,
+        runner_up=slower[0] if slower else None,
     )
 
 
@@ -303,14 +313,6 @@ def _total_s(priced: tuple[Price, AlgorithmOption]) -> float:
     return priced[0].total_s
 
 
-def _choice_reason(winner: CostBreakdown, others: Sequence[tuple[Price, AlgorithmOption]], nbytes: int) -> str:
-    """Return why the winner is the fastest, as a sentence that compares it with the next best."""
-    if not others:
-        return "nothing else applies"
-    price, option = others[0]
-    return reason(winner, option.breakdown(nbytes, price.slices), option.label)
-
-
 def _busiest_wire(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
     """Return the wire that is busy longest, and its seconds for `nbytes`; None if no bytes are on wires."""
     busiest = option.busiest_wire()
@@ -344,7 +346,7 @@ NAMES = {
 """Words for the terms of a `CostBreakdown`."""
 
 
-def reason(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
+def compare_terms(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
     """Return the gain of the winner over the next best as a sentence, with its losses.
 
     Args:
