@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -43,6 +44,7 @@ class Communicators:
         inbox: Messages of the ranks here.
         left: World ranks that have finished their program.
         closing: World ranks that receive no more messages, and wait until their own are received.
+        broken: Makers of errors of communicators, lanes and groups that fail all operations, by the id of their keys.
         unraised: Makers of errors that no operation is left to fail with, by id of the communicator: its operations
             were over on all ranks when ranks turned out to differ.
         later: Calls a function on the loop's thread at a time that programs cannot notice, unless the loop has ended;
@@ -75,14 +77,10 @@ class Communicators:
         self._lost_count = False  # whether counts of operations here are incomplete
         self.intercept: Interceptor | None = None
         self.unraised: dict[int, Callable[[], BaseException]] = {}
-        self._open: dict[Key, Communicator] = {}
-        # Keys of the communicators of each group, by its ranks and occurrence: to make the key of the group takes
-        # longer.
-        self._keys_by_group: dict[tuple[object, ...], dict[Key, None]] = {}
+        # by the ranks and the occurrence of their group: to make its key takes longer
+        self._open: dict[tuple[object, ...], dict[Key, Communicator]] = {}
         self._unused: dict[Key, int] = {}  # number of ranks here that no longer use a group
-        # Errors of broken communicators and groups, by the id of their keys.
-        self._off: dict[int, Callable[[], BaseException]] = {}
-        self.broken: dict[int, Callable[[], BaseException]] = self._off
+        self.broken: dict[int, Callable[[], BaseException]] = {}
         self.inbox: Inbox = self.make_inbox()
 
     def make_inbox(self) -> Inbox:
@@ -94,27 +92,22 @@ class Communicators:
         self.intercept = self.inbox.intercept = interceptor
         self.inbox.arrive = partial(interceptor.arrive, self.inbox)
 
-    def get_or_make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+    def get_or_make(self, key: Key, name: str) -> Communicator:
         """Return the communicator of a key, the same for all ranks of this process; make it at the first call."""
-        communicator = self._open.get(key)
+        communicator = self.find(key)
         if communicator is None:
-            communicator = self.keep(Communicator(self, key, name, members))
+            communicator = self.keep(Communicator(self, key, name, key.ranks))
             if communicator.spans:
                 self.spanning[communicator.history.id] = communicator
-            if self._off and (broken := self.find_abort(key)) is not None:
-                communicator.break_off(broken)
+            if self.broken and (error := self.broken.get(key.group.id) or self.broken.get(key.id)) is not None:
+                communicator.break_off(error)
         return communicator
 
-    def find_abort(self, key: Key) -> Callable[[], BaseException] | None:
-        """Return the maker of errors of an aborted group or communicator; None if the key is not aborted."""
-        return (self._off.get(key.group.id) or self._off.get(key.id)) if self._off else None
-
-    def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
+    def abort(self, group: Key, error: Callable[[], GroupAbortedError]) -> None:
         """Fail all present and later operations of a group, here and in other processes."""
-        key = Key(ranks, occurrence, "")
-        self.break_off(key.id, error)
-        if self.local is not None and not self.local.issuperset(ranks):
-            self.far.send_operation_failed(History(key, "", ranks), 0, error(), onwards=True)
+        self.break_off(group.id, error)
+        if self.local is not None and not self.local.issuperset(group.ranks):
+            self.far.send_operation_failed(History(group, "", group.ranks), 0, error(), onwards=True)
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail all present and later operations of a communicator, a lane or a group on the ranks of this process.
@@ -123,22 +116,24 @@ class Communicators:
             key_id: Id of the key of a communicator or a group, or of a lane.
             error: Makes the errors.
         """
-        self._off.setdefault(key_id, error)
-        for communicator in list(self._open.values()):
+        self.broken.setdefault(key_id, error)
+        for communicator in self:
             if key_id in (communicator.key.id, communicator.key.group.id):
                 communicator.break_off(error)
         self.inbox.break_off(key_id, error)
 
     def find(self, key: Key) -> Communicator | None:
         """Return the communicator of a key; None if it is not open."""
-        return self._open.get(key)
+        return self._open.get(key[:2], {}).get(key)
 
     def keep(self, communicator: Communicator) -> Communicator:
-        """Add a communicator to the open ones, and to the list of its group."""
-        key = communicator.key
-        self._open[key] = communicator
-        self._keys_by_group.setdefault(key[:2], {})[key] = None
+        """Add a communicator to the open ones."""
+        self._open.setdefault(communicator.key[:2], {})[communicator.key] = communicator
         return communicator
+
+    def __iter__(self) -> Iterator[Communicator]:
+        """Yield the open communicators."""
+        return chain.from_iterable([list(of_group.values()) for of_group in self._open.values()])
 
     # -- reports of other processes ------------------------------------------------------------------------------------
 
@@ -261,18 +256,14 @@ class Communicators:
         Other processes may still need the calls of ranks here, and their number: those are known for a while.
         """
         closed: dict[int, History | dict[int, int]] = dict(self.inbox.close_group(group))
-        for key in list(self._keys_by_group.get(group[:2], ())):
-            communicator = self._open.get(key)
-            if communicator is not None:
-                self.engine.close(communicator)
-                del self._open[key]
-                if communicator.spans:
-                    closed[communicator.history.id] = self.spanning.pop(communicator.history.id).history
-            if self._off:
-                self._off.pop(key.id, None)
-        self._keys_by_group.pop(group[:2], None)
-        if self._off:
-            self._off.pop(group.id, None)
+        for key, communicator in self._open.pop(group[:2], {}).items():
+            self.engine.close(communicator)
+            if communicator.spans:
+                closed[communicator.history.id] = self.spanning.pop(communicator.history.id).history
+            if self.broken:
+                self.broken.pop(key.id, None)
+        if self.broken:
+            self.broken.pop(group.id, None)
         if self.local is None or self.local.issuperset(group.ranks):
             return
         self._closed[group.id] = closed
@@ -285,13 +276,13 @@ class Communicators:
     def rank_left(self, rank: int) -> None:
         """Fail all operations that wait for a rank that has finished its program."""
         self.left.add(rank)
-        for communicator in list(self._open.values()):
+        for communicator in self:
             if rank in communicator.members:
                 communicator.rank_left(rank)
         self.inbox.rank_left(rank)
 
     def __len__(self) -> int:
-        return len(self._open)
+        return sum(map(len, self._open.values()))
 
 
 def _is_on_group(operation: IssuedFuture[object], group: Key) -> bool:

@@ -120,14 +120,13 @@ class Group(GroupCalls):
         self.label: tuple[str, tuple[int, ...]] = (self.name, ranks)
         self.rank: int = ranks.index(context.rank)
         self._context, self._around, self._streams, self._occurrences = context, around, streams, occurrences
-        self._occurrence = occurrences.get(ranks, 0)  # number among the groups of the same ranks; equal on all of them
-        occurrences[ranks] = self._occurrence + 1
-        key = Key(ranks, self._occurrence, "")
+        key = Key(ranks, occurrences.get(ranks, 0), "")  # the same number on all ranks
+        occurrences[ranks] = key.occurrence + 1
         self._use = GroupUse(context, around.communicators, key)
         member = GroupRank(self, key)
         communicators = around.communicators
         self._messages = Messages(context, communicators.inbox, communicators.engine, streams, member, self._use)
-        self._ports = Ports(context, communicators, streams, member, ranks, self._occurrence, self._use)
+        self._ports = Ports(context, communicators, streams, member, self._use)
 
     def __repr__(self) -> str:
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
@@ -232,7 +231,7 @@ class Group(GroupCalls):
         own = metadata(row, np.int64)
         stream = None if stream is None else self._streams.find(stream)
         gathered = self._ports.issue(ALL_GATHER, own, None, stream, 0, name, None, call_site)
-        notes = self._around.notes((self.ranks, self._occurrence), gathered.seq)
+        notes = self._around.notes(self._use.key, gathered.seq)
         notes[self.rank] = own.tolist()
         rows: list[list[int]] = (await gathered).reshape(self.size, len(row)).tolist()
         if not self._context.arrays.shapes_only:

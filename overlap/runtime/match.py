@@ -37,16 +37,6 @@ class Key(NamedTuple):
     tag: int = -1  # Tag of messages; for parts of trees, their place (see `tree_operation`)
 
     @property
-    def messages(self) -> bool:
-        """Whether the key names the messages of two ranks, not collectives."""
-        return self.src >= 0
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """World ranks of the sender and the receiver of messages."""
-        return self.ranks[self.src], self.ranks[self.dst]
-
-    @property
     def group(self) -> Key:
         """Key of the group: the same for all its communicators."""
         return Key(self.ranks, self.occurrence, "")

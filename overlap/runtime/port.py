@@ -233,7 +233,6 @@ class Ports:
     the place of a loop that sleeps.
 
     Args:
-        occurrence: Number of the group among groups of the same ranks.
         use: Reference that is held as long as the rank may issue on the group.
         context: What all operations of the rank share.
         communicators: The communicators of the world.
@@ -249,13 +248,10 @@ class Ports:
         communicators: Communicators,
         streams: Streams,
         group: GroupRank,
-        ranks: tuple[int, ...],
-        occurrence: int,
         use: object,
     ) -> None:
         self.context, self.group, self._use = context, group, use
         self._communicators, self._streams = communicators, streams
-        self._ranks, self._occurrence = ranks, occurrence
         self._named: dict[Stream | str | None, Port] = {}  # ports in use, by the `stream` argument of a call
         self._opened: dict[Stream, Port] = {}
         self._parts: dict[tuple[Port, int], Port] = {}  # of parts of trees, by port of the whole and place
@@ -377,9 +373,8 @@ class Ports:
 
     def _make(self, stream: Stream | PartLane, part: int) -> Port:
         """Make the port of a stream, or that of a part of trees on it."""
-        communicators = self._communicators
-        key = Key(self._ranks, self._occurrence, stream.name, tag=part)
-        communicator = communicators.get_or_make(key, self.group.name, self._ranks)
+        communicators, (ranks, occurrence, *_) = self._communicators, self.group.key
+        communicator = communicators.get_or_make(Key(ranks, occurrence, stream.name, tag=part), self.group.name)
         return Port(self.context, communicator, stream, self.group, communicators.intercept)
 
     def _issue_part(self, part: CollectiveFuture[Any], place: int, port_of_whole: Port, seq: int) -> None:
@@ -588,7 +583,7 @@ class Ports:
             aborted_error.__cause__ = cause
             return aborted_error
 
-        abort = partial(self._communicators.abort, self._ranks, self._occurrence, aborted)
+        abort = partial(self._communicators.abort, self.group.key, aborted)
         if get_ident() == self.context.thread:
             abort()
         else:

@@ -78,7 +78,7 @@ class SymmetricCommunicators(Communicators):
         # The pairs of messages from one class to another, their simulated ranks and their stream: equal for all tags.
         self._pairs: dict[tuple[object, ...], tuple[Ints, list[list[int]], str]] = {}
 
-    def get_or_make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+    def get_or_make(self, key: Key, name: str) -> Communicator:
         """Return the communicator of all groups like one."""
         rows = self._alike.rows(key.ranks)
         shared = key._replace(ranks=tuple(rows[0].tolist()))
