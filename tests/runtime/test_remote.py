@@ -449,11 +449,31 @@ def test_a_lost_process_ends_the_world() -> None:
         ),
         (["Finished", "3", [], False, False], "15 bytes that are no message: Expected `int`, got `str` - at `$[1]`"),
         (
-            ["Waits", 1, 1, "0-3", 0, 2, ["jump", None, None, None, 4, 0, [], [], False, False, None, b""], "there"],
+            [
+                "Waits",
+                1,
+                1,
+                "0-3",
+                0,
+                2,
+                ["jump", None, None, None, 4, 0, [], [], False, False, None, ""],
+                b"",
+                "there",
+            ],
             "invalid call: 'jump' is not a valid Collective",
         ),
         (
-            ["Waits", 1, 1, "3-0", 0, 2, ["barrier", None, None, None, 4, 0, [], [], False, False, None, b""], "there"],
+            [
+                "Waits",
+                1,
+                1,
+                "3-0",
+                0,
+                2,
+                ["barrier", None, None, None, 4, 0, [], [], False, False, None, ""],
+                b"",
+                "there",
+            ],
             "invalid ranks: '3-0' is not a rank or a range such as 3-5",
         ),
         (
