@@ -172,22 +172,37 @@ class Places:
         return forwards
 
     def find(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[ProgramPlace]:
-        """Return the place of each instant of a thread; a backward operator has the place of its forward."""
+        """Return the place of each instant of a thread, an empty one without a thread; see `find_numbered`."""
         places, number = self.find_numbered(threads, instants_ns)
         return [places[each] for each in number.tolist()]
 
     def find_numbered(
         self, threads: NDArray[np.int32], instants_ns: Int64s
     ) -> tuple[list[ProgramPlace], NDArray[np.intp]]:
-        """Return distinct places, and for each instant of a thread the index of its place among them."""
+        """Return distinct places, and for each instant of a thread the index of its place among them.
+
+        A backward operator has the place of its forward operator. Thread -1 has an empty place.
+        """
         keys, backward = self._chain_keys(threads, instants_ns)
-        # The key of a backward operator also covers its forward operator, so that equal keys have one place.
+        forward = np.full(len(threads), -1, np.intp)
         at = np.flatnonzero(backward >= 0)
-        forward = np.array([self._forward.get(number, -1) for number in self._profile.sequence[backward[at]].tolist()])
-        at, forward = at[forward >= 0], forward[forward >= 0].astype(np.intp)
-        keys[at] += _PRIME * self._chain_keys(self._profile.thread[forward], self._profile.start_ns[forward])[0]
+        forward[at] = [self._forward.get(number, -1) for number in self._profile.sequence[backward[at]].tolist()]
+        # The key of a backward operator also covers its forward operator, so that equal keys have one place.
+        at = np.flatnonzero(forward >= 0)
+        thread, start_ns = self._profile.thread[forward[at]], self._profile.start_ns[forward[at]]
+        keys[at] += _PRIME * self._chain_keys(thread, start_ns)[0]
         _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-        return self._build_places(threads[first], instants_ns[first]), number
+        forward = forward[first]
+        is_backward = forward >= 0
+        rows = self._enclosing_rows(
+            np.where(is_backward, self._profile.thread[forward], threads[first]),
+            np.where(is_backward, self._profile.start_ns[forward], instants_ns[first]),
+        )
+        places = [self._build_place(chain) for chain in rows]
+        return [
+            replace(place, phase=BACKWARD) if is_other else place
+            for place, is_other in zip(places, is_backward.tolist(), strict=True)
+        ], number
 
     def _chain_keys(
         self, threads: NDArray[np.int32], instants_ns: Int64s
@@ -229,25 +244,6 @@ class Places:
                     level = level[~is_outer]
             self._levels[thread] = levels
         return self._levels[thread]
-
-    def _build_places(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[ProgramPlace]:
-        """Return the place of each instant of a thread; a backward operator has the place of its forward operator."""
-        chains = self._enclosing_rows(threads, instants_ns)
-        places = [self._build_place(chain) for chain in chains]
-        forwards = [self._forward_row(chain) for chain in chains]
-        known = [at for at, row in enumerate(forwards) if row is not None]
-        rows = np.array([forwards[at] for at in known], np.intp)
-        around = self._enclosing_rows(self._profile.thread[rows], self._profile.start_ns[rows])
-        for at, chain in zip(known, around, strict=True):
-            places[at] = replace(self._build_place(chain), phase=BACKWARD)
-        return places
-
-    def _forward_row(self, chain: list[int]) -> int | None:
-        """Return the forward operator of the first backward operator in a chain; None if there is none."""
-        for row in chain:
-            if self._backward[self._profile.name[row]]:
-                return self._forward.get(int(self._profile.sequence[row]))
-        return None
 
     def _enclosing_rows(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[list[int]]:
         """Return the rows that are around each instant, the outermost first."""

@@ -212,11 +212,7 @@ def _place_pieces(
         rows: Kernels, copies or operators of the pieces; None for gaps.
         copies: Whether the places name the kind of copy.
     """
-    # Pieces without a thread have no place; kernels without one get a label of their own, by name.
-    known = np.flatnonzero(part.thread >= 0)
-    found, of_known = places.find_numbered(part.thread[known].astype(np.int32), part.instant_ns[known])
-    number, labels = np.full(len(part.thread), len(found), np.intp), [*found, ProgramPlace()]
-    number[known] = of_known
+    labels, number = places.find_numbered(part.thread.astype(np.int32), part.instant_ns)
     if copies and rows is not None:
         pairs, number = np.unique(np.stack([number, profile.name[rows]]), axis=1, return_inverse=True)
         number = number.reshape(-1)
@@ -225,11 +221,11 @@ def _place_pieces(
             for at, name in pairs.T.tolist()
         ]
     elif rows is not None:
-        is_empty = np.array([not str(place) for place in labels])[number]
+        is_empty = np.array([not str(place) for place in labels], bool)[number]
         names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
         number[is_empty] = len(labels) + index
         labels += [ProgramPlace(operator=_short_kernel_name(profile.names[each])) for each in names.tolist()]
-    number = np.where(np.array([bool(str(place)) for place in labels])[number], number, -1)
+    number = np.where(np.array([bool(str(place)) for place in labels], bool)[number], number, -1)
     times = profile.base_ns + part.start_ns, profile.base_ns + part.end_ns
     return Pieces.of(labels, profile.rank, *times, part.cause, place=number)
 
@@ -263,17 +259,6 @@ def _short_kernel_name(kernel: str) -> str:
     return re.split(r"[<(]", name, maxsplit=1)[0] or kernel[:80]
 
 
-_NOWHERE = ProgramPlace()
-
-
-def _launch_places(profile: RankProfile, work: WorkRows, places: Places, rows: Rows) -> list[ProgramPlace]:
-    """Return the place of the launch of each row; an empty place for row -1, or without a recorded launch."""
-    launches = np.where(rows >= 0, work.launch[rows], -1)
-    known = launches[launches >= 0]
-    found = iter(places.find(profile.thread[known], profile.start_ns[known]))
-    return [next(found) if launch >= 0 else _NOWHERE for launch in launches.tolist()]
-
-
 def _collective_calls(
     profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval], exposed: Merged, places: Places
 ) -> list[ProfiledCollective]:
@@ -281,18 +266,22 @@ def _collective_calls(
     rows = work.comm
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     messages = collective_messages(profile, rows)
-    where = _launch_places(profile, work, places, rows)
+
+    def places_of(sources: Rows) -> list[ProgramPlace]:
+        """Return the places of launches or calls; an empty one for row -1."""
+        threads = np.where(sources >= 0, profile.thread[sources], -1).astype(np.int32)
+        return places.find(threads, profile.start_ns[sources])
+
+    sources = work.launch[rows]
     if not work.on_device:
         calls = issuing_calls(profile, work, messages)
-        known = np.flatnonzero(calls >= 0)
-        around = places.find(profile.thread[calls[known]], profile.start_ns[calls[known]])
-        for at, place in zip(known.tolist(), around, strict=True):
-            where[at] = place
-    waiters = _launch_places(profile, work, places, _waiting_computes(profile, work, rows))
+        sources = np.where(calls >= 0, calls, sources)
+    waiters = _waiting_computes(profile, work, rows)
     steps = np.full(len(rows), None, object)
     for step, window in windows.items():
         steps[slice(*np.searchsorted(profile.start_ns[rows], window))] = step
     times = (profile.base_ns + profile.start_ns[rows], profile.base_ns + profile.end_ns[rows], exposed_ns, steps)
+    found = places_of(sources), places_of(np.where(waiters >= 0, work.launch[waiters], -1))
     return [
         ProfiledCollective(
             op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,
@@ -300,7 +289,7 @@ def _collective_calls(
             waiter=waiter,
         )
         for start_ns, end_ns, ns, step, place, waiter, message in zip(
-            *(column.tolist() for column in times), where, waiters, messages, strict=True
+            *(column.tolist() for column in times), *found, messages, strict=True
         )
     ]  # fmt: skip
 

@@ -35,7 +35,7 @@ from .run import Run
 from .running import Setting, make_run, run_world
 from .substitutes import Substitute
 from .threads import RankThread, RealTime
-from .torch_rank import TorchRank
+from .torch_rank import TorchRank, current_rank
 from .views import RankProcess, process_restored
 from .watch import ModelWatch, Watch, watching
 from .world import TestedBackend
@@ -90,7 +90,7 @@ class TestedProgram:
         self._new_batches = batches or (Batches if setting.as_one else None)
         self._released: dict[int, int] = {}  # see `RecordingInjector`
         self._threads: dict[int, RankThread[Any]] = {}
-        self._watches: dict[RankThread[Any], tuple[Watch, ModelWatch]] = {}
+        self._ranks: list[TorchRank] = []
         self._store: dict[str, bytes] = {}
         self._views: list[RankProcess] = []
         self._handlers: dict[int, Any] = {}
@@ -104,7 +104,7 @@ class TestedProgram:
         with ExitStack() as stack:
             stack.enter_context(process_restored())
             stack.enter_context(pytorch.torch_of_ranks())
-            stack.enter_context(watching(self._calling_watches))
+            stack.enter_context(watching(current_rank))
             stack.enter_context(guard_process(self))
             if self._new_batches is not None:
                 stack.enter_context(pytorch.recorded_batches())
@@ -123,7 +123,7 @@ class TestedProgram:
                     run.warnings.setdefault(text, []).append(rank)
             run.folder = self._cwd
             is_silent = not (outcome.record.issues or torch_store.is_used())
-            models = [models for _, models in self._watches.values()]
+            models = [rank.models for rank in sorted(self._ranks, key=lambda rank: rank.models.rank)]
             run.weights = [_weight_arrays(watch) for watch in models]
             synchronised = any(watch.expects_same_weights for watch in models)
             recorded = [batches for each in models if (batches := each.batches) is not None]
@@ -206,7 +206,7 @@ class TestedProgram:
         watch.roles = models.roles
         models.batches = None if self._new_batches is None else self._new_batches(number, models.bare_names)
         torch_rank = TorchRank(thread, self._store, record, clock.injector, watch, models)
-        self._watches[thread] = watch, models
+        self._ranks.append(torch_rank)
         before = set(threading.enumerate())
         try:
             with watch, models.batches or nullcontext():
@@ -242,11 +242,6 @@ class TestedProgram:
         for number, thread in self._threads.items():
             if number not in record.left:
                 record.places[number] = thread.line_now()
-
-    def _calling_watches(self) -> tuple[Watch, ModelWatch] | None:
-        """Return the watches of the rank that runs in this thread, if any."""
-        here = RankThread.current()
-        return None if here is None else self._watches.get(here)
 
     def _handle_sigterm(self, rank: int) -> None:
         """Call the rank's handler of SIGTERM; without one, end its program."""

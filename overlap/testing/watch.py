@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
@@ -22,6 +22,9 @@ from .record import Issue, Record, Touch, WeightRecord
 from .role_watch import RoleWatch
 from .tensor_parts import digest, local_tensor, part_label
 from .threads import RankThread
+
+if TYPE_CHECKING:
+    from .torch_rank import TorchRank
 
 # Time of a function of torch: a launch, and what a device of 1 TB/s and 100 TFLOP/s takes; the same on every machine.
 LAUNCH_NS, BYTES_PER_NS, FLOPS_PER_NS = 2_000, 1_000, 100_000
@@ -326,20 +329,20 @@ def random_digest() -> str:
 
 
 @contextmanager
-def watching(find: Callable[[], tuple[Watch, ModelWatch] | None]) -> Iterator[None]:
-    """Record the modules, optimizers and wrappers of rank threads; `find` returns the watches of the calling one."""
+def watching(current_rank: Callable[[], TorchRank | None]) -> Iterator[None]:
+    """Record the modules, optimizers and wrappers of ranks; `current_rank` returns that of the calling thread."""
 
     def record_module(module: torch.nn.Module, name: str, part: Any) -> None:
-        if (watched := find()) is not None:
-            watched[1].add_module(module)
+        if (rank := current_rank()) is not None:
+            rank.models.add_module(module)
 
     def pausing(method: Callable[[ModelWatch, Any], None]) -> Callable[..., None]:
         """Return a hook that calls a method of the watch of the calling rank, which observes none of its functions."""
 
         def call(optimizer: Any, *_: Any) -> None:
-            if (watched := find()) is not None:
-                with watched[0].paused():
-                    method(watched[1], optimizer)
+            if (rank := current_rank()) is not None:
+                with rank.watch.paused():
+                    method(rank.models, optimizer)
 
         return call
 
