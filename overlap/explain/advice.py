@@ -1,4 +1,4 @@
-"""Advice on profiles: changes to the program, each with evidence, a place, and bounds of its gain.
+"""Advice on profiles: changes to the program, each with evidence, a call site, and bounds of its gain.
 
 A gain is the range over steps of what a step gets shorter by if all of its cause goes and the rest stays, and a bound:
 see `bounds`. It is given only if it is more than by what steps differ anyway.
@@ -15,10 +15,10 @@ from ..units import format_bytes, format_ns
 from . import causes
 from .bounds import gain
 from .facts import Facts
-from .places import BACKWARD, ProgramPlace, common_place, list_operators, top_places
 from .rank import TINY_KERNEL_NS
 from .ranks import LateRank, Traffic
 from .report import Advice
+from .sites import BACKWARD, CallSite, common_site, list_operators, top_sites
 
 MAX_ADVICE = 5
 """Pieces of advice at most."""
@@ -94,11 +94,11 @@ AdviceItems = Iterator[tuple[float, Advice]]
 Rule = Callable[[Facts], AdviceItems]
 
 
-def _gain_item(facts: Facts, names: Sequence[str], change: str, place: str, evidence: str) -> tuple[float, Advice]:
+def _gain_item(facts: Facts, names: Sequence[str], change: str, site: str, evidence: str) -> tuple[float, Advice]:
     """Return the time of some causes in the shown step, and the advice on the first of them, with the gain of all."""
     least, most, text = gain_bounds(facts, *names)
     return facts.cost_ns(*names), Advice(
-        cause=names[0], change=change, place=place, evidence=evidence, gain_least_ns=least, gain_most_ns=most,
+        cause=names[0], change=change, place=site, evidence=evidence, gain_least_ns=least, gain_most_ns=most,
         gain_text=text,
     )  # fmt: skip
 
@@ -108,9 +108,9 @@ def _is_worth(facts: Facts, *names: str) -> bool:
     return facts.cost_ns(*names) >= WORTH_SHARE * facts.step_ns
 
 
-def top_place(facts: Facts, cause: str) -> str:
-    """Return the place that costs most for a cause, by operator; "" if none is known."""
-    found = top_places(facts.places.get(cause, ()), facts.step_ns, by="operator" if facts.profile else "place")
+def top_site(facts: Facts, cause: str) -> str:
+    """Return the call site that costs most for a cause, by operator; "" if none is known."""
+    found = top_sites(facts.sites.get(cause, ()), facts.step_ns, by="operator" if facts.profile else "site")
     return found[0].text() if found else ""
 
 
@@ -154,9 +154,9 @@ def _advise_timeline(facts: Facts) -> AdviceItems:
         if small and cause in (causes.WIRE, causes.QUEUE):
             size = format_bytes(small[0].nbytes // small[0].calls)
             evidence += f"; {small[0].calls:,} calls of {size} ({small[0].op})"
-        place = str(facts.late[0]) if cause == causes.WAIT else top_place(facts, cause)
+        site = str(facts.late[0]) if cause == causes.WAIT else top_site(facts, cause)
         yield ns, Advice(
-            cause=cause, change=changes[cause], place=place, evidence=evidence, gain_ns=change.stays_ns,
+            cause=cause, change=changes[cause], place=site, evidence=evidence, gain_ns=change.stays_ns,
             gain_most_ns=change.most_ns, gain_text=f"{change}",
         )  # fmt: skip
 
@@ -166,12 +166,12 @@ Remedy = tuple[str, str]
 
 
 def _advise_causes(facts: Facts) -> AdviceItems:
-    """Advise on each cause that costs enough and has a remedy, at its most expensive place."""
+    """Advise on each cause that costs enough and has a remedy, at its most expensive call site."""
     for cause in (*_REMEDIES, *_CHANGES):
         if _is_worth(facts, cause):
             remedy = _REMEDIES[cause](facts) if cause in _REMEDIES else _CHANGES[cause]
             if remedy is not None:
-                yield _gain_item(facts, [cause], remedy[0], top_place(facts, cause), remedy[1])
+                yield _gain_item(facts, [cause], remedy[0], top_site(facts, cause), remedy[1])
 
 
 def _launch_remedy(facts: Facts) -> Remedy | None:
@@ -184,7 +184,7 @@ def _launch_remedy(facts: Facts) -> Remedy | None:
         change = "let graphs hold more of the step, and do less on the host between them (in serving: plan ahead)"
     elif not is_launch_bound(facts):
         change = "give the host less to do between launches (profile it), or torch.compile the model"
-    elif any("vllm/" in place.frame for place, _, _ in facts.places.get(causes.LAUNCH, ())):
+    elif any("vllm/" in site.frame for site, _, _ in facts.sites.get(causes.LAUNCH, ())):
         change = "run with CUDA graphs: without --enforce-eager, and with cudagraph capture sizes that fit the batch"
     else:
         change = 'torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch'
@@ -208,9 +208,9 @@ _SYNC_CHANGES = (
 
 
 def _device_wait_remedy(facts: Facts) -> Remedy:
-    """Return the remedy for the place at which the host waited longest for the device, by the operator there."""
-    place, *_ = next(iter(facts.places.get(causes.SYNC, ())), (ProgramPlace(),))
-    change = next((text for pattern, text in _SYNC_CHANGES if pattern.search(place.operator)), "")
+    """Return the remedy for the call site at which the host waited longest for the device, by the operator there."""
+    site, *_ = next(iter(facts.sites.get(causes.SYNC, ())), (CallSite(),))
+    change = next((text for pattern, text in _SYNC_CHANGES if pattern.search(site.operator)), "")
     change = change or "do not wait for the device there (synchronize, .item(), .cpu()), or less often"
     return change, "the device is idle after the host has waited for it, as nothing is queued by then"
 
@@ -246,10 +246,10 @@ def _data_remedy(facts: Facts) -> Remedy:
 def _advise_optimizer(facts: Facts) -> AdviceItems:
     """Advise on an optimizer that updates parameters one by one."""
     parts = [
-        (cause, place, ns, count)
+        (cause, site, ns, count)
         for cause in (causes.COMPUTE, causes.PYTHON, causes.LAUNCH)
-        for place, ns, count in facts.places.get(cause, ())
-        if place.phase.startswith("Optimizer.step")
+        for site, ns, count in facts.sites.get(cause, ())
+        if site.phase.startswith("Optimizer.step")
     ]
     ns, calls = sum(ns for _, _, ns, _ in parts), sum(count for cause, *_, count in parts if cause == causes.COMPUTE)
     if ns < LOOP_SHARE * facts.step_ns or calls < MANY_OPERATORS:
@@ -266,12 +266,12 @@ def _advise_optimizer(facts: Facts) -> AdviceItems:
 
 def _python_remedy(facts: Facts) -> Remedy | None:
     """Return the remedy for Python between operators; none if half of it is in the optimizer, which has its own."""
-    places = facts.places.get(causes.PYTHON, ())
-    updates = sum(ns for place, ns, _ in places if place.phase.startswith("Optimizer.step"))
+    sites = facts.sites.get(causes.PYTHON, ())
+    updates = sum(ns for site, ns, _ in sites if site.phase.startswith("Optimizer.step"))
     if 2 * updates >= facts.cost_ns(causes.PYTHON):
         return None
     change = "take the work out of the loop, or do it in another process"
-    if not any(place.frame for place, _, _ in places):
+    if not any(site.frame for site, _, _ in sites):
         change = "record with with_stack=True to see which function it is; then take it out of the loop"
     return change, "no operator runs in that time"
 
@@ -288,24 +288,24 @@ def _advise_startup(facts: Facts) -> AdviceItems:
     often = sum(costs.get(cause, 0) >= WORTH_SHARE * sum(costs.values()) for costs in steps)
     if cause == causes.ALLOCATOR and often > 1:
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"
-        yield _gain_item(facts, [cause], change, top_place(facts, cause), f"memory is allocated in {often} steps")
+        yield _gain_item(facts, [cause], change, top_site(facts, cause), f"memory is allocated in {often} steps")
     elif cause == causes.COMPILE and often > 1:
         change = "find what is compiled again: TORCH_LOGS=recompiles; mark sizes with torch._dynamo.mark_dynamic"
-        yield _gain_item(facts, [cause], change, top_place(facts, cause), f"{often} steps compile")
+        yield _gain_item(facts, [cause], change, top_site(facts, cause), f"{often} steps compile")
     else:
         change = "record later: torch.profiler.schedule(wait=1, warmup=3, active=3); a start says nothing of the rest"
         evidence = "the recording contains the start of the program"
         yield _gain_item(
-            facts, sorted(_ONE_TIME_CAUSES, key=facts.cost_ns, reverse=True), change, top_place(facts, cause), evidence
+            facts, sorted(_ONE_TIME_CAUSES, key=facts.cost_ns, reverse=True), change, top_site(facts, cause), evidence
         )
 
 
 def _copy_remedy(facts: Facts) -> Remedy:
     """Return the remedy for the most expensive copy that no kernel runs in parallel to, by its kinds of memory."""
-    place, *_ = next(iter(facts.places.get(causes.COPY, ())), (ProgramPlace(),))
-    if "Pageable" in place.phase:
+    site, *_ = next(iter(facts.sites.get(causes.COPY, ())), (CallSite(),))
+    if "Pageable" in site.phase:
         change = "pin_memory() and non_blocking=True"
-    elif place.phase.startswith("Device -> Device"):
+    elif site.phase.startswith("Device -> Device"):
         change = "avoid the copy: clone, contiguous, or another memory format (channels_last) for the whole model"
     else:
         change = "copy less, or on a stream of its own, with non_blocking=True"
@@ -378,7 +378,7 @@ def _advise_communication(facts: Facts) -> AdviceItems:
         change = (
             "begin it earlier, while backward computes: DistributedDataParallel, with smaller bucket_cap_mb if it is "
             "used already; or less often: no_sync() for some steps"
-            if any(place.phase == BACKWARD for places in facts.places.values() for place, _, _ in places)
+            if any(site.phase == BACKWARD for sites in facts.sites.values() for site, _, _ in sites)
             else "begin it earlier, with async_op=True, and wait where its result is used, or compute two half batches"
         )
     else:
@@ -387,7 +387,7 @@ def _advise_communication(facts: Facts) -> AdviceItems:
         call for call in facts.report.calls if (call.op, call.group, call.step) == (kind.op, kind.group, facts.step)
     ]
     longest = max(calls, key=lambda call: call.exposed_ns)
-    where = str(longest.place)
+    where = str(longest.site)
     if str(longest.waiter):
         evidence += f"; for the longest waits {longest.waiter}"
     yield _gain_item(
@@ -410,19 +410,19 @@ def _advise_operator_loops(facts: Facts) -> AdviceItems:
     """Advise on a loop that calls an operator on a host for each of many small parts."""
     if facts.report.on_device:
         return
-    tiny: dict[str, list[tuple[ProgramPlace, int, int]]] = {}
-    for called, ns, count in facts.places.get(causes.COMPUTE, ()):
+    tiny: dict[str, list[tuple[CallSite, int, int]]] = {}
+    for called, ns, count in facts.sites.get(causes.COMPUTE, ()):
         if ns < SHORT_OPERATOR_NS * count and not _UPDATE.search(f"{called.operator} {called.phase}"):
             function = called.frame or called.module or ("" if facts.report.has_python else called.operator)
             tiny.setdefault(function, []).append((called, ns, count))
-    python_places = [(called, ns) for called, ns, _ in facts.places.get(causes.PYTHON, ())]
-    for function, places in tiny.items():
-        calls, ns = sum(count for _, _, count in places), sum(part_ns for _, part_ns, _ in places)
-        loop_ns = ns + sum(of_it for called, of_it in python_places if function == (called.frame or called.module))
+    python_sites = [(called, ns) for called, ns, _ in facts.sites.get(causes.PYTHON, ())]
+    for function, sites in tiny.items():
+        calls, ns = sum(count for _, _, count in sites), sum(part_ns for _, part_ns, _ in sites)
+        loop_ns = ns + sum(of_it for called, of_it in python_sites if function == (called.frame or called.module))
         if not function or calls < MANY_OPERATORS or loop_ns < LOOP_SHARE * facts.step_ns:
             continue
-        sums = [(called, part_ns) for called, part_ns, _ in places]
-        where = common_place(sums)
+        sums = [(called, part_ns) for called, part_ns, _ in sites]
+        where = common_site(sums)
         yield (
             loop_ns,
             Advice(

@@ -53,7 +53,7 @@ def compare(new: Why, old: Why) -> Comparison:
 
 
 def _largest_change(new: Why, old: Why, sign: int) -> str:
-    """Return the cause that changed most in the direction of the whole, as text with its place; "" if none did."""
+    """Return the cause that changed most in the direction of the whole, as text with its call site; "" if none did."""
     causes = {cause for why in (new, old) for _, _, cause, _ in why.costs}
     changes = {
         cause: sign * (median(new.per_step(cause).values()) - median(old.per_step(cause).values())) for cause in causes

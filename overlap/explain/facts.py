@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .bounds import RankStep
-from .pieces import PlaceCost
+from .pieces import SiteCost
 from .rank import RankReport
 from .ranks import LateRank, Traffic
 from .report import Advice, mean_costs
@@ -21,7 +21,7 @@ class Facts:
     step: int | None  # the shown one
     walls_ns: Mapping[int | None, int]  # the longest rank's time of each step, in order
     costs: Mapping[int | None, Mapping[int, RankStep]]  # of each step and rank
-    places: Mapping[str, Sequence[PlaceCost]]  # of each cause in the shown step; of profiles, those of `profile`
+    sites: Mapping[str, Sequence[SiteCost]]  # of each cause in the shown step; of profiles, those of `profile`
     last: Mapping[int | None, Sequence[LateRank]]  # ranks that others waited for in these steps, most awaited first
     traffic: Sequence[Traffic] = ()
     profile: RankReport | None = None  # of the rank that lost most by itself; None for timelines

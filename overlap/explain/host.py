@@ -76,7 +76,7 @@ _INSTANTIATE = re.compile(r"GraphInstantiate")
 
 
 class GapPieces(NamedTuple):
-    """Columns of disjoint pieces of gaps: each has one cause, and the place of an instant of a thread."""
+    """Columns of disjoint pieces of gaps: each has one cause, and the call site of an instant of a thread."""
 
     start_ns: Int64s
     end_ns: Int64s
@@ -88,13 +88,13 @@ class GapPieces(NamedTuple):
     def of(
         cls, cause: str | Rows, where: Merged, *, thread: Int64s | int = -1, instant_ns: Int64s | None = None
     ) -> GapPieces:  # fmt: skip
-        """Return intervals as pieces, of one cause or of one each; the place of one is that of its middle, by default.
+        """Return intervals as pieces, of one cause or of one each; by default with the call sites of their middles.
 
         Args:
             cause: A name, or the index of each piece's cause in `causes.NAMES`.
             where: The intervals.
-            thread: Thread of the places.
-            instant_ns: Instants of the places.
+            thread: Thread of the call sites.
+            instant_ns: Instants of the call sites.
         """
         number = causes.NAMES.index(cause) if isinstance(cause, str) else cause
         return cls(
@@ -114,7 +114,7 @@ class _Division:
 
     Args:
         left: The gaps.
-        thread: Thread whose activity shows the places.
+        thread: Thread whose activity shows the call sites.
 
     Attributes:
         pieces: The parts that were taken.
@@ -125,19 +125,19 @@ class _Division:
         self.left, self._thread = left, thread
         self.pieces: list[GapPieces] = []
 
-    def take(self, cause: str, cover: Merged, *, begins_ns: Int64s | None = None, has_place: bool = True) -> None:
+    def take(self, cause: str, cover: Merged, *, begins_ns: Int64s | None = None, has_site: bool = True) -> None:
         """Give a cause the part of what is left that a union covers.
 
         Args:
             cause: The cause.
             cover: When it held.
-            begins_ns: The place of a part is that of the last of these instants before its end; None: of its middle.
-            has_place: Whether the parts have a place.
+            begins_ns: A part has the call site of the last of these instants before its end; None: of its middle.
+            has_site: Whether the parts have a call site.
         """
         where = intersect(self.left, cover)
         if begins_ns is not None:
             begins_ns = begins_ns[np.maximum(np.searchsorted(begins_ns, where.end_ns, "left") - 1, 0)]
-        thread = self._thread if has_place else -1
+        thread = self._thread if has_site else -1
         self.pieces.append(GapPieces.of(cause, where, thread=thread, instant_ns=begins_ns))
         self.left = subtract(self.left, where)
 
@@ -248,7 +248,7 @@ def _late_host_pieces(
     """
     gaps = _Division(parts, thread)
     calls = _rows_of_thread(profile, profile.rows(RUNTIME), thread)
-    gaps.take(causes.UNKNOWN, _unrecorded_work(profile, work, calls), has_place=False)
+    gaps.take(causes.UNKNOWN, _unrecorded_work(profile, work, calls), has_site=False)
     syncs = calls[_is_device_wait(profile, work, calls)]
     functions = _rows_of_thread(profile, profile.rows(PYTHON), thread)
     captures = rows_union(profile, profile.named(functions, _CAPTURE))
@@ -271,7 +271,7 @@ def _late_host_pieces(
 
 
 def _cut_at_operators(profile: RankProfile, parts: Merged, rows: Rows) -> Merged:
-    """Return intervals cut where some operators begin and end, so that each part has one place."""
+    """Return intervals cut where some operators begin and end, so that each part has one call site."""
     # A bound strictly inside an interval is the end of one part and the start of the next.
     bounds_ns = np.unique(np.concatenate([profile.start_ns[rows], profile.end_ns[rows]]))
     at = np.searchsorted(parts.end_ns, bounds_ns, "left")
@@ -353,7 +353,7 @@ def host_gaps(profile: RankProfile, gaps: Merged, delays: Sequence[tuple[str, Me
     division = _Division(gaps, thread)
     for cause, cover in delays:
         division.take(cause, cover)
-    division.take(causes.UNKNOWN, rows_union(profile, silent_modules(profile)), has_place=False)
+    division.take(causes.UNKNOWN, rows_union(profile, silent_modules(profile)), has_site=False)
     if len(events) and not unknown:  # Python runs between the thread's first and last event
         division.take(causes.PYTHON, Merged(profile.start_ns[events[:1]], profile.end_ns[events].max(keepdims=True)))
     division.take(causes.UNKNOWN, division.left)

@@ -11,15 +11,15 @@ from .advice import advice
 from .bounds import gain
 from .causes import COMM, COMPUTE, OWN_WORDING, UNKNOWN, WAIT, WIRE, WORDING
 from .facts import Facts
-from .places import PlaceTime, top_places
 from .report import Advice, Cause, Why
+from .sites import SiteTime, top_sites
 
 MENTIONED_SHARE = 1 / 20
 """Part of a step from which on a loss is in the sentence."""
 _SIMILAR_SHARE = 0.01
 """Part of the longest rank's time: means of ranks that differ by less add up to it, as far as people read."""
 BUSY_SHARE = 0.8
-"""A step that computes for this part names the place of it."""
+"""A step that computes for this part names the call site of it."""
 _LARGE_CLASS = 0.3
 """Part of the time of kernels from which on their kind is named."""
 
@@ -48,32 +48,32 @@ def wording(facts: Facts) -> Mapping[str, str]:
     return OWN_WORDING if facts.ours else WORDING
 
 
-def place_times(facts: Facts, cause: str) -> list[PlaceTime]:
-    """Return the most expensive places of a cause in the shown step; none for time that nothing is recorded of."""
+def site_times(facts: Facts, cause: str) -> list[SiteTime]:
+    """Return the most expensive call sites of a cause in the shown step; none for time that nothing is recorded of."""
     if cause == UNKNOWN:
         return []
-    places = facts.places.get(cause, ())
+    sites = facts.sites.get(cause, ())
     if facts.profile is None or cause in (COMM, WIRE):
-        return top_places(places, facts.step_ns, by="place")
-    return top_places(places, facts.step_ns, by="function" if cause == COMPUTE else "operator")
+        return top_sites(sites, facts.step_ns, by="site")
+    return top_sites(sites, facts.step_ns, by="function" if cause == COMPUTE else "operator")
 
 
 def _causes(facts: Facts) -> list[Cause]:
-    """Return the causes of the shown step, the largest first, each with its share and its most expensive places."""
+    """Return the causes of the shown step, the largest first, each with its share and its most expensive call sites."""
     total_ns, causes = facts.step_ns or 1, []
     rank = f" on rank {facts.profile.rank}" * (len(facts.shown) > 1) if facts.profile else ""
     for cause, ns in sorted(facts.mean_ns.items(), key=lambda item: -item[1]):
-        places = [each.text(rank) for each in place_times(facts, cause)]
+        sites = [each.text(rank) for each in site_times(facts, cause)]
         if cause == WAIT:
-            places = [f"{late} ({format_ns(late.waited_ns)} of others)" for late in facts.late[:3]]
+            sites = [f"{late} ({format_ns(late.waited_ns)} of others)" for late in facts.late[:3]]
         elif cause in (COMM, WIRE) and facts.profile:
-            places = [
+            sites = [
                 f"{item.calls} {item.op}" + (f", {format_bytes(item.nbytes)}" if item.nbytes else "")
                 + f" ({format_ns(item.exposed_ns)} exposed)"
                 for item in facts.traffic[:3] if item.exposed_ns and not (cause == COMM and WIRE in facts.mean_ns)
             ]  # fmt: skip
         causes.append(Cause(
-            cause=cause, text=wording(facts)[cause], duration_ns=ns, share=ns / total_ns, places=tuple(places),
+            cause=cause, text=wording(facts)[cause], duration_ns=ns, share=ns / total_ns, places=tuple(sites),
         ))  # fmt: skip
     return causes
 
@@ -103,7 +103,7 @@ def sentence(facts: Facts, changes: Sequence[Advice]) -> str:
         ns = facts.mean_ns[cause]
         reason = f", and it cannot be told why: {reason}" if (reason := unknown_reason(facts, cause)) else ""
         lost = f"{_mean(ns, unit_ns)} ({ns / total_ns:.0%}) {wording(facts)[cause].partition(':')[0]}"
-        text += f"; {lost}{reason}{_largest_place(facts, cause)}"
+        text += f"; {lost}{reason}{_largest_site(facts, cause)}"
     worth = [item for item in changes if item is not facts.first and item.gain_ns != 0]
     tried = next((item for item in worth if item.cause in (COMPUTE, *mentioned)), None)
     return printable(text + (_tried_part(facts, tried) if tried else ""))
@@ -114,22 +114,22 @@ def _mean(mean_ns: float, unit_ns: int) -> str:
     return f"{mean_ns / unit_ns:.1g}" if 0 < 20 * mean_ns < unit_ns else figure(mean_ns, unit_ns)
 
 
-def _largest_place(facts: Facts, cause: str) -> str:
-    """Return the most expensive place of a cause in brackets, "mostly" if there are others; "" without places."""
-    places = place_times(facts, cause)
-    return f" ({'mostly ' * (len(places) > 1)}{places[0].place})" if places else ""
+def _largest_site(facts: Facts, cause: str) -> str:
+    """Return the most expensive call site of a cause in brackets, "mostly" if there are others; "" without any."""
+    sites = site_times(facts, cause)
+    return f" ({'mostly ' * (len(sites) > 1)}{sites[0].site})" if sites else ""
 
 
 def _busy_part(facts: Facts) -> str:
-    """Return the part of the sentence on a profile that mostly computes: its kernels, and the place of most of them."""
+    """Return the part of the sentence on a profile that mostly computes: kernels, and the call site of most."""
     if facts.profile is None or facts.cost_ns(COMPUTE) < BUSY_SHARE * facts.step_ns:
         return ""
     classes = facts.profile.kernel_classes_ns
     kind = max((kind for kind in classes if kind != "other"), key=lambda kind: classes[kind], default="")
     large = facts.profile.on_device and kind and classes[kind] > _LARGE_CLASS * sum(classes.values())
     shares = [f"{classes[kind] / sum(classes.values()):.0%} {_CLASSES[kind]}"] if large else []
-    places = place_times(facts, COMPUTE)
-    parts = [*shares, *(["mostly " * (len(places) > 1) + places[0].place] if places else [])]
+    sites = site_times(facts, COMPUTE)
+    parts = [*shares, *(["mostly " * (len(sites) > 1) + sites[0].site] if sites else [])]
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -150,13 +150,13 @@ def _exposed_part(facts: Facts, mentioned: Sequence[str], unit_ns: int) -> str:
         if WAIT in mentioned and mean_ns >= MENTIONED_SHARE * total_ns:
             parts.append((mean_ns, f"waiting for {late}"))
     if WIRE in mentioned:
-        parts.append((facts.cost_ns(WIRE), f"on the wire{_largest_place(facts, WIRE)}"))
+        parts.append((facts.cost_ns(WIRE), f"on the wire{_largest_site(facts, WIRE)}"))
     rest_ns = exposed_ns - sum(ns for ns, _ in parts) - facts.cost_ns(COMM) * (COMM in mentioned)
     if exposed_ns >= MENTIONED_SHARE * total_ns and float(figure(rest_ns, unit_ns)):
         parts.append((rest_ns, f"in parts below 1/{round(1 / MENTIONED_SHARE)} of the step"))
     if COMM in mentioned:
         where = f"; wait or wire cannot be told: {facts.unknown}" if facts.unknown else ""
-        parts.append((facts.cost_ns(COMM), f"communicating{_largest_place(facts, COMM)}{where}"))
+        parts.append((facts.cost_ns(COMM), f"communicating{_largest_site(facts, COMM)}{where}"))
     lost = ", ".join(f"{_mean(ns, unit_ns)} {text}" for ns, text in parts)
     return f", exposed {_mean(exposed_ns, unit_ns)} ({exposed_ns / total_ns:.0%}){lost and ': '}{lost}"
 

@@ -44,7 +44,7 @@ def page_columns(default: int = COLUMNS) -> int:
 
 
 def _cause_lines(why: Why) -> Iterator[str]:
-    """Yield a line for each cause with its time, share and place; causes below `_SMALL` share the last line."""
+    """Yield a line for each cause with its time, share and call site; causes below `_SMALL` share the last line."""
     unit, unit_ns = figure_unit(why.step_ns)
     small = [cause for cause in why.causes if cause.share < _SMALL]
     for cause in why.causes:
@@ -57,7 +57,7 @@ def _cause_lines(why: Why) -> Iterator[str]:
 
 
 def _advice_lines(number: int, item: Advice, width: int) -> list[str]:
-    """Return the lines of one piece of advice: the change with its place, then evidence and gain."""
+    """Return the lines of one piece of advice: the change with its call site, then evidence and gain."""
     where = f" ({item.place})" if item.place else ""
     return [
         *_wrap(f"{number}. {item.change}{where}", width, indent=3),

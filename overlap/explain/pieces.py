@@ -15,25 +15,25 @@ from numpy.typing import NDArray
 from ..timeline.columnar import Int64s, Mask, Rows, run_starts
 from ..timeline.measure.intervals import Interval, Merged, complement, expand_ranges, intersect_each, union
 from .causes import LOOP, NAMES, UNKNOWN, WAIT
-from .places import ProgramPlace
+from .sites import CallSite
 
 MAX_CHAIN_RANKS = 16
 """Longest chain of ranks, each waiting for the next, that is followed."""
 
-PlaceCost = tuple[ProgramPlace, int, int]
-"""A place, its time in nanoseconds, and its number of pieces."""
+SiteCost = tuple[CallSite, int, int]
+"""A call site, its time in nanoseconds, and its number of pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pieces:
     """Columns of n pieces, sorted by rank and start."""
 
-    places: tuple[ProgramPlace, ...]  # table of places
+    sites: tuple[CallSite, ...]  # table of call sites
     rank: Int64s
     start_ns: Int64s
     end_ns: Int64s
     cause: NDArray[np.int8]  # index in `causes.NAMES`
-    place: Int64s  # of the cause, index in `places`, or -1; of a wait, what the late rank had to come to, or does
+    site: Int64s  # of the cause, index in `sites`, or -1; of a wait, what the late rank had to come to, or does
     late: Int64s  # rank that a wait is for, or that keeps the event loop; -1 if there is none, or it is not known
     did: NDArray[np.int8]  # cause of the late rank at that time; -1 for pieces that are no waits
 
@@ -42,33 +42,33 @@ class Pieces:
 
     @classmethod
     def of(
-        cls, places: Sequence[ProgramPlace], rank: int, start_ns: Int64s, end_ns: Int64s, cause: str | NDArray[np.int8],
-        *, place: Int64s | int = -1, late: Int64s | int = -1,
+        cls, sites: Sequence[CallSite], rank: int, start_ns: Int64s, end_ns: Int64s, cause: str | NDArray[np.int8],
+        *, site: Int64s | int = -1, late: Int64s | int = -1,
     ) -> Pieces:  # fmt: skip
         """Return pieces of one rank between n instants each."""
         count = len(start_ns)
         causes = np.full(count, NAMES.index(cause), np.int8) if isinstance(cause, str) else cause
         return cls(
-            places=tuple(places), start_ns=start_ns, end_ns=end_ns, cause=causes, did=np.full(count, -1, np.int8),
-            rank=np.full(count, rank, np.int64), place=np.broadcast_to(place, count).astype(np.int64),
+            sites=tuple(sites), start_ns=start_ns, end_ns=end_ns, cause=causes, did=np.full(count, -1, np.int8),
+            rank=np.full(count, rank, np.int64), site=np.broadcast_to(site, count).astype(np.int64),
             late=np.broadcast_to(late, count).astype(np.int64),
         )  # fmt: skip
 
     @classmethod
     def concatenate(cls, parts: Sequence[Pieces]) -> Pieces:
-        """Return the pieces of several parts, sorted; equal tables of places are kept once."""
+        """Return the pieces of several parts, sorted; equal tables of call sites are kept once."""
         parts = [part for part in parts if len(part)] or list(parts[:1])
         tables: dict[int, int] = {}
-        places: list[ProgramPlace] = []
+        sites: list[CallSite] = []
         shifted = []
         for part in parts:
-            if id(part.places) not in tables:
-                tables[id(part.places)] = len(places)
-                places += part.places
-            shifted.append(np.where(part.place < 0, -1, part.place + tables[id(part.places)]))
+            if id(part.sites) not in tables:
+                tables[id(part.sites)] = len(sites)
+                sites += part.sites
+            shifted.append(np.where(part.site < 0, -1, part.site + tables[id(part.sites)]))
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-        columns["place"] = np.concatenate(shifted)
-        found = cls(places=parts[0].places if len(tables) == 1 else tuple(places), **columns)
+        columns["site"] = np.concatenate(shifted)
+        found = cls(sites=parts[0].sites if len(tables) == 1 else tuple(sites), **columns)
         return found.take(np.lexsort((found.start_ns, found.rank)))
 
     def take(self, which: Mask | Rows) -> Pieces:
@@ -108,17 +108,17 @@ class Pieces:
         np.add.at(sums_ns, self.cause, self.end_ns - self.start_ns)
         return {NAMES[at]: int(sums_ns[at]) for at in np.argsort(-sums_ns, kind="stable").tolist() if sums_ns[at]}
 
-    def places_by_cause(self) -> dict[str, list[PlaceCost]]:
-        """Return the places of each cause, the most expensive first."""
-        known = self.take(self.place >= 0)
-        keys, kind = np.unique(known.cause.astype(np.int64) * len(self.places) + known.place, return_inverse=True)
+    def sites_by_cause(self) -> dict[str, list[SiteCost]]:
+        """Return the call sites of each cause, the most expensive first."""
+        known = self.take(self.site >= 0)
+        keys, kind = np.unique(known.cause.astype(np.int64) * len(self.sites) + known.site, return_inverse=True)
         sums_ns = np.zeros(len(keys), np.int64)
         np.add.at(sums_ns, kind, known.end_ns - known.start_ns)
         counts = np.bincount(kind, minlength=len(keys))
-        found: dict[str, list[PlaceCost]] = {}
+        found: dict[str, list[SiteCost]] = {}
         for at in np.argsort(-sums_ns, kind="stable").tolist():
-            cause, place = divmod(int(keys[at]), len(self.places))
-            found.setdefault(NAMES[cause], []).append((self.places[place], int(sums_ns[at]), int(counts[at])))
+            cause, site = divmod(int(keys[at]), len(self.sites))
+            found.setdefault(NAMES[cause], []).append((self.sites[site], int(sums_ns[at]), int(counts[at])))
         return found
 
     def by_rank(self) -> Iterator[tuple[int, Pieces]]:
@@ -140,7 +140,7 @@ class Pieces:
         over the waits for each rank of the longest chain.
 
         Args:
-            every: The pieces of all ranks, without gaps at the time of the waits; they share the table of places.
+            every: The pieces of all ranks, without gaps at the time of the waits; they share the table of call sites.
             doing: Changes waits that were followed to their end; None: nothing does.
         """
         waiting = self.is_cause(WAIT) & (self.late >= 0)
@@ -153,11 +153,11 @@ class Pieces:
             further = parts.is_cause(WAIT) & (parts.late >= 0) & (passed.shape[1] < MAX_CHAIN_RANKS)
             further &= (passed != parts.late[:, None]).all(axis=1)
             # While nothing is known of a late rank, or it waits in a circle, its program had to come to the operation.
-            idle = (parts.is_cause(UNKNOWN) & (parts.place < 0)) | parts.is_cause(WAIT)
+            idle = (parts.is_cause(UNKNOWN) & (parts.site < 0)) | parts.is_cause(WAIT)
             parts = replace(
                 parts, rank=waits.rank[index], cause=waits.cause[index],
                 did=np.where(further, -1, np.where(idle, NAMES.index(UNKNOWN), parts.cause)).astype(np.int8),
-                place=np.where(idle & ~further, waits.place[index], parts.place),
+                site=np.where(idle & ~further, waits.site[index], parts.site),
                 late=np.where(further | (parts.is_cause(LOOP) & (parts.late >= 0)), parts.late, late),
             )  # fmt: skip
             done.append(parts.take(~further))
@@ -183,4 +183,4 @@ class Pieces:
         return index, replace(part, start_ns=start_ns, end_ns=end_ns)
 
 
-_COLUMNS = tuple(field.name for field in fields(Pieces) if field.name != "places")
+_COLUMNS = tuple(field.name for field in fields(Pieces) if field.name != "sites")

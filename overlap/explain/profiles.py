@@ -15,10 +15,10 @@ from .causes import COMM, COMPUTE, LAUNCH, PYTHON, SYNC, UNKNOWN, WAIT, WIRE, WO
 from .facts import Facts
 from .judgement import explain, missing_events_note, unknown_reason
 from .pieces import Pieces
-from .places import top_places
 from .rank import RankReport
 from .ranks import divide_exposed, late_ranks, link_gb_s, missing_ranks, sum_traffic
 from .report import Why, mean_costs, median_length_step
+from .sites import top_sites
 
 LONGER_FACTOR = 1.5
 """Steps that take so many times the length of the shown one are named."""
@@ -72,7 +72,7 @@ def profile_facts(reports: Sequence[RankReport], step: int | None) -> Facts:
     traffic = sum_traffic(calls, mine.cover(COMM, WAIT, WIRE), link_gb_s(worst.device, worst.world_size))
     facts = Facts(
         origin="PyTorch profiler", world_size=max(report.world_size for report in reports), step=shown,
-        walls_ns=walls, costs=costs, places=mine.places_by_cause(), profile=worst, communicates=bool(calls),
+        walls_ns=walls, costs=costs, sites=mine.sites_by_cause(), profile=worst, communicates=bool(calls),
         last={number: late_ranks(inside[number], number) for number in inside}, traffic=traffic,
         cut=any("cut off" in note for note in worst.notes), unknown=_why_undivided(missing_ranks(reports), notes),
         notes=[*notes, *_longer_steps_note(inside, walls, shown, worst.rank, windows)],
@@ -124,9 +124,9 @@ def _longer_steps_note(
     )
     cause = max(costs, key=lambda each: costs[each] - usual.get(each, 0))
     more_ns = costs[cause] - usual.get(cause, 0)
-    found = inside[longest].of_rank(rank, windows[longest][rank]).places_by_cause() if rank in windows[longest] else {}
-    places = top_places(found.get(cause, ()), costs[cause], by="function" if cause == COMPUTE else "operator")
-    where = f", the largest part at {places[0].text()}" if places else ""
+    found = inside[longest].of_rank(rank, windows[longest][rank]).sites_by_cause() if rank in windows[longest] else {}
+    sites = top_sites(found.get(cause, ()), costs[cause], by="function" if cause == COMPUTE else "operator")
+    where = f", the largest part at {sites[0].text()}" if sites else ""
     return [
         f"{len(longer)} of {len(walls)} steps take{'s' * (len(longer) == 1)} half as long again as this one, or more: "
         f"step {longest} takes {format_ns(walls[longest])}, of which {WORDING[cause]} is {format_ns(more_ns)} "

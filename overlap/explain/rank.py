@@ -1,4 +1,4 @@
-"""Measures of one rank's profile: costs of steps by cause, places, collectives and facts about its kernels.
+"""Measures of one rank's profile: costs of steps by cause, call sites, collectives and facts about its kernels.
 
 What this returns is small, for each file is measured by a process of its own.
 """
@@ -35,7 +35,7 @@ from ..units import format_ns
 from .causes import COMM, COMPUTE, COPY, NAMES, UNKNOWN
 from .host import LATENCY_NS, GapPieces, delay_causes, device_gaps, host_gaps, silent_modules, work_pieces
 from .pieces import Pieces
-from .places import Places, ProgramPlace
+from .sites import CallSite, CallSites
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""
@@ -64,8 +64,8 @@ class ProfiledCollective:
     end_ns: int
     exposed_ns: int
     step: int | None
-    place: ProgramPlace
-    waiter: ProgramPlace  # of the work that was queued before its end and began after it
+    site: CallSite
+    waiter: CallSite  # of the work that was queued before its end and began after it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def measure_file(path: str | os.PathLike[str]) -> RankReport:
 
 
 def measure_profile(profile: RankProfile) -> RankReport:
-    """Return the report on a profile: pieces of its time with their places, collectives, and facts on kernels."""
+    """Return the report on a profile: pieces of its time with their call sites, collectives, and facts on kernels."""
     work = select_work(profile)
     windows = step_windows(profile, work)
     comm, compute = rows_union(profile, np.concatenate([work.comm, work.calls])), rows_union(profile, work.compute)
@@ -130,14 +130,14 @@ def measure_profile(profile: RankProfile) -> RankReport:
         gap_pieces = device_gaps(profile, work, gaps, busy)
     else:
         gap_pieces = host_gaps(profile, gaps, held, unknown=bool(profile.header.get("deviceProperties")))
-    places = Places(profile)
-    calls = _collective_calls(profile, work, windows, exposed, places)
+    sites = CallSites(profile)
+    calls = _collective_calls(profile, work, windows, exposed, sites)
     computes = work.compute if work.on_device else np.sort(outermost(profile, work.compute))
     copied = work_pieces(profile, work, work.copies, COPY, subtract(subtract(copies, compute), comm))
     pieces = Pieces.concatenate([
-        _place_pieces(profile, places, gap_pieces),
-        _place_pieces(profile, places, *work_pieces(profile, work, computes, COMPUTE, compute)),
-        _place_pieces(profile, places, *copied, copies=True),
+        _site_pieces(profile, sites, gap_pieces),
+        _site_pieces(profile, sites, *work_pieces(profile, work, computes, COMPUTE, compute)),
+        _site_pieces(profile, sites, *copied, copies=True),
         _comm_pieces(profile, work, exposed, calls),
     ])  # fmt: skip
     properties = profile.header.get("deviceProperties")
@@ -158,7 +158,7 @@ def measure_profile(profile: RankProfile) -> RankReport:
         kernels={step: len(each) for step, each in kernels_ns.items()},
         kernel_median_ns={step: int(np.median(each)) if len(each) else 0 for step, each in kernels_ns.items()},
         graph_share=float(graphs.mean()) if len(graphs) else 0.0,
-        kernel_classes_ns=_sum_kernel_classes(profile, work.compute, lengths_ns), has_python=places.has_python,
+        kernel_classes_ns=_sum_kernel_classes(profile, work.compute, lengths_ns), has_python=sites.has_python,
         has_workers=bool(profile.names_matching(_WORKERS).any()),
         notes=[
             *_mid_recording_note(profile, gap_pieces), *recording_notes(profile, work),
@@ -200,19 +200,19 @@ def _mid_recording_note(profile: RankProfile, pieces: GapPieces) -> list[str]:
     ]
 
 
-def _place_pieces(
-    profile: RankProfile, places: Places, part: GapPieces, rows: Rows | None = None, *, copies: bool = False
+def _site_pieces(
+    profile: RankProfile, sites: CallSites, part: GapPieces, rows: Rows | None = None, *, copies: bool = False
 ) -> Pieces:
-    """Return pieces with the places of their instants; a kernel without one is its own place.
+    """Return pieces with the call sites of their instants; a kernel without one is its own call site.
 
     Args:
         profile: The events.
-        places: Their places.
+        sites: Their call sites.
         part: Pieces of time.
         rows: Kernels, copies or operators of the pieces; None for gaps.
-        copies: Whether the places name the kind of copy.
+        copies: Whether the call sites name the kind of copy.
     """
-    labels, number = places.find_numbered(part.thread.astype(np.int32), part.instant_ns)
+    labels, number = sites.find_numbered(part.thread.astype(np.int32), part.instant_ns)
     if copies and rows is not None:
         pairs, number = np.unique(np.stack([number, profile.name[rows]]), axis=1, return_inverse=True)
         number = number.reshape(-1)
@@ -221,19 +221,19 @@ def _place_pieces(
             for at, name in pairs.T.tolist()
         ]
     elif rows is not None:
-        is_empty = np.array([not str(place) for place in labels], bool)[number]
+        is_empty = np.array([not str(site) for site in labels], bool)[number]
         names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
         number[is_empty] = len(labels) + index
-        labels += [ProgramPlace(operator=_short_kernel_name(profile.names[each])) for each in names.tolist()]
-    number = np.where(np.array([bool(str(place)) for place in labels], bool)[number], number, -1)
+        labels += [CallSite(operator=_short_kernel_name(profile.names[each])) for each in names.tolist()]
+    number = np.where(np.array([bool(str(site)) for site in labels], bool)[number], number, -1)
     times = profile.base_ns + part.start_ns, profile.base_ns + part.end_ns
-    return Pieces.of(labels, profile.rank, *times, part.cause, place=number)
+    return Pieces.of(labels, profile.rank, *times, part.cause, site=number)
 
 
 def _comm_pieces(
     profile: RankProfile, work: WorkRows, exposed: Merged, calls: Sequence[ProfiledCollective]
 ) -> Pieces:  # fmt: skip
-    """Return the pieces of exposed communication; the place of one is its operation, and the function that called it.
+    """Return the pieces of exposed communication, with the operation and its calling function as call sites.
 
     Args:
         profile: The events.
@@ -243,14 +243,14 @@ def _comm_pieces(
     """
     part, rows = work_pieces(profile, work, np.sort(np.concatenate([work.comm, work.calls])), COMM, exposed)
     by_row = dict(zip(work.comm.tolist(), calls, strict=True))
-    labels = Table[ProgramPlace]()
-    place = []
+    labels = Table[CallSite]()
+    site = []
     for row in rows.tolist():
         call = by_row.get(row)
         op = call.op if call else operation_name(profile.names[profile.name[row]].removeprefix("c10d::")).strip("_")
-        place.append(labels[ProgramPlace(operator=op, frames=call.place.frames if call else ())])
+        site.append(labels[CallSite(operator=op, frames=call.site.frames if call else ())])
     times = profile.base_ns + part.start_ns, profile.base_ns + part.end_ns
-    return Pieces.of(tuple(labels), profile.rank, *times, part.cause, place=np.array(place, np.int64))
+    return Pieces.of(tuple(labels), profile.rank, *times, part.cause, site=np.array(site, np.int64))
 
 
 def _short_kernel_name(kernel: str) -> str:
@@ -260,17 +260,17 @@ def _short_kernel_name(kernel: str) -> str:
 
 
 def _collective_calls(
-    profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval], exposed: Merged, places: Places
+    profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval], exposed: Merged, sites: CallSites
 ) -> list[ProfiledCollective]:
     """Return the collectives of all steps, each with the step in which it began."""
     rows = work.comm
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     messages = collective_messages(profile, rows)
 
-    def places_of(sources: Rows) -> list[ProgramPlace]:
-        """Return the places of launches or calls; an empty one for row -1."""
+    def sites_of(sources: Rows) -> list[CallSite]:
+        """Return the call sites of launches or calls; an empty one for row -1."""
         threads = np.where(sources >= 0, profile.thread[sources], -1).astype(np.int32)
-        return places.find(threads, profile.start_ns[sources])
+        return sites.find(threads, profile.start_ns[sources])
 
     sources = work.launch[rows]
     if not work.on_device:
@@ -281,14 +281,14 @@ def _collective_calls(
     for step, window in windows.items():
         steps[slice(*np.searchsorted(profile.start_ns[rows], window))] = step
     times = (profile.base_ns + profile.start_ns[rows], profile.base_ns + profile.end_ns[rows], exposed_ns, steps)
-    found = places_of(sources), places_of(np.where(waiters >= 0, work.launch[waiters], -1))
+    found = sites_of(sources), sites_of(np.where(waiters >= 0, work.launch[waiters], -1))
     return [
         ProfiledCollective(
             op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,
-            number=message.seq or 0, start_ns=start_ns, end_ns=end_ns, exposed_ns=ns, step=step, place=place,
+            number=message.seq or 0, start_ns=start_ns, end_ns=end_ns, exposed_ns=ns, step=step, site=site,
             waiter=waiter,
         )
-        for start_ns, end_ns, ns, step, place, waiter, message in zip(
+        for start_ns, end_ns, ns, step, site, waiter, message in zip(
             *(column.tolist() for column in times), *found, messages, strict=True
         )
     ]  # fmt: skip

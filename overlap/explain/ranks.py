@@ -14,8 +14,8 @@ from ..timeline.measure.operations import bus_factor
 from ..units import format_ns
 from .causes import COMM, COMPUTE, LOOP, NAMES, UNKNOWN, WAIT, WIRE, WORDING
 from .pieces import Pieces
-from .places import ProgramPlace
 from .rank import ProfiledCollective, RankReport
+from .sites import CallSite
 
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that end on no rank before all have begun: only these show clocks and late ranks."""
@@ -34,22 +34,22 @@ class LateRank:
     step: int | None
     waited_ns: int  # of all other ranks, added up
     cause: str  # its main activity in that time; "" if it is unknown
-    place: ProgramPlace  # of that, or of what it had to come to
+    site: CallSite  # of that, or of what it had to come to
 
     @property
     def doing(self) -> str:
-        """Activity of the rank for most of the time, with the place."""
-        where = str(self.place)
+        """Activity of the rank for most of the time, with its call site."""
+        where = str(self.site)
         if self.cause == COMPUTE:
             return f"compute {where}".rstrip()
         if self.cause in ("", UNKNOWN):
-            is_state = not self.place.operator and not self.place.frames
+            is_state = not self.site.operator and not self.site.frames
             return (where if is_state else f"its program, before {where}") or "doing something that is not recorded"
         if self.cause == LOOP:
-            return f"its program at {self.place.frame}"
+            return f"its program at {self.site.frame}"
         if self.cause in (WIRE, COMM):
             return where or "in other communication"
-        named = self.place.operator or self.place.module or self.place.phase
+        named = self.site.operator or self.site.module or self.site.phase
         return f"{WORDING[self.cause]}{', ' if named else ' at '}{where}" if where else WORDING[self.cause]
 
     def __str__(self) -> str:
@@ -61,14 +61,14 @@ def late_ranks(pieces: Pieces, step: int | None) -> list[LateRank]:
     found = []
     for rank, waits in pieces.by_late():
         lengths_ns = waits.end_ns - waits.start_ns
-        sums_ns = np.zeros((len(NAMES) + 1, len(waits.places) + 1), np.int64)
-        np.add.at(sums_ns, (waits.did, waits.place), lengths_ns)
+        sums_ns = np.zeros((len(NAMES) + 1, len(waits.sites) + 1), np.int64)
+        np.add.at(sums_ns, (waits.did, waits.site), lengths_ns)
         did = int(sums_ns.sum(axis=1).argmax())
-        place = int(sums_ns[did].argmax())
+        site = int(sums_ns[did].argmax())
         found.append(LateRank(
             rank=rank if rank >= 0 else None, step=step, waited_ns=int(lengths_ns.sum()),
             cause=NAMES[did] if did < len(NAMES) else "",
-            place=waits.places[place] if place < len(waits.places) else ProgramPlace(),
+            site=waits.sites[site] if site < len(waits.sites) else CallSite(),
         ))  # fmt: skip
     return sorted(found, key=lambda each: -each.waited_ns)
 
@@ -88,7 +88,7 @@ def divide_exposed(reports: Sequence[RankReport]) -> tuple[Pieces, list[str]]:
     notes = _find_waits(reports) if len(reports) > 1 else []
     pieces = Pieces.concatenate([report.pieces for report in reports])
     every = _fill_gaps(reports, pieces)
-    return replace(pieces, places=every.places).follow_waits(every), notes
+    return replace(pieces, sites=every.sites).follow_waits(every), notes
 
 
 def _find_waits(reports: Sequence[RankReport]) -> list[str]:
@@ -186,7 +186,7 @@ def _divide_waits(reports: Sequence[RankReport], matches: Sequence[Match]) -> No
             waiting, rest = rest.split(merge(intervals))
             parts.append(replace(
                 waiting, cause=np.full(len(waiting), NAMES.index(WAIT), np.int8), late=np.full(len(waiting), late),
-                place=np.full(len(waiting), -1),
+                site=np.full(len(waiting), -1),
             ))  # fmt: skip
         parts.append(replace(rest, cause=np.full(len(rest), NAMES.index(WIRE), np.int8)))
         report.pieces = Pieces.concatenate(parts)
@@ -205,9 +205,9 @@ def _fill_gaps(reports: Sequence[RankReport], pieces: Pieces) -> Pieces:
         lag = f"not yet recorded (its recording begins {format_ns(report.begin_ns - begin_ns)} after the first)"
         for cover, state in ((merge([(low_ns, report.begin_ns)]), lag), (merge([(report.begin_ns, high_ns)]), "")):
             where = intersect(gaps, cover)
-            places = (ProgramPlace(phase=state),)
+            sites = (CallSite(phase=state),)
             parts.append(Pieces.of(
-                places, report.rank, where.start_ns, where.end_ns, UNKNOWN, place=0 if state else -1
+                sites, report.rank, where.start_ns, where.end_ns, UNKNOWN, site=0 if state else -1
             ))  # fmt: skip
     return Pieces.concatenate(parts)
 

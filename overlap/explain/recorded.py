@@ -76,9 +76,9 @@ def facts_of(
     has_traffic = bool(steps) or (step is not None and int(issued.sum()) >= MANY_CALLS * len(counted))
     foreign = ORIGIN in timeline.meta
     partial = foreign and len(timeline.ranks()) < timeline.world_size  # the arrivals of other ranks are not known
-    places = pieces.places_by_cause()
+    sites = pieces.sites_by_cause()
     if partial:
-        places[COMM] = [*places.pop(WIRE, ()), *places.pop(WAIT, ())]
+        sites[COMM] = [*sites.pop(WIRE, ()), *sites.pop(WAIT, ())]
     return Facts(
         origin=timeline.meta.get(ORIGIN, "overlap"), world_size=timeline.world_size, step=step,
         walls_ns={at: max((row.wall_ns for row in rows.values()), default=0) for at, rows in every.items()},
@@ -92,7 +92,7 @@ def facts_of(
             }
             for at, rows in every.items()
         },
-        places=places, last={step: late_ranks(pieces, step)},
+        sites=sites, last={step: late_ranks(pieces, step)},
         traffic=_traffic(timeline, activity) if has_traffic else (),
         communicates=any(row.comm_ns for row in shown.values()), ours=not foreign,
         torch="torch" in timeline.meta, first=_starved_advice(timeline), cut=CUT in timeline.meta,

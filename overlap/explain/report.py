@@ -29,7 +29,7 @@ class Cause:
     text: str
     duration_ns: int
     share: float  # of the step, from 0 to 1
-    places: tuple[str, ...] = ()  # in the program, the most expensive first, with their times
+    places: tuple[str, ...] = ()  # call sites, the most expensive first, with their times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Advice:
 
     cause: str
     change: str
-    place: str
+    place: str  # the call site
     evidence: str
     gain_least_ns: int | None = None  # bounds of what the step gets shorter by, if all of the cause goes; over steps
     gain_most_ns: int | None = None

@@ -17,7 +17,7 @@ from ..timeline.measure.activity import PROGRAM, WAITING, Activity
 from ..timeline.measure.meetings import last_rows
 from .causes import COMPUTE, COPY, LOOP, NAMES, QUEUE, UNKNOWN, WAIT, WIRE
 from .pieces import Pieces
-from .places import ProgramPlace
+from .sites import CallSite
 
 _CAUSES = np.array([NAMES.index(cause) for cause in (COMPUTE, LOOP, WIRE, WAIT, QUEUE, COPY, UNKNOWN)], np.int8)
 """Causes in the order in which `activity` numbers what a rank does."""
@@ -26,53 +26,53 @@ _CAUSES = np.array([NAMES.index(cause) for cause in (COMPUTE, LOOP, WIRE, WAIT, 
 def pieces_of_spans(activity: Activity) -> Pieces:
     """Return the pieces of ranks in the windows of an activity. Cost: a sort of its spans."""
     columns, windows = activity.columns, activity.windows
-    pieces, place = _all_pieces(activity)
+    pieces, site = _all_pieces(activity)
     queued = pieces.is_cause(QUEUE)  # an operation that a late rank has called says nothing of what the rank did
     every = replace(
-        pieces, cause=np.where(queued, NAMES.index(UNKNOWN), pieces.cause), place=np.where(queued, -1, pieces.place)
+        pieces, cause=np.where(queued, NAMES.index(UNKNOWN), pieces.cause), site=np.where(queued, -1, pieces.site)
     )
     begun_ns = np.full(int(columns.rank.max(initial=0)) + 1, min(window.start_ns for window in windows))
     begun_ns[[window.rank for window in windows]] = [window.start_ns for window in windows]
     return pieces.within({window.rank: window[2:] for window in windows}).follow_waits(
-        every, lambda waits: _name_excess(waits, columns, place, begun_ns)
+        every, lambda waits: _name_excess(waits, columns, site, begun_ns)
     )
 
 
 def _all_pieces(activity: Activity) -> tuple[Pieces, Rows]:
-    """Return all pieces of all ranks, and the place of each span; what a program did by itself is of unknown cause."""
+    """Return all pieces of all ranks, and the call site of each span; a program by itself is of unknown cause."""
     columns, did = activity.columns, activity.pieces()
-    places, place = _places(columns)
+    sites, site = _sites(columns)
     last = np.where(did.row >= 0, last_rows(columns)[did.row], -1)
     awaited = np.where(last >= 0, columns.rank[last], did.rank)
     late = np.where((did.doing == WAITING) & (awaited != did.rank), awaited, -1)
     shown = np.where(late >= 0, last, did.row)
     late = np.where(did.doing == PROGRAM, columns.rank[did.row], late)
     return Pieces(
-        places=places, rank=did.rank, start_ns=did.start_ns, end_ns=did.end_ns, cause=_CAUSES[did.doing], late=late,
-        place=np.where(shown >= 0, place[shown], -1), did=np.full(len(did), -1, np.int8),
-    ), place  # fmt: skip
+        sites=sites, rank=did.rank, start_ns=did.start_ns, end_ns=did.end_ns, cause=_CAUSES[did.doing], late=late,
+        site=np.where(shown >= 0, site[shown], -1), did=np.full(len(did), -1, np.int8),
+    ), site  # fmt: skip
 
 
-def _places(columns: SpanColumns) -> tuple[tuple[ProgramPlace, ...], Rows]:
-    """Return the places of spans, and for each span the index of its own; a kept loop has the rank that keeps it."""
+def _sites(columns: SpanColumns) -> tuple[tuple[CallSite, ...], Rows]:
+    """Return call sites, and for each span the index of its own; a kept loop has the rank that keeps it."""
     compute, program = columns.is_kind("compute"), columns.is_kind("program")
-    name, site = np.where(program, columns.rank, columns.name), np.where(program, columns.name, columns.call_site)
+    name, line = np.where(program, columns.rank, columns.name), np.where(program, columns.name, columns.call_site)
     most = max(len(columns.texts), int(columns.rank.max(initial=0))) + 1
-    key = ((name * most + site) * 2 + compute) * 2 + program
-    _, first, place = np.unique(key, return_index=True, return_inverse=True)
-    found = zip(*(column[first].tolist() for column in (name, site, compute, program)), strict=True)
+    key = ((name * most + line) * 2 + compute) * 2 + program
+    _, first, site = np.unique(key, return_index=True, return_inverse=True)
+    found = zip(*(column[first].tolist() for column in (name, line, compute, program)), strict=True)
     texts = columns.texts
-    places = tuple(
-        ProgramPlace(
+    sites = tuple(
+        CallSite(
             operator=f"rank {name}" if keeps else f"'{texts[name]}'" if computes else texts[name],
-            frames=(texts[site],) if texts[site] else (),
+            frames=(texts[line],) if texts[line] else (),
         )
-        for name, site, computes, keeps in found
+        for name, line, computes, keeps in found
     )
-    return places, place
+    return sites, site
 
 
-def _name_excess(waits: Pieces, columns: SpanColumns, place: Rows, begun_ns: Int64s) -> Pieces:
+def _name_excess(waits: Pieces, columns: SpanColumns, site: Rows, begun_ns: Int64s) -> Pieces:
     """Replace the compute named for a wait by the one that made the rank late, where that is another compute.
 
     A compute makes a rank late if the rank has spent more time on it than the victim by the end of a wait, and at least
@@ -88,17 +88,17 @@ def _name_excess(waits: Pieces, columns: SpanColumns, place: Rows, begun_ns: Int
     waited_ns = np.cumsum(end_ns - waits.start_ns[rows])
     before_ns = np.append(0, waited_ns)[firsts]
     waited_ns -= np.repeat(before_ns, np.diff(np.append(firsts, len(rows))))
-    own_ns, most_ns, longest = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64), waits.place[rows]
+    own_ns, most_ns, longest = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64), waits.site[rows]
     computes = np.flatnonzero(columns.is_kind("compute"))
-    for number in np.unique(place[computes]).tolist():
-        spans = columns.take(computes[place[computes] == number])
+    for number in np.unique(site[computes]).tolist():
+        spans = columns.take(computes[site[computes] == number])
         more_ns = spent_ns(spans, begun_ns, rank, end_ns) - spent_ns(spans, begun_ns, victim, end_ns)
-        is_own, is_more = waits.place[rows] == number, more_ns > most_ns
+        is_own, is_more = waits.site[rows] == number, more_ns > most_ns
         own_ns[is_own], most_ns[is_more], longest[is_more] = more_ns[is_own], more_ns[is_more], number
     late = (2 * own_ns < waited_ns) & (2 * most_ns >= waited_ns)
-    named = waits.place.copy()
+    named = waits.site.copy()
     named[rows[late]] = longest[late]
-    return replace(waits, place=named)
+    return replace(waits, site=named)
 
 
 def spent_ns(spans: SpanColumns, begun_ns: Int64s, rank: Int64s, now_ns: Int64s) -> Int64s:

@@ -159,7 +159,7 @@ def only(timeline, victim=0, step=None):
         piece = found.take(np.array([at]))
         late = late_ranks(piece, None)
         known = bool(late) and late[0].rank is not None
-        key = (late[0].rank, late[0].doing) if known else (None, str(piece.places[piece.place[0]]), bool(late))
+        key = (late[0].rank, late[0].doing) if known else (None, str(piece.sites[piece.site[0]]), bool(late))
         sums[key] = sums.get(key, 0) + int(piece.end_ns[0] - piece.start_ns[0])
     return sorted(((*key[:2], ns) for key, ns in sums.items()), key=lambda each: (-each[2], each[1]))
 

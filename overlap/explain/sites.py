@@ -1,4 +1,4 @@
-"""Places in a program: operator, module and Python function around an instant of a thread."""
+"""Call sites in a program: operator, module and Python function around an instant of a thread."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ..timeline.files.windows import Rows, is_outermost
 from ..units import format_ns
 
 BACKWARD = "backward"
-"""Phase of operators of the backward pass; their places are those of their forward."""
+"""Phase of operators of the backward pass; their call sites are those of their forward."""
 _DEPTH, _PRIME = 200, np.uint64(0x100000001B3)
-MAX_PLACES = 3
-"""Places of a cause that are named."""
+MAX_SITES = 3
+"""Call sites of a cause that are named."""
 _NAME = 80
 """Characters of an operator, module or note that are shown."""
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
 _FRAME = re.compile(r"^(?P<path>[^()]+\.py)\((?P<line>\d+)\): (?P<name>.+)$")
 _LIBRARY = re.compile(r"(^|/)(torch|torchvision|numpy|triton|importlib|<frozen)(/|$)|^<|^threading\.py|/lib/python3")
 _MAIN_OPERATOR_SHARE = 0.9
-"""Part of the time of a place from which on it counts as one operator's."""
+"""Part of the time of a call site from which on it counts as one operator's."""
 _INSTANCE = re.compile(r"_\d+$")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
-_NOT_A_PLACE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoader\)|gloo:|overlap:|nccl:)")
+_NOT_A_SITE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoader\)|gloo:|overlap:|nccl:)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramPlace:
-    """Place in a program; a part that was not recorded is ""."""
+class CallSite:
+    """Call site in a program; a part that was not recorded is ""."""
 
     operator: str = ""  # the outermost operator
     module: str = ""  # the innermost module
@@ -62,9 +62,9 @@ class ProgramPlace:
         return f"{text} at {where}" if text and where else text or where
 
 
-def common_place(places: Sequence[tuple[ProgramPlace, int]]) -> ProgramPlace:
-    """Return the operator, module, function and phase that hold for more than half of the time of some places."""
-    total_ns = sum(ns for _, ns in places)
+def common_site(sites: Sequence[tuple[CallSite, int]]) -> CallSite:
+    """Return the operator, module, function and phase that hold for more than half of the time of some call sites."""
+    total_ns = sum(ns for _, ns in sites)
 
     def prevailing(texts: Iterable[tuple[str, int]]) -> str:
         """Return the text that has more than half of the time; "" if none has."""
@@ -74,88 +74,88 @@ def common_place(places: Sequence[tuple[ProgramPlace, int]]) -> ProgramPlace:
         found = [text for text, ns in times.items() if 2 * ns > total_ns]
         return found[-1] if found else ""
 
-    modules = [(place.module, ns) for place, ns in places]
-    return ProgramPlace(
-        operator=prevailing((place.operator, ns) for place, ns in places),
+    modules = [(site.module, ns) for site, ns in sites]
+    return CallSite(
+        operator=prevailing((site.operator, ns) for site, ns in sites),
         module=prevailing(modules) or prevailing((_INSTANCE.sub("", name), ns) for name, ns in modules),
         frames=tuple(
-            filter(None, [prevailing((frame, ns) for place, ns in places for frame in dict.fromkeys(place.frames))])
+            filter(None, [prevailing((frame, ns) for site, ns in sites for frame in dict.fromkeys(site.frames))])
         ),
-        phase=prevailing((place.phase, ns) for place, ns in places),
+        phase=prevailing((site.phase, ns) for site, ns in sites),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceTime:
-    """Time at one place of a program."""
+class SiteTime:
+    """Time at one call site of a program."""
 
-    place: str
+    site: str
     duration_ns: int
     operators: str = ""  # the most expensive ones, if no operator alone has nearly all of the time
 
     def text(self, where: str = "") -> str:
-        """Return the place with its time, on some rank if `where` says so: "aten::add (9 ms on rank 1: add, mul)"."""
-        return f"{self.place} ({format_ns(self.duration_ns)}{where}{self.operators and ': '}{self.operators})"
+        """Return text such as "aten::add (9 ms on rank 1: add, mul)"; `where` is the part " on rank 1"."""
+        return f"{self.site} ({format_ns(self.duration_ns)}{where}{self.operators and ': '}{self.operators})"
 
 
-def top_places(
-    places: Sequence[tuple[ProgramPlace, int, int]], step_ns: float, *, by: Literal["operator", "function", "place"]
-) -> list[PlaceTime]:
-    """Return the most expensive operators, functions or places, at most `MAX_PLACES`.
+def top_sites(
+    sites: Sequence[tuple[CallSite, int, int]], step_ns: float, *, by: Literal["operator", "function", "site"]
+) -> list[SiteTime]:
+    """Return the most expensive operators, functions or call sites, at most `MAX_SITES`.
 
     An operator has the module and function that have most of its time. Functions that are not recorded are modules.
     """
-    groups: dict[str, list[tuple[ProgramPlace, int]]] = {}
-    for place, ns, _ in places:
-        if str(place):
-            parts = (place.operator, place.module, place.frame, place.phase)
-            name = next(filter(None, (place.frame, place.module, *parts) if by == "function" else parts))
-            key = str(place) if by == "place" else f"{place.phase == BACKWARD}{name}"
-            groups.setdefault(key, []).append((place, ns))
+    groups: dict[str, list[tuple[CallSite, int]]] = {}
+    for site, ns, _ in sites:
+        if str(site):
+            parts = (site.operator, site.module, site.frame, site.phase)
+            name = next(filter(None, (site.frame, site.module, *parts) if by == "function" else parts))
+            key = str(site) if by == "site" else f"{site.phase == BACKWARD}{name}"
+            groups.setdefault(key, []).append((site, ns))
     sums = sorted(
-        ((sum(ns for _, ns in group), common_place(group), group) for group in groups.values()),
+        ((sum(ns for _, ns in group), common_site(group), group) for group in groups.values()),
         key=lambda each: -each[0],
     )
     return [
-        PlaceTime(
-            place=_describe_group(place, group), duration_ns=ns,
+        SiteTime(
+            site=_describe_group(site, group), duration_ns=ns,
             operators=list_operators(group) if _has_several(group) else "",
         )
-        for ns, place, group in sums[:MAX_PLACES] if ns >= 0.01 * step_ns
+        for ns, site, group in sums[:MAX_SITES] if ns >= 0.01 * step_ns
     ]  # fmt: skip
 
 
-def _has_several(places: Sequence[tuple[ProgramPlace, int]]) -> bool:
-    """Whether no operator alone has nearly all (`_MAIN_OPERATOR_SHARE`) of the time of some places."""
+def _has_several(sites: Sequence[tuple[CallSite, int]]) -> bool:
+    """Whether no operator alone has nearly all (`_MAIN_OPERATOR_SHARE`) of the time of some call sites."""
     sums: Counter[str] = Counter()
-    for place, ns in places:
-        sums[place.operator] += ns
+    for site, ns in sites:
+        sums[site.operator] += ns
     return max(sums.values()) < _MAIN_OPERATOR_SHARE * sum(sums.values())
 
 
-def _describe_group(place: ProgramPlace, group: Sequence[tuple[ProgramPlace, int]]) -> str:
-    """Return the common place of a group as text, without the operator if a function has several."""
-    if place.frame and _has_several(group):
-        return str(replace(place, operator="", module="" if place.operator else place.module))
-    return str(place)
+def _describe_group(site: CallSite, group: Sequence[tuple[CallSite, int]]) -> str:
+    """Return the common call site of a group as text, without the operator if a function has several."""
+    if site.frame and _has_several(group):
+        return str(replace(site, operator="", module="" if site.operator else site.module))
+    return str(site)
 
 
-def list_operators(places: Sequence[tuple[ProgramPlace, int]]) -> str:
+def list_operators(sites: Sequence[tuple[CallSite, int]]) -> str:
     """Return at most four operators, the most expensive first, as text; "" if none has a name."""
     sums: Counter[str] = Counter()
-    for place, ns in places:
-        sums[place.operator] += ns
+    for site, ns in sites:
+        sums[site.operator] += ns
     return ", ".join(name for name, _ in sums.most_common(4) if name)
 
 
-class Places:
-    """Places of instants of the threads of a profile."""
+class CallSites:
+    """Call sites of instants of the threads of a profile."""
 
     def __init__(self, profile: RankProfile) -> None:
         self._profile = profile
         self._rows = profile.rows(OPERATOR, NOTE, PYTHON)
         self._backward = profile.names_matching(_BACKWARD)
-        self._no_place = profile.names_matching(_NOT_A_PLACE)
+        self._no_site = profile.names_matching(_NOT_A_SITE)
         self._forward = self._forward_rows()
         self._levels: dict[int, list[Rows]] = {}
         self.has_python: bool = bool((profile.kind[self._rows] == PYTHON).any())
@@ -171,23 +171,21 @@ class Places:
             forwards[int(profile.sequence[row])] = row
         return forwards
 
-    def find(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[ProgramPlace]:
-        """Return the place of each instant of a thread, an empty one without a thread; see `find_numbered`."""
-        places, number = self.find_numbered(threads, instants_ns)
-        return [places[each] for each in number.tolist()]
+    def find(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[CallSite]:
+        """Return the call site of each instant of a thread, an empty one without a thread; see `find_numbered`."""
+        sites, number = self.find_numbered(threads, instants_ns)
+        return [sites[each] for each in number.tolist()]
 
-    def find_numbered(
-        self, threads: NDArray[np.int32], instants_ns: Int64s
-    ) -> tuple[list[ProgramPlace], NDArray[np.intp]]:
-        """Return distinct places, and for each instant of a thread the index of its place among them.
+    def find_numbered(self, threads: NDArray[np.int32], instants_ns: Int64s) -> tuple[list[CallSite], NDArray[np.intp]]:
+        """Return distinct call sites, and for each instant of a thread the index of its call site among them.
 
-        A backward operator has the place of its forward operator. Thread -1 has an empty place.
+        A backward operator has the call site of its forward operator. Thread -1 has an empty call site.
         """
         keys, backward = self._chain_keys(threads, instants_ns)
         forward = np.full(len(threads), -1, np.intp)
         at = np.flatnonzero(backward >= 0)
         forward[at] = [self._forward.get(number, -1) for number in self._profile.sequence[backward[at]].tolist()]
-        # The key of a backward operator also covers its forward operator, so that equal keys have one place.
+        # The key of a backward operator also covers its forward operator, so that equal keys have one call site.
         at = np.flatnonzero(forward >= 0)
         thread, start_ns = self._profile.thread[forward[at]], self._profile.start_ns[forward[at]]
         keys[at] += _PRIME * self._chain_keys(thread, start_ns)[0]
@@ -198,10 +196,10 @@ class Places:
             np.where(is_backward, self._profile.thread[forward], threads[first]),
             np.where(is_backward, self._profile.start_ns[forward], instants_ns[first]),
         )
-        places = [self._build_place(chain) for chain in rows]
+        sites = [self._build_site(chain) for chain in rows]
         return [
-            replace(place, phase=BACKWARD) if is_other else place
-            for place, is_other in zip(places, is_backward.tolist(), strict=True)
+            replace(site, phase=BACKWARD) if is_other else site
+            for site, is_other in zip(sites, is_backward.tolist(), strict=True)
         ], number
 
     def _chain_keys(
@@ -224,7 +222,7 @@ class Places:
             at_ns = instants_ns[queries]
             for outer in self._nested_levels(thread):
                 at = np.searchsorted(profile.start_ns[outer], at_ns, "right") - 1
-                inside = (at >= 0) & (at_ns < profile.end_ns[outer[at]]) & ~self._no_place[profile.name[outer[at]]]
+                inside = (at >= 0) & (at_ns < profile.end_ns[outer[at]]) & ~self._no_site[profile.name[outer[at]]]
                 yield queries[inside], outer[at[inside]]
 
     def _nested_levels(self, thread: int) -> list[Rows]:
@@ -253,8 +251,8 @@ class Places:
                 chains[at].append(row)
         return chains
 
-    def _build_place(self, chain: list[int]) -> ProgramPlace:
-        """Return the place that a chain of rows, the outermost first, describes."""
+    def _build_site(self, chain: list[int]) -> CallSite:
+        """Return the call site that a chain of rows, the outermost first, describes."""
         profile = self._profile
         operator = module = phase = ""
         frames: list[str] = []
@@ -268,7 +266,7 @@ class Places:
                 module = name.removeprefix("nn.Module: ")
             elif kind == PYTHON and (match := _program_frame(profile.names[profile.name[row]])):
                 frames.append(f"{match['path']}:{match['line']} (def {match['name']})")
-        return ProgramPlace(operator=operator, module=module, frames=tuple(frames), phase=phase)
+        return CallSite(operator=operator, module=module, frames=tuple(frames), phase=phase)
 
 
 @lru_cache(maxsize=1 << 16)
