@@ -35,9 +35,9 @@ from .run import Run
 from .running import Setting, make_run, run_world
 from .substitutes import Substitute
 from .threads import RankThread, RealTime
-from .torch_rank import TorchRank, current_rank
+from .torch_rank import TorchRank
 from .views import RankProcess, process_restored
-from .watch import ModelWatch, Watch, watching
+from .watch import ModelWatch, Watch
 from .world import TestedBackend
 
 if TYPE_CHECKING:
@@ -104,7 +104,6 @@ class TestedProgram:
         with ExitStack() as stack:
             stack.enter_context(process_restored())
             stack.enter_context(pytorch.torch_of_ranks())
-            stack.enter_context(watching(current_rank))
             stack.enter_context(guard_process(self))
             if self._new_batches is not None:
                 stack.enter_context(pytorch.recorded_batches())

@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..errors import UsageError
 from ..runtime.rank import Rank
@@ -36,6 +37,7 @@ from .threads import RankThread
 from .torch_profiler import Profiler
 from .torch_rank import RANKS, TorchRank, current_rank, has_ended
 from .torch_store import STORES, clear_stores
+from .watch import ModelWatch
 
 BACKEND = "overlap_testing"
 _FSDP_TIMES = "torch.distributed.fsdp._debug_utils"
@@ -250,6 +252,7 @@ def torch_of_ranks() -> Iterator[None]:
             for module in (dist, rendezvous):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, store))
+        stack.enter_context(_watched_models())
         getattr(_distributed_c10d, _ISOLATION)(True)
         torch.set_num_threads(1)
         try:
@@ -263,6 +266,37 @@ def torch_of_ranks() -> Iterator[None]:
                 torch.use_deterministic_algorithms(deterministic)
             RANKS.clear()
             clear_stores()
+
+
+@contextmanager
+def _watched_models() -> Iterator[None]:
+    """Record the modules and optimizers that ranks make, and their updates."""
+
+    def record_module(module: torch.nn.Module, name: str, part: Any) -> None:
+        if (rank := current_rank()) is not None:
+            rank.models.add_module(module)
+
+    def pausing(method: Callable[[ModelWatch, Any], None]) -> Callable[..., None]:
+        """Return a hook that calls a method of the watch of the calling rank, which observes none of its functions."""
+
+        def call(optimizer: Any, *_: Any) -> None:
+            if (rank := current_rank()) is not None:
+                with rank.watch.paused():
+                    method(rank.models, optimizer)
+
+        return call
+
+    hooks = [
+        torch.nn.modules.module.register_module_parameter_registration_hook(record_module),
+        torch.nn.modules.module.register_module_module_registration_hook(record_module),
+        register_optimizer_step_pre_hook(pausing(ModelWatch.before_update)),
+        register_optimizer_step_post_hook(pausing(ModelWatch.after_update)),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _finish_first(rank: TorchRank, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:

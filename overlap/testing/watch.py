@@ -5,14 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -22,9 +18,6 @@ from .record import Issue, Record, Touch, WeightRecord
 from .role_watch import RoleWatch
 from .tensor_parts import digest, local_tensor, part_label
 from .threads import RankThread
-
-if TYPE_CHECKING:
-    from .torch_rank import TorchRank
 
 # Time of a function of torch: a launch, and what a device of 1 TB/s and 100 TFLOP/s takes; the same on every machine.
 LAUNCH_NS, BYTES_PER_NS, FLOPS_PER_NS = 2_000, 1_000, 100_000
@@ -326,34 +319,3 @@ _VALUES = (bool, int, float, str, tuple, torch.Tensor)
 def random_digest() -> str:
     """Return a digest of the state of torch's random numbers."""
     return xxhash.xxh64_hexdigest(memoryview(torch.default_generator.get_state().numpy()))
-
-
-@contextmanager
-def watching(current_rank: Callable[[], TorchRank | None]) -> Iterator[None]:
-    """Record the modules, optimizers and wrappers of ranks; `current_rank` returns that of the calling thread."""
-
-    def record_module(module: torch.nn.Module, name: str, part: Any) -> None:
-        if (rank := current_rank()) is not None:
-            rank.models.add_module(module)
-
-    def pausing(method: Callable[[ModelWatch, Any], None]) -> Callable[..., None]:
-        """Return a hook that calls a method of the watch of the calling rank, which observes none of its functions."""
-
-        def call(optimizer: Any, *_: Any) -> None:
-            if (rank := current_rank()) is not None:
-                with rank.watch.paused():
-                    method(rank.models, optimizer)
-
-        return call
-
-    hooks = [
-        torch.nn.modules.module.register_module_parameter_registration_hook(record_module),
-        torch.nn.modules.module.register_module_module_registration_hook(record_module),
-        register_optimizer_step_pre_hook(pausing(ModelWatch.before_update)),
-        register_optimizer_step_post_hook(pausing(ModelWatch.after_update)),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
