@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 from trio import RunFinishedError
@@ -36,16 +36,6 @@ T = TypeVar("T")
 
 #: A turn of the loop with little to do takes 50 to 100 us, and to wake a sleeping loop takes 100 to 300.
 ABOUT_TO_SLEEP_S = 100e-6
-
-
-class HandoverTurn(Protocol):
-    """A lock with an owner thread."""
-
-    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
-        """Acquire the lock."""
-
-    def release(self) -> None:
-        """Release the lock; raises `RuntimeError` in a thread that does not hold it."""
 
 
 class Handover:
@@ -68,7 +58,7 @@ class Handover:
         self._token = token
         self.posted: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self.called: bool = False
-        self.turn: HandoverTurn | None = None
+        self.turn: threading.RLock | None = None
         self._interrupted: Callable[[BaseException], None]
 
     def let_threads_in(self, interrupted: Callable[[BaseException], None]) -> None:
@@ -162,7 +152,7 @@ class Handover:
 class _Sleep(trio.abc.Instrument):
     """Releases the turn while the loop waits, and takes it back before anything of the loop runs."""
 
-    def __init__(self, turn: HandoverTurn) -> None:
+    def __init__(self, turn: threading.RLock) -> None:
         self._turn, self._away = turn, False
 
     def before_io_wait(self, timeout: float) -> None:

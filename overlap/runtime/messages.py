@@ -186,14 +186,11 @@ class MessagePort:
         try:
             if source is not None:
                 data = source if message.tree_memory is None else message.tree_memory
+                view = memoryview(data.reshape(-1).view(uint8))  # type: ignore[arg-type]
                 request = wire.begin_send(
-                    peer,
-                    tag,
-                    memoryview(data.reshape(-1).view(uint8)),  # type: ignore[arg-type]
-                    priority=(message.priority << 64) + message.issued_ns,
-                    signature=signed[3],
+                    peer, tag, view, priority=(message.priority << 64) + message.issued_ns, signature=signed[3],
                     done=message.request_done,
-                )
+                )  # fmt: skip
             elif call.dtype is None:
                 message.lock()
                 request = wire.begin_recv(
@@ -211,14 +208,8 @@ class MessagePort:
                     if not (flat or message.locked):  # nobody else has the array of a flat one
                         message.locked = context.locks.lock((out,), out)
                     data = message.target
-                request = wire.begin_recv(
-                    peer,
-                    tag,
-                    memoryview(data.reshape(-1).view(uint8)),  # type: ignore[arg-type]
-                    data.nbytes,
-                    signature=signed[3],
-                    done=message.request_done,
-                )
+                view = memoryview(data.reshape(-1).view(uint8))  # type: ignore[arg-type]
+                request = wire.begin_recv(peer, tag, view, data.nbytes, signature=signed[3], done=message.request_done)
         except Exception as error:  # no memory, or no wire between the ranks
             message.own()
             self.communicator.fail_broken_wire(message, error)

@@ -317,15 +317,10 @@ class Ports:
             self._check(operation)
             if port is not None and key is not None and operation.call in port.plans:
                 port.keep_plan(key, port.plans[operation.call])
-        # number it, on the event loop or in its place
-        if get_ident() != context.thread:
-            if stream is not None:
-                self._streams.find(stream)  # raises unless it exists
-            late = isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts)
-            in_place = None if late else partial(self._enqueue_in_place, operation, stream)
-            operation.issue_elsewhere(in_place, lambda: self._open(stream).enqueue(operation))
-        else:
+        if get_ident() == context.thread:
             (self._open(stream) if port is None else port).enqueue(operation)
+        else:
+            self._enqueue_elsewhere(operation, stream)
         return operation
 
     def _future_class(self, kind: Collective, x: object, out: object) -> type[CollectiveFuture[Any]]:
@@ -545,6 +540,14 @@ class Ports:
         plan = None if port is None else port.plans.get(operation.call)
         if port is not None and plan is not None and plan.takes_memory and type(operation) is CollectiveFuture:
             port.keep_plan(key, plan)
+
+    def _enqueue_elsewhere(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> None:
+        """Enqueue an operation that another thread issues."""
+        if stream is not None:
+            self._streams.find(stream)  # raises unless it exists
+        late = isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts)
+        in_place = None if late else partial(self._enqueue_in_place, operation, stream)
+        operation.issue_elsewhere(in_place, lambda: self._open(stream).enqueue(operation))
 
     def _enqueue_in_place(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> bool:
         """Enqueue an operation in this thread, if nothing needs the event loop; False: it must."""

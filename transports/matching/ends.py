@@ -39,8 +39,6 @@ class MessageEnd(Request):
     lane: Lane
     signature: Signature | None
     view: memoryview | None = None
-    theirs: PlainSignature | None = None
-    loan: memoryview | None = None
     memory: BounceBuffers
     done: Callable[[Any], None] | None = None
     _withdraw: Callable[[Any], None] | None = None
