@@ -28,7 +28,7 @@ BUDGETS = {
     "overlap/parallel": 3_830,
     "overlap/processes": 2_799,
     "overlap/ray": 586,
-    "overlap/runtime": 10_047,
+    "overlap/runtime": 10_037,
     "overlap/simulation": 2_445,
     "overlap/state": 521,
     "overlap/survival": 620,
@@ -36,12 +36,12 @@ BUDGETS = {
     "overlap/timeline": 3_019,
     "overlap/torch": 1_621,
     "overlap/waits": 760,
-    "product": 55_700,
+    "product": 55_688,
     "tests": 66_732,
     "topology": 1_807,
     "transports/*.py": 2_970,
     "transports/efa": 1_502,
-    "transports/matching": 792,
+    "transports/matching": 790,
     "transports/shared_memory": 1_061,
 }
 
