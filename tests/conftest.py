@@ -2,6 +2,8 @@
 
 import faulthandler
 import gc
+import inspect
+import math
 import os
 import re
 import signal
@@ -13,7 +15,9 @@ from collections.abc import Generator, Iterator, Sequence
 from zlib import crc32
 
 import pytest
+import trio
 from hypothesis import HealthCheck, settings
+from trio.testing import MockClock
 
 # An installation has it among its entry points; a checkout that was installed before it came has not.
 pytest_plugins = ["pytest_overlap"]
@@ -88,6 +92,33 @@ def pytest_collection_finish() -> None:
     """Let collections of garbage pass over what lives to the end: all these tests and what they import."""
     gc.collect()
     gc.freeze()
+
+
+# -- tests that are async functions ------------------------------------------------------------------------------
+
+_HANGS_S = 60.0  # far above what such a test takes on a busy machine: it bounds a hang and decides nothing else
+
+
+@pytest.fixture
+def autojump_clock() -> MockClock:
+    """Return the clock of an async test whose waiting takes no time."""
+    return MockClock(autojump_threshold=0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is an async function under Trio: for a minute at most, or on the clock of `autojump_clock`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    clock = pyfuncitem.funcargs.get("autojump_clock")
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def bounded() -> None:
+        with trio.fail_after(_HANGS_S if clock is None else math.inf):
+            await pyfuncitem.obj(**arguments)
+
+    trio.run(bounded, clock=clock)
+    return True
 
 
 # -- what may be skipped -----------------------------------------------------------------------------------------

@@ -48,26 +48,23 @@ def full(descriptor):
         return count
 
 
-def test_a_program_is_not_read_faster_than_its_output_is(pipe):
-    async def main():
-        (reads, prints), (shown, writes) = pipe(), pipe()
-        relay = Relay(reads, writes, screen=Screen())
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(relay.run)
-            sent = full(prints)
+async def test_a_program_is_not_read_faster_than_its_output_is(pipe):
+    (reads, prints), (shown, writes) = pipe(), pipe()
+    relay = Relay(reads, writes, screen=Screen())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(relay.run)
+        sent = full(prints)
+        await trio.testing.wait_all_tasks_blocked()
+        while more := full(prints):
+            sent += more
             await trio.testing.wait_all_tasks_blocked()
-            while more := full(prints):
-                sent += more
-                await trio.testing.wait_all_tasks_blocked()
-            assert sent < 8 * READ_BYTES  # two pipes and what is on the way between them
-            pipe.close(prints)
-            got = b""
-            while len(got) < sent:
-                await trio.lowlevel.wait_readable(shown)
-                got += os.read(shown, READ_BYTES)
-        assert got == (b"x" * 99 + b"\n") * (sent // 100) + b"x" * (sent % 100) + b"\n" * (sent % 100 > 0)
-
-    trio.run(main)
+        assert sent < 8 * READ_BYTES  # two pipes and what is on the way between them
+        pipe.close(prints)
+        got = b""
+        while len(got) < sent:
+            await trio.lowlevel.wait_readable(shown)
+            got += os.read(shown, READ_BYTES)
+    assert got == (b"x" * 99 + b"\n") * (sent // 100) + b"x" * (sent % 100) + b"\n" * (sent % 100 > 0)
 
 
 def test_what_a_gone_process_has_written_is_shown_though_the_pipe_stays_open(pipe):
@@ -87,21 +84,18 @@ def test_what_a_gone_process_has_written_is_shown_though_the_pipe_stays_open(pip
     trio.run(main, clock, clock=clock)
 
 
-def test_many_writers_never_tear_a_line(pipe):
-    async def main():
-        shown, writes = pipe()
-        screen = Screen()
-        lines = [bytes([65 + number]) * 9000 + b"\n" for number in range(8)]
-        got = b""
-        async with trio.open_nursery() as nursery:
-            for line in lines:
-                nursery.start_soon(screen.write, writes, [line])
-            while len(got) < sum(map(len, lines)):
-                await trio.lowlevel.wait_readable(shown)
-                got += os.read(shown, 1000)
-        assert sorted(got.splitlines(keepends=True)) == lines
-
-    trio.run(main)
+async def test_many_writers_never_tear_a_line(pipe):
+    shown, writes = pipe()
+    screen = Screen()
+    lines = [bytes([65 + number]) * 9000 + b"\n" for number in range(8)]
+    got = b""
+    async with trio.open_nursery() as nursery:
+        for line in lines:
+            nursery.start_soon(screen.write, writes, [line])
+        while len(got) < sum(map(len, lines)):
+            await trio.lowlevel.wait_readable(shown)
+            got += os.read(shown, 1000)
+    assert sorted(got.splitlines(keepends=True)) == lines
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
@@ -188,24 +182,20 @@ def test_a_process_holds_its_lifeline(pipe, way, when):
         assert child.wait(60) == -signal.SIGKILL
 
 
-def test_what_was_printed_is_in_the_log_before_what_the_process_says_elsewhere(tmp_path):
+async def test_what_was_printed_is_in_the_log_before_what_the_process_says_elsewhere(tmp_path):
     """The two come by pipes of their own, so that the launcher may find what was said later first."""
-
-    async def main():
-        reads, writes = os.pipe()
-        try:
-            with Log(str(tmp_path / "log")) as log:
-                relay = Relay(reads, STDOUT, screen=Screen(), log=log)
-                os.write(writes, b"hello\nwor")
-                relay.catch_up()
-                log.write([b"the end\n"])
-                os.write(writes, b"ld\n")
-                os.close(writes)
-                await relay.run()
-        finally:
-            os.close(reads)
-
-    trio.run(main)
+    reads, writes = os.pipe()
+    try:
+        with Log(str(tmp_path / "log")) as log:
+            relay = Relay(reads, STDOUT, screen=Screen(), log=log)
+            os.write(writes, b"hello\nwor")
+            relay.catch_up()
+            log.write([b"the end\n"])
+            os.write(writes, b"ld\n")
+            os.close(writes)
+            await relay.run()
+    finally:
+        os.close(reads)
     assert (tmp_path / "log").read_bytes() == b"hello\nthe end\nworld\n"
 
 

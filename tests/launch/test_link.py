@@ -33,22 +33,19 @@ class Stuck(trio.abc.Stream):
         raise NotImplementedError
 
 
-def test_a_connection_that_breaks_amid_a_send_has_nothing_left_to_flush() -> None:
-    async def main() -> None:
-        stream = Stuck()
-        link = ControlLink(stream, limit_bytes=1000)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.write)
-            link.send(Ping(sent_ns=1))
-            await link.read(lambda message: None)
-            assert link._unsent_bytes == 0
-            stream.go_on.set()
-            await trio.testing.wait_all_tasks_blocked()
-            assert link._unsent_bytes == 0
-            await link.flush()
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+async def test_a_connection_that_breaks_amid_a_send_has_nothing_left_to_flush() -> None:
+    stream = Stuck()
+    link = ControlLink(stream, limit_bytes=1000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.write)
+        link.send(Ping(sent_ns=1))
+        await link.read(lambda message: None)
+        assert link._unsent_bytes == 0
+        stream.go_on.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert link._unsent_bytes == 0
+        await link.flush()
+        nursery.cancel_scope.cancel()
 
 
 class Silent(Stuck):
@@ -59,7 +56,7 @@ class Silent(Stuck):
         raise AssertionError
 
 
-def test_64_mib_may_wait_for_a_member_and_no_byte_more() -> None:
+async def test_64_mib_may_wait_for_a_member_and_no_byte_more() -> None:
     """A member that is busy for long may have that many messages to read; one that reads nothing is lost."""
     notice = Notice(body=bytes(BLOB_LIMIT_BYTES))
     fit = (64 << 20) // len(encode(notice))
@@ -69,21 +66,18 @@ def test_64_mib_may_wait_for_a_member_and_no_byte_more() -> None:
         reasons.append(reason)
         return []
 
-    async def main() -> None:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        async with listener, trio.open_nursery() as nursery:
-            config = RendezvousConfig(job="", member=0, members=2, endpoint=("", 0), secret=b"-", detail="")
-            host = Host(listener, config, lambda line: None)
-            host.members.end_link = lose  # type: ignore[method-assign]
-            nursery.start_soon(host.serve_member, Silent(), "somewhere", 1)
-            await trio.testing.wait_all_tasks_blocked()
-            host.act([SendControl(1, notice)] * fit)
-            await trio.testing.wait_all_tasks_blocked()
-            assert reasons == []
-            host.act([SendControl(1, notice)])
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener, trio.open_nursery() as nursery:
+        config = RendezvousConfig(job="", member=0, members=2, endpoint=("", 0), secret=b"-", detail="")
+        host = Host(listener, config, lambda line: None)
+        host.members.end_link = lose  # type: ignore[method-assign]
+        nursery.start_soon(host.serve_member, Silent(), "somewhere", 1)
+        await trio.testing.wait_all_tasks_blocked()
+        host.act([SendControl(1, notice)] * fit)
+        await trio.testing.wait_all_tasks_blocked()
+        assert reasons == []
+        host.act([SendControl(1, notice)])
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
     waiting = f"{fit * len(encode(notice))} bytes wait to be sent, the limit is {64 << 20}"
     assert reasons == [f"it does not read what it is sent: {waiting}"]

@@ -247,31 +247,25 @@ def test_what_was_told_before_the_end_arrives(teller: int, end: str) -> None:
     assert numbers == list(range(2000))
 
 
-def test_an_error_of_the_block_is_raised_as_it_is() -> None:
-    async def main() -> None:
-        with listening() as listener:
-            config = Company(listener, 1).config(0)
-            with pytest.raises(RuntimeError, match=r"^mine$"):
-                async with join_here(config, report=print):
-                    raise RuntimeError("mine")
-            with trio.CancelScope() as scope:
-                async with join_here(config, report=print):
-                    scope.cancel()
-                    await trio.sleep_forever()
-            assert scope.cancelled_caught
-
-    run(main)
+async def test_an_error_of_the_block_is_raised_as_it_is() -> None:
+    with listening() as listener:
+        config = Company(listener, 1).config(0)
+        with pytest.raises(RuntimeError, match=r"^mine$"):
+            async with join_here(config, report=print):
+                raise RuntimeError("mine")
+        with trio.CancelScope() as scope:
+            async with join_here(config, report=print):
+                scope.cancel()
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
 
 
-def test_the_listener_stays_the_callers() -> None:
-    async def main() -> None:
-        with listening() as listener:
-            company = Company(listener, 2)
-            for _ in range(3):
-                await company.all_attend(partial(_pass, "again"))
-            assert listener.fileno() >= 0
-
-    run(main)
+async def test_the_listener_stays_the_callers() -> None:
+    with listening() as listener:
+        company = Company(listener, 2)
+        for _ in range(3):
+            await company.all_attend(partial(_pass, "again"))
+        assert listener.fileno() >= 0
 
 
 async def _pass(name: str, membership: Membership) -> None:

@@ -98,32 +98,28 @@ def test_the_one_at_fault_is_told_and_the_world_is_intact(changes: dict[str, obj
     assert len([line for line in company.lines if line.startswith("turned away")]) == (reason == SECRETS_DIFFER)
 
 
-def test_members_come_in_any_order_and_early() -> None:
+async def test_members_come_in_any_order_and_early() -> None:
     joined = []
+    port = unused_port()
+    endpoint = ("127.0.0.1", port)
+    lines = Lines()
 
-    async def main() -> None:
-        port = unused_port()
-        endpoint = ("127.0.0.1", port)
-        lines = Lines()
+    async def attend(member: int) -> None:
+        config = RendezvousConfig(
+            job="x", member=member, members=3, endpoint=endpoint, secret=SECRET, progress_s=0.05, patience=UNSHAKEN
+        )
+        async with join_here(config, report=lines.append) as membership:
+            joined.append(member)
+            await wait_and_leave(membership)
 
-        async def attend(member: int) -> None:
-            config = RendezvousConfig(
-                job="x", member=member, members=3, endpoint=endpoint, secret=SECRET, progress_s=0.05, patience=UNSHAKEN
-            )
-            async with join_here(config, report=lines.append) as membership:
-                joined.append(member)
-                await wait_and_leave(membership)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(attend, 2)
-            waits = f"process 2 waits for process 0 at 127.0.0.1:{port}: Connection refused"
-            await lines.until(waits)
-            nursery.start_soon(attend, 0)
-            await lines.until("2 of 3 joined; missing 1")
-            assert not joined
-            nursery.start_soon(attend, 1)
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attend, 2)
+        waits = f"process 2 waits for process 0 at 127.0.0.1:{port}: Connection refused"
+        await lines.until(waits)
+        nursery.start_soon(attend, 0)
+        await lines.until("2 of 3 joined; missing 1")
+        assert not joined
+        nursery.start_soon(attend, 1)
     assert sorted(joined) == [0, 1, 2]
 
 
@@ -134,35 +130,31 @@ def unused_port() -> int:
         return port
 
 
-def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits() -> None:
+async def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits() -> None:
     order = []
+    endpoint = ("127.0.0.1", unused_port())
+    lines = Lines()
 
-    async def main() -> None:
-        endpoint = ("127.0.0.1", unused_port())
-        lines = Lines()
+    async def attend(member: int, epoch: int) -> None:
+        config = RendezvousConfig(
+            job="x", member=member, members=2, endpoint=endpoint, secret=SECRET, epoch=epoch, progress_s=0.05,
+            patience=UNSHAKEN,
+        )  # fmt: skip
+        async with join_here(config, report=lines.append) as membership:
+            if epoch == 0 and member == 0:
+                await lines.until("epoch 0 has not ended there, this is epoch 1")
+            await membership.barrier("all here")
+            order.append(epoch)
+            await membership.leave()
 
-        async def attend(member: int, epoch: int) -> None:
-            config = RendezvousConfig(
-                job="x", member=member, members=2, endpoint=endpoint, secret=SECRET, epoch=epoch, progress_s=0.05,
-                patience=UNSHAKEN,
-            )  # fmt: skip
-            async with join_here(config, report=lines.append) as membership:
-                if epoch == 0 and member == 0:
-                    await lines.until("epoch 0 has not ended there, this is epoch 1")
-                await membership.barrier("all here")
-                order.append(epoch)
-                await membership.leave()
+    async def member_0() -> None:
+        for epoch in range(3):
+            await attend(0, epoch)
 
-        async def member_0() -> None:
-            for epoch in range(3):
-                await attend(0, epoch)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(member_0)
-            for epoch in range(3):  # the second and third come while the first is under way
-                nursery.start_soon(attend, 1, epoch)
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(member_0)
+        for epoch in range(3):  # the second and third come while the first is under way
+            nursery.start_soon(attend, 1, epoch)
     assert order == [0, 0, 1, 1, 2, 2]
 
 
@@ -412,7 +404,7 @@ def test_a_port_that_is_taken_is_named_with_its_holder() -> None:
     assert port_holder(unused_port()) is None
 
 
-def test_a_socket_connected_to_itself_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_socket_connected_to_itself_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dialler that tries often enough gets the port that it dials as its own."""
 
     async def to_itself(host: str, port: int) -> trio.SocketStream:
@@ -422,12 +414,8 @@ def test_a_socket_connected_to_itself_is_nobody(monkeypatch: pytest.MonkeyPatch)
         return trio.SocketStream(own)
 
     monkeypatch.setattr(trio, "open_tcp_stream", to_itself)
-
-    async def main() -> None:
-        with pytest.raises(ConnectionRefusedError):
-            await dial(("127.0.0.1", unused_port()))
-
-    run(main)
+    with pytest.raises(ConnectionRefusedError):
+        await dial(("127.0.0.1", unused_port()))
 
 
 @pytest.mark.parametrize(

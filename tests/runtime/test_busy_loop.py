@@ -145,38 +145,30 @@ def watching(told: list[float], named: list[tuple[int, str]] | None = None) -> l
         pytest.param([(0, 0, 0), (30_000, 0, 1), (30_900, 0, 0), (31_000, 0, 0)], [1.0], id="the watch did not run"),
     ],
 )
-def test_a_loop_is_busy_in_a_turn_of_a_second_of_its_own(
+async def test_a_loop_is_busy_in_a_turn_of_a_second_of_its_own(
     monkeypatch: pytest.MonkeyPatch, checks: list[tuple[int, int, int]], told: list[float]
 ) -> None:
     """Each check: its time, how long the loop has waited for a processor, and whether the watch was late."""
     seen: list[float] = []
-
-    async def main() -> None:
-        watch = watching(seen)
-        watch._native_thread, watch._turn.began_ns = threading.get_native_id(), 1
-        for at, waited, late in checks:
-            monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
-            watch._check_turn(at * MS, late=bool(late))
-
-    trio.run(main)
+    watch = watching(seen)
+    watch._native_thread, watch._turn.began_ns = threading.get_native_id(), 1
+    for at, waited, late in checks:
+        monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
+        watch._check_turn(at * MS, late=bool(late))
     assert seen == told
 
 
-def test_a_loop_that_takes_turns_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_that_takes_turns_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
-
-    async def main() -> None:
-        watch = watching(told)
-        watch._native_thread = threading.get_native_id()
-        for at_ms in range(0, 5000, 250):
-            watch._turn.began_ns = at_ms % 500 and at_ms * MS  # it waits, or has begun a turn
-            watch._check_turn(at_ms * MS, late=False)
-
-    trio.run(main)
+    watch = watching(told)
+    watch._native_thread = threading.get_native_id()
+    for at_ms in range(0, 5000, 250):
+        watch._turn.began_ns = at_ms % 500 and at_ms * MS  # it waits, or has begun a turn
+        watch._check_turn(at_ms * MS, late=False)
     assert told == []
 
 
-def test_the_loop_is_checked_four_times_a_second_and_not_at_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loop_is_checked_four_times_a_second_and_not_at_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that the waits of the watch move; the last wait but one is long, because the watch did not run."""
     now_ns, asked = 0, list[tuple[int, bool]]()
 
@@ -190,45 +182,33 @@ def test_the_loop_is_checked_four_times_a_second_and_not_at_every_sample(monkeyp
             now_ns += 600 * MS if self.waits == 40 else round(timeout * 1e9)
             return self.waits > 41
 
-    async def main() -> None:
-        watch = watching([])
-        monkeypatch.setattr(loop_watch, "perf_counter_ns", lambda: now_ns)
-        monkeypatch.setattr(watch, "_ended", Ended())
-        monkeypatch.setattr(watch, "_check_turn", lambda now_ns, *, late: asked.append((now_ns // MS, late)))
-        watch._run()
-
-    trio.run(main)
+    watch = watching([])
+    monkeypatch.setattr(loop_watch, "perf_counter_ns", lambda: now_ns)
+    monkeypatch.setattr(watch, "_ended", Ended())
+    monkeypatch.setattr(watch, "_check_turn", lambda now_ns, *, late: asked.append((now_ns // MS, late)))
+    watch._run()
     assert asked == [(260, False), (520, False), (780, False), (1380, True)]
 
 
-def test_a_place_is_told_once_until_it_takes_ten_times_as_long() -> None:
+async def test_a_place_is_told_once_until_it_takes_ten_times_as_long() -> None:
     told: list[float] = []
-
-    async def main() -> None:
-        watch = watching(told)
-        for seconds in (1.0, 1.25, 3.0, 9.9, 10.0, 10.25, 60.0, 100.0, 100.25):
-            watch._record_busy(0, round(seconds * 1e9))
-
-    trio.run(main)
+    watch = watching(told)
+    for seconds in (1.0, 1.25, 3.0, 9.9, 10.0, 10.25, 60.0, 100.0, 100.25):
+        watch._record_busy(0, round(seconds * 1e9))
     assert told == [1.0, 10.0, 100.0]
 
 
-def test_the_rank_that_kept_a_turn_longest_is_named_with_its_own_line_and_time() -> None:
+async def test_the_rank_that_kept_a_turn_longest_is_named_with_its_own_line_and_time() -> None:
     """A look at the end of the second would find rank 2, which has only begun."""
     told: list[float] = []
     named: list[tuple[int, str]] = []
     seen = [(0, 46, 0), (0, 48, 100), (0, 48, 200), (1, 46, 400), (1, 48, 800), (1, 48, 900), (2, 46, 1000)]
-
-    async def main() -> None:
-        watch = watching(told, named)
-        watch._turn.samples += [
-            loop_watch.BusyLoop(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6)
-            for rank, line, at_ms in seen
-        ]
-        watch._record_busy(1100 * 10**6, 1100 * 10**6)
-        watch._turn.flush()
-
-    trio.run(main)
+    watch = watching(told, named)
+    watch._turn.samples += [
+        loop_watch.BusyLoop(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6) for rank, line, at_ms in seen
+    ]
+    watch._record_busy(1100 * 10**6, 1100 * 10**6)
+    watch._turn.flush()
     assert told == [0.6]
     assert named == [(1, "train.py:48"), (1, "over")]
 
@@ -253,25 +233,21 @@ MS = 10**6
         ),
     ],
 )  # fmt: skip
-def test_looks_at_a_turn_find_the_rank_that_keeps_it(
+async def test_looks_at_a_turn_find_the_rank_that_keeps_it(
     monkeypatch: pytest.MonkeyPatch, looks: list[tuple[int, int, int, int]], kept: list[tuple[int, int]]
 ) -> None:
     """Each look: when it is, how long the loop has waited for a processor and had one, and the rank that it finds."""
     began_ns = 10**9
     found: list[tuple[int, int]] = []
-
-    async def main() -> None:
-        watch = watching([])
-        watch._turn.began_ns = began_ns
-        for at, waited, ran, rank in looks:
-            busy = loop_watch.BusyLoop(rank=rank, place="train.py:4", since_ns=0)
-            monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
-            monkeypatch.setattr(loop_watch, "processor_ns", lambda thread, ms=ran: ms * MS)
-            monkeypatch.setattr(watch, "_find", lambda *, working_for, busy=busy: busy)
-            watch._sample(began_ns + at * MS)
-        found.extend((busy.rank, (busy.since_ns - began_ns) // MS) for busy in watch._turn.samples)
-
-    trio.run(main)
+    watch = watching([])
+    watch._turn.began_ns = began_ns
+    for at, waited, ran, rank in looks:
+        busy = loop_watch.BusyLoop(rank=rank, place="train.py:4", since_ns=0)
+        monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
+        monkeypatch.setattr(loop_watch, "processor_ns", lambda thread, ms=ran: ms * MS)
+        monkeypatch.setattr(watch, "_find", lambda *, working_for, busy=busy: busy)
+        watch._sample(began_ns + at * MS)
+    found.extend((busy.rank, (busy.since_ns - began_ns) // MS) for busy in watch._turn.samples)
     assert found == kept
 
 

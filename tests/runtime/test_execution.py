@@ -182,28 +182,24 @@ def test_when_a_process_is_lost_nothing_stays_under_way(step: int, begun: list[E
     assert all(array.flags.writeable for mine in arrays for array in mine)
 
 
-def test_a_program_that_is_given_up_waits_for_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_that_is_given_up_waits_for_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """They write to memory that belongs to others as soon as the end is told."""
     gate, told = threading.Event(), list[BaseException | None]()
     monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0)
     monkeypatch.setattr(arithmetic, "PIECE_BYTES", 800)
     monkeypatch.setattr(arithmetic, "apply", lambda *_: gate.wait(TIMEOUT_S))
     run, workers = _copying(1000)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            assert not run(nursery).begin(told.append)
-            run(nursery).cancel()
-            await wait_all_tasks_blocked()
-            assert not told
-            gate.set()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        assert not run(nursery).begin(told.append)
+        run(nursery).cancel()
+        await wait_all_tasks_blocked()
+        assert not told
+        gate.set()
     workers.close()
     assert [type(error) for error in told] == [trio.ClosedResourceError]
 
 
-def test_a_program_gets_the_error_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_gets_the_error_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     def boom(*_: object) -> None:
         raise ArithmeticError("on purpose")
 
@@ -212,14 +208,10 @@ def test_a_program_gets_the_error_of_its_pieces(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(arithmetic, "PIECE_BYTES", 8)
     monkeypatch.setattr(arithmetic, "apply", boom)
     run, workers = _copying(3)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            assert not run(nursery).begin(told.append)
-            while not told:
-                await trio.lowlevel.checkpoint()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        assert not run(nursery).begin(told.append)
+        while not told:
+            await trio.lowlevel.checkpoint()
     workers.close()
     assert [str(error) for error in told] == ["on purpose"]
 

@@ -28,63 +28,54 @@ class Late(WrappedWire):
         yield
 
 
-def test_a_message_that_arrives_just_before_the_watch_is_found() -> None:
-    async def main() -> None:
-        late = Late(NeuronLink(2).wire(0), [0, 1])
-        with trio.fail_after(10):
-            assert await late.wait_any([(1, 2)]) == Envelope(src=1, dst=0, tag=2, nbytes=1)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+async def test_a_message_that_arrives_just_before_the_watch_is_found(autojump_clock) -> None:
+    late = Late(NeuronLink(2).wire(0), [0, 1])
+    with trio.fail_after(10):
+        assert await late.wait_any([(1, 2)]) == Envelope(src=1, dst=0, tag=2, nbytes=1)
 
 
-def test_a_request_that_ends_in_another_thread_wakes_its_task() -> None:
-    async def main() -> None:
-        begun: list[Request] = []
+async def test_a_request_that_ends_in_another_thread_wakes_its_task() -> None:
+    begun: list[Request] = []
 
-        def begin(done: Callable[[Request], None]) -> Request:
-            begun.append(Request(done))
-            return begun[0]
+    def begin(done: Callable[[Request], None]) -> Request:
+        begun.append(Request(done))
+        return begun[0]
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(finish, begin)
-            await trio.testing.wait_all_tasks_blocked()
-            await trio.to_thread.run_sync(begun[0].end)
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(finish, begin)
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.to_thread.run_sync(begun[0].end)
 
 
 @pytest.mark.parametrize("ends", ["at once", "later", "in time"])
-def test_a_cancelled_call_waits_for_the_end_of_its_request(ends: str) -> None:
+async def test_a_cancelled_call_waits_for_the_end_of_its_request(ends: str) -> None:
     """Withdrawn at once or later it raises Cancelled; what has met its other end ends well."""
     ended: list[str] = []
 
-    async def main() -> None:
-        def withdraw(request: Request) -> None:
-            if ends == "at once":
-                request.end(withdrawn=True)
+    def withdraw(request: Request) -> None:
+        if ends == "at once":
+            request.end(withdrawn=True)
 
-        request = Request(print, withdraw=withdraw)
+    request = Request(print, withdraw=withdraw)
 
-        def begin(done: Callable[[Request], None]) -> Request:
-            request.done = done
-            return request
+    def begin(done: Callable[[Request], None]) -> Request:
+        request.done = done
+        return request
 
-        async def call() -> None:
-            try:
-                await finish(begin)
-                ended.append("well")
-            except trio.Cancelled:
-                ended.append("cancelled")
-                raise
+    async def call() -> None:
+        try:
+            await finish(begin)
+            ended.append("well")
+        except trio.Cancelled:
+            ended.append("cancelled")
+            raise
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(call)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
             await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-            with trio.CancelScope(shield=True):
-                await trio.testing.wait_all_tasks_blocked()
-                assert ended == (["cancelled"] if ends == "at once" else [])
-                request.end(withdrawn=ends == "later")
-
-    trio.run(main)
+            assert ended == (["cancelled"] if ends == "at once" else [])
+            request.end(withdrawn=ends == "later")
     assert ended == ["well" if ends == "in time" else "cancelled"]

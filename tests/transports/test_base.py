@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-import trio
 
 from transports import (
     ArgumentError,
@@ -109,7 +108,7 @@ def test_ranks_are_described_briefly(ranks: tuple[int, ...], text: str) -> None:
     assert describe_ranks(ranks) == text
 
 
-def test_a_wire_of_requests_alone_lends_memory_of_its_own() -> None:
+async def test_a_wire_of_requests_alone_lends_memory_of_its_own() -> None:
     class OnlyCopies(WrappedWire):
         def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, **options: Any) -> Request:
             request = Request(options["done"], nbytes)
@@ -118,25 +117,19 @@ def test_a_wire_of_requests_alone_lends_memory_of_its_own() -> None:
             request.end(ValueError("it has ended"))
             return request
 
-    async def main() -> None:
-        wire = OnlyCopies(NeuronLink(2).wire(1), [0, 1])
-        with await wire.recv(0, 5, 3) as delivery:
-            assert (bytes(delivery.view), delivery.view.readonly) == (bytes([0, 5, 9]), True)
-        with pytest.raises(ArgumentError, match=r"^nbytes is -1; a message has 0 bytes or more$"):
-            await wire.recv(0, 5, -1)
-        assert repr(wire) == "<OnlyCopies of rank 1>"
-
-    trio.run(main)
+    wire = OnlyCopies(NeuronLink(2).wire(1), [0, 1])
+    with await wire.recv(0, 5, 3) as delivery:
+        assert (bytes(delivery.view), delivery.view.readonly) == (bytes([0, 5, 9]), True)
+    with pytest.raises(ArgumentError, match=r"^nbytes is -1; a message has 0 bytes or more$"):
+        await wire.recv(0, 5, -1)
+    assert repr(wire) == "<OnlyCopies of rank 1>"
 
 
-def test_leaving_open_closes() -> None:
-    async def main() -> None:
-        async with NeuronLink(2).open() as link:
-            end = link.wire(0)
-        with pytest.raises(TransportError, match="closed"):
-            await end.send(1, 0, b"x")
-
-    trio.run(main)
+async def test_leaving_open_closes() -> None:
+    async with NeuronLink(2).open() as link:
+        end = link.wire(0)
+    with pytest.raises(TransportError, match="closed"):
+        await end.send(1, 0, b"x")
 
 
 def test_an_error_names_the_message_or_what_it_is_a_part_of() -> None:

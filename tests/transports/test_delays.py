@@ -8,7 +8,6 @@ from threading import get_native_id
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from transports import delays
 from transports.delays import Instant, limit_own_time, read_delays
@@ -48,18 +47,16 @@ def test_delays_are_the_second_field_of_each_thread(tmp_path: Path, monkeypatch:
     assert read_delays() == {}
 
 
-def test_a_limit_of_own_time_passes_when_the_process_has_had_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_limit_of_own_time_passes_when_the_process_has_had_its_time(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock
+) -> None:
     """Of 8 s the process waits 6 for a processor: the limit of 2 s passes after 8."""
-
-    async def main() -> None:
-        began_s = trio.current_time()
-        monkeypatch.setattr(delays, "read_delays", lambda: {"1": round(min(trio.current_time() - began_s, 6.0) * S)})
-        with limit_own_time(2.0) as limit:
-            await trio.sleep_forever()
-        assert limit.cancelled_caught
-        assert trio.current_time() - began_s == pytest.approx(8.0)
-        with limit_own_time(2.0) as limit:
-            await trio.sleep(1.0)
-        assert not limit.cancelled_caught
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    began_s = trio.current_time()
+    monkeypatch.setattr(delays, "read_delays", lambda: {"1": round(min(trio.current_time() - began_s, 6.0) * S)})
+    with limit_own_time(2.0) as limit:
+        await trio.sleep_forever()
+    assert limit.cancelled_caught
+    assert trio.current_time() - began_s == pytest.approx(8.0)
+    with limit_own_time(2.0) as limit:
+        await trio.sleep(1.0)
+    assert not limit.cancelled_caught

@@ -285,50 +285,38 @@ def test_a_process_that_waits_for_a_processor_has_longer(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
-def test_within_a_host_nobody_is_sent_to_the_network(family: int, tmp_path: Path) -> None:
-    async def main() -> None:
-        with socket.socket(family) as listener, socket.socket(family) as dialler:
-            listener.bind(str(tmp_path / "s") if family == socket.AF_UNIX else ("localhost", 0))
-            listener.listen()
-            dialler.connect(listener.getsockname())
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(dialler))
-            with pytest.raises(HandshakeError, match=r"within 0\.01 s; see whether it still starts, or was stopped$"):
-                await greet(stream, DIALLER, SECRET, deadline_s=0.01)
-
-    trio.run(main)
+async def test_within_a_host_nobody_is_sent_to_the_network(family: int, tmp_path: Path) -> None:
+    with socket.socket(family) as listener, socket.socket(family) as dialler:
+        listener.bind(str(tmp_path / "s") if family == socket.AF_UNIX else ("localhost", 0))
+        listener.listen()
+        dialler.connect(listener.getsockname())
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(dialler))
+        with pytest.raises(HandshakeError, match=r"within 0\.01 s; see whether it still starts, or was stopped$"):
+            await greet(stream, DIALLER, SECRET, deadline_s=0.01)
 
 
-def test_cancellation_from_outside_is_no_handshake_error() -> None:
-    async def main() -> None:
-        with trio.move_on_after(1) as scope:
-            await welcome(Wire.make().listener, SECRET, lambda _: LISTENER)
-        assert scope.cancelled_caught
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+async def test_cancellation_from_outside_is_no_handshake_error(autojump_clock) -> None:
+    with trio.move_on_after(1) as scope:
+        await welcome(Wire.make().listener, SECRET, lambda _: LISTENER)
+    assert scope.cancelled_caught
 
 
-def test_a_dialler_names_the_version_of_the_listener() -> None:
-    async def main() -> None:
-        wire = Wire.make()
-        wire.dialler.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", VERSION + 1) + bytes(32))
-        with pytest.raises(
-            HandshakeError,
-            match=f"version {VERSION + 1}, this side version {VERSION}; install the same overlap on every",
-        ):
-            await greet(wire.dialler, DIALLER, SECRET)
-
-    trio.run(main)
+async def test_a_dialler_names_the_version_of_the_listener() -> None:
+    wire = Wire.make()
+    wire.dialler.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", VERSION + 1) + bytes(32))
+    with pytest.raises(
+        HandshakeError,
+        match=f"version {VERSION + 1}, this side version {VERSION}; install the same overlap on every",
+    ):
+        await greet(wire.dialler, DIALLER, SECRET)
 
 
-def test_a_listener_of_another_version_still_says_its_own() -> None:
-    async def main() -> None:
-        wire = Wire.make()
-        wire.listener.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", VERSION + 1) + bytes(32))
-        with pytest.raises(HandshakeError, match=f"version {VERSION + 1}, this side version {VERSION}"):
-            await welcome(wire.listener, SECRET, lambda _: LISTENER)
-        assert wire.said[1][:6] == b"ovlp" + struct.pack("!H", VERSION)
-
-    trio.run(main)
+async def test_a_listener_of_another_version_still_says_its_own() -> None:
+    wire = Wire.make()
+    wire.listener.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", VERSION + 1) + bytes(32))
+    with pytest.raises(HandshakeError, match=f"version {VERSION + 1}, this side version {VERSION}"):
+        await welcome(wire.listener, SECRET, lambda _: LISTENER)
+    assert wire.said[1][:6] == b"ovlp" + struct.pack("!H", VERSION)
 
 
 def test_a_recorded_dialler_does_not_get_in_again() -> None:
@@ -351,25 +339,21 @@ def test_a_recorded_listener_is_not_believed() -> None:
     trio.run(main)
 
 
-def test_an_echo_is_no_listener() -> None:
+async def test_an_echo_is_no_listener() -> None:
     """Whoever sends a dialler's own words back has proved nothing, not even with the right letter before them."""
+    wire = Wire.make()
+    wire.dialler.send_stream.send_all_hook = None
+    found: list[Outcome] = []
 
-    async def main() -> None:
-        wire = Wire.make()
-        wire.dialler.send_stream.send_all_hook = None
-        found: list[Outcome] = []
+    async def dial() -> None:
+        found.append(await _outcome(partial(greet, wire.dialler, DIALLER, SECRET), wire.dialler))
 
-        async def dial() -> None:
-            found.append(await _outcome(partial(greet, wire.dialler, DIALLER, SECRET), wire.dialler))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(dial)
-            wire.dialler.receive_stream.memory.put_data(bytes(await wire.dialler.send_stream.get_data()))
-            wire.dialler.receive_stream.memory.put_data(b"W" + bytes(await wire.dialler.send_stream.get_data()))
-        assert isinstance(found[0], HandshakeError)
-        assert found[0].why == "secret"
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dial)
+        wire.dialler.receive_stream.memory.put_data(bytes(await wire.dialler.send_stream.get_data()))
+        wire.dialler.receive_stream.memory.put_data(b"W" + bytes(await wire.dialler.send_stream.get_data()))
+    assert isinstance(found[0], HandshakeError)
+    assert found[0].why == "secret"
 
 
 @pytest.mark.parametrize(
@@ -424,15 +408,12 @@ def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     assert compared == [32, 32]
 
 
-def test_callers_mistakes_are_told_at_once() -> None:
-    async def main() -> None:
-        wire = Wire.make()
-        with pytest.raises(ArgumentError, match=r"^a hello of 3\d\d bytes, the limit is 256; shorten job or detail$"):
-            await greet(wire.dialler, replace(DIALLER, detail="x" * 310), SECRET)
-        with pytest.raises(ArgumentError, match=r"^the secret is empty"):
-            await greet(wire.dialler, DIALLER, b"")
-        with pytest.raises(ArgumentError, match=r"^the secret is empty"):
-            await welcome(wire.listener, b"", lambda _: LISTENER)
-        assert [len(said) for said in wire.said] == [0, 0]
-
-    trio.run(main)
+async def test_callers_mistakes_are_told_at_once() -> None:
+    wire = Wire.make()
+    with pytest.raises(ArgumentError, match=r"^a hello of 3\d\d bytes, the limit is 256; shorten job or detail$"):
+        await greet(wire.dialler, replace(DIALLER, detail="x" * 310), SECRET)
+    with pytest.raises(ArgumentError, match=r"^the secret is empty"):
+        await greet(wire.dialler, DIALLER, b"")
+    with pytest.raises(ArgumentError, match=r"^the secret is empty"):
+        await welcome(wire.listener, b"", lambda _: LISTENER)
+    assert [len(said) for said in wire.said] == [0, 0]

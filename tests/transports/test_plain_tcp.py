@@ -63,17 +63,14 @@ def test_it_keeps_the_contract(check: str) -> None:
     assert_kept(check, pair)
 
 
-def test_a_link_that_only_its_tasks_move_has_nothing_to_catch_up_with() -> None:
-    async def main() -> None:
-        async with pair() as (one, other):
-            starter = one.route(1)
-            await other.send(0, 5, memoryview(b"12345678"))
-            assert starter.catch_up(1) is False
-            out = bytearray(8)
-            await one.recv_into(1, 5, out)
-            assert (bytes(out), starter.catch_up(1)) == (b"12345678", False)
-
-    trio.run(main)
+async def test_a_link_that_only_its_tasks_move_has_nothing_to_catch_up_with() -> None:
+    async with pair() as (one, other):
+        starter = one.route(1)
+        await other.send(0, 5, memoryview(b"12345678"))
+        assert starter.catch_up(1) is False
+        out = bytearray(8)
+        await one.recv_into(1, 5, out)
+        assert (bytes(out), starter.catch_up(1)) == (b"12345678", False)
 
 
 @pytest.mark.slow

@@ -14,21 +14,17 @@ def parts() -> tuple[NeuronLink, Recording]:
     return NeuronLink([0, 1]), Recording(NeuronLink([0, 1]))
 
 
-def test_the_first_part_that_reaches_a_rank_carries_the_message() -> None:
+async def test_the_first_part_that_reaches_a_rank_carries_the_message() -> None:
     memory, wire = parts()
     memory.peers = (0,)  # rank 1 is elsewhere
-
-    async def main() -> None:
-        async with Router([memory, wire]).open() as router, trio.open_nursery() as nursery:
-            out = bytearray(1)
-            nursery.start_soon(router.wire(0).send, 0, 5, b"a")
-            await router.wire(0).recv_into(0, 5, out)
-            nursery.start_soon(router.wire(0).send, 1, 6, b"b")
-            with await wire.wire(1).recv(0, 6, 1) as delivery:
-                out += delivery.view
-        assert out == b"ab"
-
-    trio.run(main)
+    async with Router([memory, wire]).open() as router, trio.open_nursery() as nursery:
+        out = bytearray(1)
+        nursery.start_soon(router.wire(0).send, 0, 5, b"a")
+        await router.wire(0).recv_into(0, 5, out)
+        nursery.start_soon(router.wire(0).send, 1, 6, b"b")
+        with await wire.wire(1).recv(0, 6, 1) as delivery:
+            out += delivery.view
+    assert out == b"ab"
     assert [(sent.dst, sent.tag) for sent in wire.sent] == [(1, 6)]
 
 
@@ -51,7 +47,7 @@ def test_a_group_that_reaches_into_another_process_shares_no_memory() -> None:
     ]
 
 
-def test_what_it_cannot_reach_is_named() -> None:
+async def test_what_it_cannot_reach_is_named() -> None:
     memory, _ = parts()
     with pytest.raises(ArgumentError, match=r"^there is no rank 7 here; this router serves ranks 0, 1$"):
         Router([memory]).wire(7)
@@ -59,12 +55,8 @@ def test_what_it_cannot_reach_is_named() -> None:
         Router([])
     with pytest.raises(ArgumentError, match=r"ranks \[0, 1\], NeuronLink of ranks \[0, 1, 2\]; name one or more"):
         Router([memory, NeuronLink(3)])
-
-    async def main() -> None:
-        with pytest.raises(ArgumentError, match=r"^rank 0 cannot reach rank 9; this router reaches ranks 0, 1$"):
-            await Router([memory]).wire(0).send(9, 0, b"")
-
-    trio.run(main)
+    with pytest.raises(ArgumentError, match=r"^rank 0 cannot reach rank 9; this router reaches ranks 0, 1$"):
+        await Router([memory]).wire(0).send(9, 0, b"")
 
 
 def split() -> tuple[Router, NeuronLink, NeuronLink]:
@@ -74,67 +66,58 @@ def split() -> tuple[Router, NeuronLink, NeuronLink]:
     return Router([near, far]), near, far
 
 
-def test_waiting_for_any_asks_every_part_that_is_named() -> None:
-    async def main() -> None:
-        router, _, far = split()
-        end = router.wire(0)
-        async with trio.open_nursery() as nursery:
-            for sender, src in ((far.wire(1), 1), (end, 0)):
-                found: list[Envelope] = []
+async def test_waiting_for_any_asks_every_part_that_is_named() -> None:
+    router, _, far = split()
+    end = router.wire(0)
+    async with trio.open_nursery() as nursery:
+        for sender, src in ((far.wire(1), 1), (end, 0)):
+            found: list[Envelope] = []
 
-                async def look(found: list[Envelope] = found) -> None:
-                    found.append(await end.wait_any([(0, 5), (1, 6)]))
+            async def look(found: list[Envelope] = found) -> None:
+                found.append(await end.wait_any([(0, 5), (1, 6)]))
 
-                nursery.start_soon(look)
-                await wait_all_tasks_blocked()
-                assert found == []
-                nursery.start_soon(sender.send, 0, 5 + src, b"x")
-                await wait_all_tasks_blocked()
-                assert found == [Envelope(src=src, dst=0, tag=5 + src, nbytes=1)]
-                await end.recv_into(src, 5 + src, bytearray(1))
-
-    trio.run(main)
-
-
-def test_the_oldest_message_of_all_parts_is_first() -> None:
-    async def main() -> None:
-        router, near, far = split()
-        end = router.wire(0)
-        async with trio.open_nursery() as nursery:
-            for src in (0, 0, 1, 0):
-                nursery.start_soon((far if src else near).wire(src).send, 0, 5 + src, b"x")
-                await wait_all_tasks_blocked()
-            served = []
-            for at_once in (False, False, True, True):
-                choices = [(0, 5), (1, 6)]
-                message = end.announced(choices) if at_once else await end.wait_any(choices)
-                assert message is not None
-                await end.recv_into(message.src, message.tag, bytearray(1))
-                served.append(message.src)
-            assert served == [0, 0, 1, 0]
-            assert end.announced(choices) is None
-
-    trio.run(main)
-
-
-def test_waiting_for_any_fails_with_the_part_that_fails_and_can_be_cancelled() -> None:
-    async def main() -> None:
-        router, _, far = split()
-        end = router.wire(0)
-        with trio.move_on_after(0) as scope:
-            await end.wait_any([(0, 5), (1, 6)])
-        assert scope.cancelled_caught
-        errors: list[TransportClosedError] = []
-
-        async def look() -> None:
-            with pytest.raises(TransportClosedError) as caught:
-                await end.wait_any([(0, 5), (1, 6)])
-            errors.append(caught.value)
-
-        async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
             await wait_all_tasks_blocked()
-            await far.aclose()
-        assert [(error.src, error.dst, error.tag) for error in errors] == [(1, 0, 6)]
+            assert found == []
+            nursery.start_soon(sender.send, 0, 5 + src, b"x")
+            await wait_all_tasks_blocked()
+            assert found == [Envelope(src=src, dst=0, tag=5 + src, nbytes=1)]
+            await end.recv_into(src, 5 + src, bytearray(1))
 
-    trio.run(main)
+
+async def test_the_oldest_message_of_all_parts_is_first() -> None:
+    router, near, far = split()
+    end = router.wire(0)
+    async with trio.open_nursery() as nursery:
+        for src in (0, 0, 1, 0):
+            nursery.start_soon((far if src else near).wire(src).send, 0, 5 + src, b"x")
+            await wait_all_tasks_blocked()
+        served = []
+        for at_once in (False, False, True, True):
+            choices = [(0, 5), (1, 6)]
+            message = end.announced(choices) if at_once else await end.wait_any(choices)
+            assert message is not None
+            await end.recv_into(message.src, message.tag, bytearray(1))
+            served.append(message.src)
+        assert served == [0, 0, 1, 0]
+        assert end.announced(choices) is None
+
+
+async def test_waiting_for_any_fails_with_the_part_that_fails_and_can_be_cancelled() -> None:
+    router, _, far = split()
+    end = router.wire(0)
+    with trio.move_on_after(0) as scope:
+        await end.wait_any([(0, 5), (1, 6)])
+    assert scope.cancelled_caught
+    errors: list[TransportClosedError] = []
+
+    async def look() -> None:
+        with pytest.raises(TransportClosedError) as caught:
+            await end.wait_any([(0, 5), (1, 6)])
+        errors.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        await wait_all_tasks_blocked()
+        await far.aclose()
+    assert [(error.src, error.dst, error.tag) for error in errors] == [(1, 0, 6)]

@@ -23,18 +23,14 @@ from transports.request import Done
 from transports.wrappers import Later, RelayedRequest
 
 
-def test_recording_writes_down_calls_in_order() -> None:
+async def test_recording_writes_down_calls_in_order() -> None:
     recording = Recording(NeuronLink(2), keep_payloads=True)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(recording.wire(0).send, priority=-2), 1, 7, b"one")
-            await wait_all_tasks_blocked()
-            nursery.start_soon(recording.wire(1).send, 0, 7, b"")
-            await wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(recording.wire(0).send, priority=-2), 1, 7, b"one")
+        await wait_all_tasks_blocked()
+        nursery.start_soon(recording.wire(1).send, 0, 7, b"")
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
     assert recording.sent == [
         Sent(src=0, dst=1, tag=7, nbytes=3, priority=-2, payload=b"one"),
         Sent(src=1, dst=0, tag=7, nbytes=0, priority=0, payload=b""),
@@ -43,15 +39,11 @@ def test_recording_writes_down_calls_in_order() -> None:
     assert not recording.shares_memory(recording.ranks)
 
 
-def test_recording_keeps_payloads_only_when_asked() -> None:
+async def test_recording_keeps_payloads_only_when_asked() -> None:
     recording = Recording(NeuronLink(1))
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(recording.wire(0).send, 0, 0, b"x")
-            await recording.wire(0).recv_into(0, 0, bytearray(1))
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recording.wire(0).send, 0, 0, b"x")
+        await recording.wire(0).recv_into(0, 0, bytearray(1))
     assert [sent.payload for sent in recording.sent] == [None]
 
 
@@ -67,59 +59,53 @@ def test_a_wrapper_keeps_its_endpoints_and_rejects_strangers() -> None:
     assert recording.sent == []
 
 
-def test_messages_that_wait_begin_in_order_and_give_way_when_withdrawn() -> None:
+async def test_messages_that_wait_begin_in_order_and_give_way_when_withdrawn(autojump_clock) -> None:
     begun: list[int] = []
     ended: list[Request] = []
 
     def begin(number: int, done: Done) -> None:
         begun.append(number)
 
-    async def main() -> None:
-        later, lane = Later(), (0, 1, 2)
-        requests = [RelayedRequest(ended.append, 8, partial(begin, number)) for number in range(5)]
-        with pytest.raises(TransportClosedError, match="is not open"):
-            later.hold(lane, requests[0])
-        async with trio.open_nursery() as nursery:
-            later.runs = True
-            nursery.start_soon(later.run)
-            for request, due_s in zip(requests, (8, 1, 1, 99, 1), strict=True):
-                later.hold(lane, request)
-                later.plan(lane, request, due_s)
-            await trio.sleep(5)
-            assert begun == []
-            requests[1].withdraw()  # while it waits for its turn
-            await trio.sleep(5)
-            assert begun == [0, 2]
-            requests[3].withdraw()  # while it is first, and held up
-            assert begun == [0, 2, 4]
-            assert not later.holds(lane)
-            later.hold(lane, RelayedRequest(ended.append, 8, partial(begin, 5)))
-            nursery.cancel_scope.cancel()
-        assert isinstance(ended.pop().error, TransportClosedError)
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    later, lane = Later(), (0, 1, 2)
+    requests = [RelayedRequest(ended.append, 8, partial(begin, number)) for number in range(5)]
+    with pytest.raises(TransportClosedError, match="is not open"):
+        later.hold(lane, requests[0])
+    async with trio.open_nursery() as nursery:
+        later.runs = True
+        nursery.start_soon(later.run)
+        for request, due_s in zip(requests, (8, 1, 1, 99, 1), strict=True):
+            later.hold(lane, request)
+            later.plan(lane, request, due_s)
+        await trio.sleep(5)
+        assert begun == []
+        requests[1].withdraw()  # while it waits for its turn
+        await trio.sleep(5)
+        assert begun == [0, 2]
+        requests[3].withdraw()  # while it is first, and held up
+        assert begun == [0, 2, 4]
+        assert not later.holds(lane)
+        later.hold(lane, RelayedRequest(ended.append, 8, partial(begin, 5)))
+        nursery.cancel_scope.cancel()
+    assert isinstance(ended.pop().error, TransportClosedError)
     assert begun == [0, 2, 4]
     assert [request.withdrawn for request in ended].count(True) == 2
 
 
-def test_a_message_that_is_planned_anew_begins_at_its_last_time() -> None:
+async def test_a_message_that_is_planned_anew_begins_at_its_last_time(autojump_clock) -> None:
     begun: list[float] = []
 
     def begin(done: Done) -> None:
         begun.append(trio.current_time())
 
-    async def main() -> None:
-        later, request = Later(), RelayedRequest(lambda _: None, 8, begin)
-        async with trio.open_nursery() as nursery:
-            later.runs = True
-            nursery.start_soon(later.run)
-            later.hold((0, 1, 2), request)
-            for due_s in (3, 7, 5):
-                later.plan((0, 1, 2), request, due_s)
-            await trio.sleep(10)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    later, request = Later(), RelayedRequest(lambda _: None, 8, begin)
+    async with trio.open_nursery() as nursery:
+        later.runs = True
+        nursery.start_soon(later.run)
+        later.hold((0, 1, 2), request)
+        for due_s in (3, 7, 5):
+            later.plan((0, 1, 2), request, due_s)
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
     assert begun == [5]
 
 
@@ -166,32 +152,24 @@ def test_dropped_messages_vanish_and_no_others() -> None:
     assert {int.from_bytes(message, "little") for message in received} == set(range(200)) - dropped
 
 
-def test_corrupt_messages_arrive_with_one_bit_flipped() -> None:
+async def test_corrupt_messages_arrive_with_one_bit_flipped() -> None:
     faulty, received = run_many(corrupt=1)
     assert len(hit(faulty, "corrupt")) == len(received) == 200
     recording = Recording(Faulty(NeuronLink(1), seed=0, corrupt=1))
     data, out = bytes(range(256)), bytearray(256)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(recording.wire(0).send, 0, 0, data)
-            await recording.wire(0).recv_into(0, 0, out)
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recording.wire(0).send, 0, 0, data)
+        await recording.wire(0).recv_into(0, 0, out)
     flipped = int.from_bytes(data, "little") ^ int.from_bytes(out, "little")
     assert flipped.bit_count() == 1
     assert data == bytes(range(256))
 
 
-def test_empty_messages_cannot_be_corrupted() -> None:
+async def test_empty_messages_cannot_be_corrupted() -> None:
     faulty = Faulty(NeuronLink(1), seed=0, corrupt=1)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(faulty.wire(0).send, 0, 0, b"")
-            await faulty.wire(0).recv_into(0, 0, bytearray())
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(faulty.wire(0).send, 0, 0, b"")
+        await faulty.wire(0).recv_into(0, 0, bytearray())
     assert faulty.faults == []
 
 
@@ -204,45 +182,38 @@ def test_faults_follow_from_the_seed_alone() -> None:
     assert hit(more, "corrupt") == hit(first, "corrupt") - hit(more, "drop")
 
 
-def test_delays_are_bounded_and_keep_the_order() -> None:
-    async def main() -> None:
-        faulty = Faulty(NeuronLink(2), seed=1, delay=0.5, delay_s=8)
-        async with faulty.open(), trio.open_nursery() as nursery:
-            for i in range(30):
-                nursery.start_soon(faulty.wire(0).send, 1, 0, bytes([i]))
-                await wait_all_tasks_blocked()
-            for i in range(30):
-                with await faulty.wire(1).recv(0, 0, 1) as delivery:
-                    assert bytes(delivery.view) == bytes([i])
-        assert 4 < trio.current_time() <= 8
-        assert 5 < len(faulty.faults) < 25
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-def test_a_cut_ends_pending_and_later_operations_of_its_link_only() -> None:
-    lost: list[str] = []
-
-    async def main() -> None:
-        faulty = Faulty(NeuronLink(3), seed=0)
-        a, b, c = (faulty.wire(rank) for rank in range(3))
-
-        async def note(call: Callable[[], Awaitable[object]]) -> None:
-            with pytest.raises(LinkLostError) as caught, trio.fail_after(1):
-                await call()
-            lost.append(str(caught.value))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(note, partial(a.send, 1, 4, b"x"))
-            nursery.start_soon(note, partial(a.recv, 1, 5, 1))
-            nursery.start_soon(note, partial(b.recv_into, 0, 6, bytearray(1)))
-            nursery.start_soon(a.send, 2, 7, b"x")
+async def test_delays_are_bounded_and_keep_the_order(autojump_clock) -> None:
+    faulty = Faulty(NeuronLink(2), seed=1, delay=0.5, delay_s=8)
+    async with faulty.open(), trio.open_nursery() as nursery:
+        for i in range(30):
+            nursery.start_soon(faulty.wire(0).send, 1, 0, bytes([i]))
             await wait_all_tasks_blocked()
-            faulty.cut(1, 0)
-            await note(partial(b.send, 0, 8, b"x"))
-            (await c.recv(0, 7, 1)).release()
+        for i in range(30):
+            with await faulty.wire(1).recv(0, 0, 1) as delivery:
+                assert bytes(delivery.view) == bytes([i])
+    assert 4 < trio.current_time() <= 8
+    assert 5 < len(faulty.faults) < 25
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+async def test_a_cut_ends_pending_and_later_operations_of_its_link_only(autojump_clock) -> None:
+    lost: list[str] = []
+    faulty = Faulty(NeuronLink(3), seed=0)
+    a, b, c = (faulty.wire(rank) for rank in range(3))
+
+    async def note(call: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(LinkLostError) as caught, trio.fail_after(1):
+            await call()
+        lost.append(str(caught.value))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(note, partial(a.send, 1, 4, b"x"))
+        nursery.start_soon(note, partial(a.recv, 1, 5, 1))
+        nursery.start_soon(note, partial(b.recv_into, 0, 6, bytearray(1)))
+        nursery.start_soon(a.send, 2, 7, b"x")
+        await wait_all_tasks_blocked()
+        faulty.cut(1, 0)
+        await note(partial(b.send, 0, 8, b"x"))
+        (await c.recv(0, 7, 1)).release()
     assert sorted(lost) == [
         "message from rank 0 to rank 1, tag 4: the link was cut",
         "message from rank 0 to rank 1, tag 6: the link was cut",
@@ -264,21 +235,18 @@ def test_impossible_faults_are_rejected(options: dict[str, float]) -> None:
         Faulty(NeuronLink(1), seed=0, **options)
 
 
-def test_a_cut_link_ends_waiting_for_any() -> None:
-    async def main() -> None:
-        faulty = Faulty(NeuronLink(3), seed=1)
-        errors: list[LinkLostError] = []
+async def test_a_cut_link_ends_waiting_for_any() -> None:
+    faulty = Faulty(NeuronLink(3), seed=1)
+    errors: list[LinkLostError] = []
 
-        async def look() -> None:
-            with pytest.raises(LinkLostError, match="the link was cut") as caught:
-                await faulty.wire(0).wait_any([(1, 5), (2, 6)])
-            errors.append(caught.value)
+    async def look() -> None:
+        with pytest.raises(LinkLostError, match="the link was cut") as caught:
+            await faulty.wire(0).wait_any([(1, 5), (2, 6)])
+        errors.append(caught.value)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(look)
-            await wait_all_tasks_blocked()
-            faulty.cut(0, 2)
-        await look()
-        assert [(error.src, error.dst, error.tag) for error in errors] == [(2, 0, 6)] * 2
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        await wait_all_tasks_blocked()
+        faulty.cut(0, 2)
+    await look()
+    assert [(error.src, error.dst, error.tag) for error in errors] == [(2, 0, 6)] * 2

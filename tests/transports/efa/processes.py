@@ -146,6 +146,14 @@ async def opened(transports: Sequence[Transport]) -> AsyncIterator[None]:
                     await left[i].wait()
 
 
+@asynccontextmanager
+async def open_world(placement: Sequence[Sequence[int]] = ((0,), (1,)), **settings: object) -> AsyncIterator[World]:
+    """Make a world, and open its efas until the end of the block."""
+    world = World(placement, **settings)
+    async with opened(world.efas):
+        yield world
+
+
 def pairs(wrap: Callable[[Transport], Transport] = lambda inner: inner, **settings: object) -> MakePair:
     """Make pairs of endpoints in two processes, for the contract suite."""
 

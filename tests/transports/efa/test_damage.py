@@ -15,7 +15,7 @@ from transports.frame import CHUNK_BYTES, checksum, pack
 from transports.matching import MessageKind
 
 from .impostor import confronted
-from .processes import World, opened, quietly, run
+from .processes import World, opened, quietly
 from .proxy import Flip, ProxiedWorld
 
 # What is sent each way: small messages, one just short enough to leave at once, and one of three chunks.
@@ -73,65 +73,54 @@ def every_third() -> list[object]:
 @pytest.mark.everyday(1)
 @pytest.mark.parametrize("direction", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch", every_third(), ids=lambda batch: f"byte {batch[0][0]} and more")
-def test_a_flipped_bit_never_makes_a_wrong_result(batch: list[tuple[int, int]], direction: int) -> None:
+async def test_a_flipped_bit_never_makes_a_wrong_result(batch: list[tuple[int, int]], direction: int) -> None:
     """With one connection the other process is lost, and named."""
-
-    async def main() -> None:
-        for place, bit in batch:
-            errors, flipped = await with_a_flip(place, bit, direction)
-            assert flipped
-            assert errors, f"bit {bit} of byte {place} has not been noticed"
-            assert all(isinstance(error, LinkLostError) for error in errors)
-            assert all(re.search(r": process [01] \(rank [01]\) is lost: the last conn", str(e)) for e in errors)
-
-    run(main)
+    for place, bit in batch:
+        errors, flipped = await with_a_flip(place, bit, direction)
+        assert flipped
+        assert errors, f"bit {bit} of byte {place} has not been noticed"
+        assert all(isinstance(error, LinkLostError) for error in errors)
+        assert all(re.search(r": process [01] \(rank [01]\) is lost: the last conn", str(e)) for e in errors)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch", batches()[::3], ids=lambda batch: f"byte {batch[0][0]} and more")
-def test_another_rail_brings_what_came_damaged(batch: list[tuple[int, int]], direction: int) -> None:
-    async def main() -> None:
-        flips = 0
-        for place, bit in batch:
-            errors, flipped = await with_a_flip(place // 2, bit, direction, rails=2)
-            assert not errors
-            flips += flipped
-        assert flips, "everything took the other rail"
-
-    run(main)
+async def test_another_rail_brings_what_came_damaged(batch: list[tuple[int, int]], direction: int) -> None:
+    flips = 0
+    for place, bit in batch:
+        errors, flipped = await with_a_flip(place // 2, bit, direction, rails=2)
+        assert not errors
+        flips += flipped
+    assert flips, "everything took the other rail"
 
 
-def test_what_came_damaged_is_named() -> None:
+async def test_what_came_damaged_is_named() -> None:
     """An eager message and a chunk: whose, where in it, over what, and that it was damaged."""
-
-    async def main() -> None:
-        async with confronted() as (impostor, victim):
-            await impostor.stream.send_all(
-                pack(MessageKind.EAGER, 0, 0, 1, 5, 0, payload_bytes=4, payload_checksum=checksum(b"good")) + b"goof"
-            )
+    async with confronted() as (impostor, victim):
+        await impostor.stream.send_all(
+            pack(MessageKind.EAGER, 0, 0, 1, 5, 0, payload_bytes=4, payload_checksum=checksum(b"good")) + b"goof"
+        )
+        assert await impostor.is_hung_up_on()
+    assert victim.reports == [
+        "process 0 (rank 0) is lost: the last connection to it was lost: a bad frame: the message from rank 0 to "
+        "rank 1, tag 5, came damaged: the bytes do not match their checksum; check the memory of this host"
+    ]
+    async with confronted() as (impostor, victim):
+        errors: list[BaseException] = []
+        async with trio.open_nursery() as nursery:
+            out = bytearray(CHUNK_BYTES + 4)
+            nursery.start_soon(quietly, partial(victim.efa.wire(1).recv_into, 0, 5, out), errors)
+            await impostor.say(MessageKind.OFFER, 0, 0, 1, 5, CHUNK_BYTES + 4, 0)
+            await impostor.hear()
+            head = pack(MessageKind.CHUNK, 0, CHUNK_BYTES, payload_bytes=4, payload_checksum=checksum(b"good"))
+            await impostor.stream.send_all(head + b"goof")
             assert await impostor.is_hung_up_on()
-        assert victim.reports == [
-            "process 0 (rank 0) is lost: the last connection to it was lost: a bad frame: the message from rank 0 to "
-            "rank 1, tag 5, came damaged: the bytes do not match their checksum; check the memory of this host"
-        ]
-        async with confronted() as (impostor, victim):
-            errors: list[BaseException] = []
-            async with trio.open_nursery() as nursery:
-                out = bytearray(CHUNK_BYTES + 4)
-                nursery.start_soon(quietly, partial(victim.efa.wire(1).recv_into, 0, 5, out), errors)
-                await impostor.say(MessageKind.OFFER, 0, 0, 1, 5, CHUNK_BYTES + 4, 0)
-                await impostor.hear()
-                head = pack(MessageKind.CHUNK, 0, CHUNK_BYTES, payload_bytes=4, payload_checksum=checksum(b"good"))
-                await impostor.stream.send_all(head + b"goof")
-                assert await impostor.is_hung_up_on()
-        assert [str(error) for error in errors] == [
-            "message from rank 0 to rank 1, tag 5: process 0 (rank 0) is lost: the last connection to it was lost: a "
-            "bad frame: bytes 524288 to 524292 of the message from rank 0 to rank 1, tag 5, came damaged: the "
-            "bytes do not match their checksum; check the memory of this host"
-        ]
-
-    run(main)
+    assert [str(error) for error in errors] == [
+        "message from rank 0 to rank 1, tag 5: process 0 (rank 0) is lost: the last connection to it was lost: a "
+        "bad frame: bytes 524288 to 524292 of the message from rank 0 to rank 1, tag 5, came damaged: the "
+        "bytes do not match their checksum; check the memory of this host"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -147,35 +136,28 @@ def test_what_came_damaged_is_named() -> None:
     ],
     ids=str,
 )
-def test_payloads_are_checked_between_hosts_and_wherever_it_is_asked_for(
+async def test_payloads_are_checked_between_hosts_and_wherever_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, hosts: Sequence[str], settings: dict[str, bool], checked: bool
 ) -> None:
-    async def main() -> None:
-        world = World(**settings)
-        for efa, host in zip(world.efas, hosts, strict=True):
-            monkeypatch.setattr(efa._joining, "identity", host)
-        async with opened(world.efas):
-            assert [efa.links[1 - efa.member].departures.checksums for efa in world.efas] == [checked] * 2
-
-    run(main)
+    world = World(**settings)
+    for efa, host in zip(world.efas, hosts, strict=True):
+        monkeypatch.setattr(efa._joining, "identity", host)
+    async with opened(world.efas):
+        assert [efa.links[1 - efa.member].departures.checksums for efa in world.efas] == [checked] * 2
 
 
-def test_without_checksums_of_payloads_headers_still_have_theirs() -> None:
+async def test_without_checksums_of_payloads_headers_still_have_theirs() -> None:
     """That is what the option gives up: a flipped bit of a payload arrives."""
-
-    async def main() -> None:
-        world = ProxiedWorld(silence_s=2.0, checksums=False)
-        async with world.open():
-            a, b = world.ends()
-            got = bytearray(1000)
-            flip = world.ways[0].flips[0] = Flip(500, 3)
-            await a.send(1, 5, bytes(1000))
-            await b.recv_into(0, 5, got)
-            assert flip.done
-            assert sum(got) == 1 << 3
-            world.ways[0].flips[0] = Flip(EAGER_HEADER_BYTES - 1, 3)
-            await a.send(1, 6, bytes(1000))
-            with pytest.raises(LinkLostError, match="a bad frame: frame header damaged: it does not match its check"):
-                await b.recv_into(0, 6, got)
-
-    run(main)
+    world = ProxiedWorld(silence_s=2.0, checksums=False)
+    async with world.open():
+        a, b = world.ends()
+        got = bytearray(1000)
+        flip = world.ways[0].flips[0] = Flip(500, 3)
+        await a.send(1, 5, bytes(1000))
+        await b.recv_into(0, 5, got)
+        assert flip.done
+        assert sum(got) == 1 << 3
+        world.ways[0].flips[0] = Flip(EAGER_HEADER_BYTES - 1, 3)
+        await a.send(1, 6, bytes(1000))
+        with pytest.raises(LinkLostError, match="a bad frame: frame header damaged: it does not match its check"):
+            await b.recv_into(0, 6, got)

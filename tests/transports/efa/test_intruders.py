@@ -109,41 +109,34 @@ def test_a_member_of_another_world_is_told_why(said: dict[str, object], reason: 
     assert reason in victim.reports[0]
 
 
-def test_a_member_joins_once() -> None:
+async def test_a_member_joins_once() -> None:
     """A second process with the same index is refused while another rail of the first is still expected."""
     victim = Victim(rails=2)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(victim.efa.open().__aenter__)
-            card = await victim.card()
-            first = await dial(card)
-            await greet(first, hello(), SECRET)
-            assert await is_refused(card) == "rail 0 of process 0 has already joined"
-            await first.aclose()
-            nursery.cancel_scope.cancel()
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(victim.efa.open().__aenter__)
+        card = await victim.card()
+        first = await dial(card)
+        await greet(first, hello(), SECRET)
+        assert await is_refused(card) == "rail 0 of process 0 has already joined"
+        await first.aclose()
+        nursery.cancel_scope.cancel()
     assert victim.reports == ["refused 1 connections; the last: rail 0 of process 0 has already joined"]
 
 
-def test_different_rails_are_named() -> None:
-    async def main() -> None:
-        world = World()
-        other = World(rails=2)
-        world.efas[1] = other.efas[1]
-        other.efas[1].exchange = world.tables.of(1)
-        errors: list[BaseException] = []
-        async with trio.open_nursery() as nursery:
-            for efa in world.efas:
-                nursery.start_soon(quietly, efa.open().__aenter__, errors)
-        assert sorted(map(str, errors)) == [
-            "process 0 has rails=1, process 1 has rails=2; start all processes with the same number of rails",
-            "process 1 has rails=2, process 0 has rails=1; start all processes with the same number of rails",
-        ]
-        assert all(isinstance(error, TransportError) for error in errors)
-
-    run(main)
+async def test_different_rails_are_named() -> None:
+    world = World()
+    other = World(rails=2)
+    world.efas[1] = other.efas[1]
+    other.efas[1].exchange = world.tables.of(1)
+    errors: list[BaseException] = []
+    async with trio.open_nursery() as nursery:
+        for efa in world.efas:
+            nursery.start_soon(quietly, efa.open().__aenter__, errors)
+    assert sorted(map(str, errors)) == [
+        "process 0 has rails=1, process 1 has rails=2; start all processes with the same number of rails",
+        "process 1 has rails=2, process 0 has rails=1; start all processes with the same number of rails",
+    ]
+    assert all(isinstance(error, TransportError) for error in errors)
 
 
 BAD_FRAMES: dict[str, bytes] = {
@@ -171,21 +164,18 @@ BAD_FRAMES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", BAD_FRAMES)
-def test_a_bad_frame_ends_the_connection_with_a_reason(name: str) -> None:
-    async def main() -> None:
-        async with confronted() as (impostor, victim):
-            errors: list[BaseException] = []
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(quietly, lambda: victim.efa.wire(1).recv_into(0, 5, bytearray(8)), errors)
-                await wait_all_tasks_blocked()
-                await impostor.stream.send_all(BAD_FRAMES[name])
-                assert await impostor.is_hung_up_on()
-            (error,) = errors
-            assert isinstance(error, LinkLostError)
-            assert "process 0 (rank 0) is lost: the last connection to it was lost: a bad frame: " in str(error)
-            assert len(victim.reports) == 1
-
-    run(main)
+async def test_a_bad_frame_ends_the_connection_with_a_reason(name: str) -> None:
+    async with confronted() as (impostor, victim):
+        errors: list[BaseException] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(quietly, lambda: victim.efa.wire(1).recv_into(0, 5, bytearray(8)), errors)
+            await wait_all_tasks_blocked()
+            await impostor.stream.send_all(BAD_FRAMES[name])
+            assert await impostor.is_hung_up_on()
+        (error,) = errors
+        assert isinstance(error, LinkLostError)
+        assert "process 0 (rank 0) is lost: the last connection to it was lost: a bad frame: " in str(error)
+        assert len(victim.reports) == 1
 
 
 def test_chunks_must_fit_their_message() -> None:
@@ -208,51 +198,42 @@ def test_chunks_must_fit_their_message() -> None:
         run(main, chunk)
 
 
-def test_eager_data_has_a_budget() -> None:
-    async def main() -> None:
-        async with confronted() as (impostor, victim):
-            errors: list[BaseException] = []
-            await quietly(lambda: pour(impostor), errors)
-            assert await impostor.is_hung_up_on()
-            assert "peer sent more eager data than the agreed" in victim.reports[0]
-            held = victim.efa.links[0].engine.incoming
-            assert not held.arrived
+async def test_eager_data_has_a_budget() -> None:
 
     async def pour(impostor: Impostor) -> None:
         for number in range(10_000):
             await impostor.say(MessageKind.EAGER, number, 0, 1, number, 0, payload=bytes(EAGER_BYTES))
 
-    run(main)
+    async with confronted() as (impostor, victim):
+        errors: list[BaseException] = []
+        await quietly(lambda: pour(impostor), errors)
+        assert await impostor.is_hung_up_on()
+        assert "peer sent more eager data than the agreed" in victim.reports[0]
+        held = victim.efa.links[0].engine.incoming
+        assert not held.arrived
 
 
-def test_a_frame_for_a_tag_that_nobody_knows_waits_and_harms_nobody() -> None:
-    async def main() -> None:
-        async with confronted() as (impostor, victim):
-            await impostor.say(MessageKind.EAGER, 0, 0, 1, 2**64 - 1, 0, payload=b"nobody")
-            await impostor.say(MessageKind.EAGER, 1, 0, 1, 5, 0, payload=b"somebody")
-            out = bytearray(8)
-            await victim.efa.wire(1).recv_into(0, 5, out)
-            assert out == b"somebody"
-            await impostor.say(MessageKind.BYE)
-
-    run(main)
+async def test_a_frame_for_a_tag_that_nobody_knows_waits_and_harms_nobody() -> None:
+    async with confronted() as (impostor, victim):
+        await impostor.say(MessageKind.EAGER, 0, 0, 1, 2**64 - 1, 0, payload=b"nobody")
+        await impostor.say(MessageKind.EAGER, 1, 0, 1, 5, 0, payload=b"somebody")
+        out = bytearray(8)
+        await victim.efa.wire(1).recv_into(0, 5, out)
+        assert out == b"somebody"
+        await impostor.say(MessageKind.BYE)
 
 
-def test_opened_worlds_have_no_door() -> None:
+async def test_opened_worlds_have_no_door() -> None:
     """Once all have joined nobody listens any more."""
+    world = World(unix=False)
+    card = []
+    real = world.efas[1].exchange
 
-    async def main() -> None:
-        world = World(unix=False)
-        card = []
-        real = world.efas[1].exchange
+    async def spy(name: str, mine: bytes) -> list[bytes]:
+        card.append(PeerAddress.unpack(mine, 1))
+        return await real(name, mine)
 
-        async def spy(name: str, mine: bytes) -> list[bytes]:
-            card.append(PeerAddress.unpack(mine, 1))
-            return await real(name, mine)
-
-        world.efas[1].exchange = spy
-        async with opened(world.efas):
-            with pytest.raises(OSError, match="all attempts to connect"):
-                await dial(card[0])
-
-    run(main)
+    world.efas[1].exchange = spy
+    async with opened(world.efas):
+        with pytest.raises(OSError, match="all attempts to connect"):
+            await dial(card[0])

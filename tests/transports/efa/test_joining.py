@@ -7,7 +7,6 @@ import pytest
 from transports.efa import joining
 from transports.handshake import HandshakeError
 
-from .processes import run
 from .proxy import ProxiedWorld
 
 
@@ -17,25 +16,19 @@ def _short_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("rails", [1, 2])
-def test_who_was_not_heard_in_time_calls_again(rails: int) -> None:
-    async def main() -> None:
-        world = ProxiedWorld(mute=2, rails=rails)
-        async with world.open():
-            assert [way.entered for way in world.ways] == [3] * rails
-
-    run(main)
+async def test_who_was_not_heard_in_time_calls_again(rails: int) -> None:
+    world = ProxiedWorld(mute=2, rails=rails)
+    async with world.open():
+        assert [way.entered for way in world.ways] == [3] * rails
 
 
 @pytest.mark.slow
-def test_whom_nobody_ever_hears_says_so_in_the_end() -> None:
-    async def main() -> None:
-        world, failures = ProxiedWorld(mute=100), []
-        try:
-            async with world.open():
-                raise AssertionError("it has been opened")
-        except* HandshakeError as group:
-            failures += group.exceptions
-        assert len(failures) == 1
-        assert [way.entered for way in world.ways] == [5]
-
-    run(main)
+async def test_whom_nobody_ever_hears_says_so_in_the_end() -> None:
+    world, failures = ProxiedWorld(mute=100), []
+    try:
+        async with world.open():
+            raise AssertionError("it has been opened")
+    except* HandshakeError as group:
+        failures += group.exceptions
+    assert len(failures) == 1
+    assert [way.entered for way in world.ways] == [5]

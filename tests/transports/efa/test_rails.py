@@ -26,7 +26,7 @@ from transports.frame import CHUNK_BYTES, PUSH_BYTES
 from transports.matching import MessageKind
 
 from .impostor import confronted
-from .processes import Lines, World, opened, pairs, quietly, run
+from .processes import Lines, World, open_world, opened, pairs, quietly, run
 
 LONG_BYTES = 16 * CHUNK_BYTES + 12_345
 
@@ -51,22 +51,17 @@ def cut_after(rail: Rail, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rail, "receive", receive_less, raising=False)
 
 
-def test_each_chunk_goes_to_the_rail_on_which_least_waits() -> None:
+async def test_each_chunk_goes_to_the_rail_on_which_least_waits() -> None:
     """Whatever room the first one has: what stood behind another chunk there would come later."""
-
-    async def main() -> None:
-        world = World(rails=3)
-        async with opened(world.efas):
-            a, b = world.ends()
-            ended: list[Request] = []
-            a.route(1).begin_send(1, 5, bytes(3 * CHUNK_BYTES), done=ended.append)
-            begun = [rail.written_bytes + rail.unwritten_bytes for rail in rails_of(world, 0)]
-            assert min(begun) >= CHUNK_BYTES  # before anything has come there
-            await b.recv_into(0, 5, bytearray(3 * CHUNK_BYTES))
-            while not ended:
-                await trio.lowlevel.checkpoint()
-
-    run(main)
+    async with open_world(rails=3) as world:
+        a, b = world.ends()
+        ended: list[Request] = []
+        a.route(1).begin_send(1, 5, bytes(3 * CHUNK_BYTES), done=ended.append)
+        begun = [rail.written_bytes + rail.unwritten_bytes for rail in rails_of(world, 0)]
+        assert min(begun) >= CHUNK_BYTES  # before anything has come there
+        await b.recv_into(0, 5, bytearray(3 * CHUNK_BYTES))
+        while not ended:
+            await trio.lowlevel.checkpoint()
 
 
 @pytest.mark.parametrize("unix", [True, False])
@@ -78,8 +73,7 @@ def test_a_long_message_survives_the_death_of_three_rails(
     message, out = random.Random(nbytes).randbytes(LONG_BYTES), bytearray(LONG_BYTES)
 
     async def main() -> list[Lines]:
-        world = World(rails=4, unix=unix, peer_direct=not staged)
-        async with opened(world.efas):
+        async with open_world(rails=4, unix=unix, peer_direct=not staged) as world:
             a, b = world.ends()
             for i, rail in enumerate(rails_of(world, 1)[1:]):
                 cut_after(rail, nbytes + i, monkeypatch)
@@ -98,32 +92,29 @@ def test_a_long_message_survives_the_death_of_three_rails(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_small_messages_arrive_once_and_in_order_whatever_rails_die(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_messages_arrive_once_and_in_order_whatever_rails_die(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(seed)
     messages = [chance.randbytes(chance.choice((0, 8, 1000, 40_000, 700_000))) for _ in range(150)]
     got: list[bytes] = []
+    async with open_world(rails=4) as world:
+        a, b = world.ends()
+        for member in (0, 1):
+            for rail in rails_of(world, member)[member : member + 2]:
+                cut_after(rail, chance.randrange(2_000_000), monkeypatch)
 
-    async def main() -> None:
-        world = World(rails=4)
-        async with opened(world.efas):
-            a, b = world.ends()
-            for member in (0, 1):
-                for rail in rails_of(world, member)[member : member + 2]:
-                    cut_after(rail, chance.randrange(2_000_000), monkeypatch)
-
-            async def send() -> None:
-                async with trio.open_nursery() as nursery:
-                    for message in messages:
-                        nursery.start_soon(a.send, 1, 5, message)
-                        await wait_all_tasks_blocked()
-
+        async def send() -> None:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(send)
                 for message in messages:
-                    with await b.recv(0, 5, len(message)) as delivery:
-                        got.append(bytes(delivery.view))
+                    nursery.start_soon(a.send, 1, 5, message)
+                    await wait_all_tasks_blocked()
 
-    run(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            for message in messages:
+                with await b.recv(0, 5, len(message)) as delivery:
+                    got.append(bytes(delivery.view))
     assert got == messages
 
 
@@ -140,112 +131,95 @@ def test_the_contract_holds_while_rails_die(monkeypatch: pytest.MonkeyPatch) -> 
         assert_kept(check, pairs(rails=4))
 
 
-def test_the_death_of_the_last_rail_fails_everything_and_says_whom() -> None:
-    async def main() -> None:
-        world = World(((0,), (3, 4)))
+async def test_the_death_of_the_last_rail_fails_everything_and_says_whom() -> None:
+    world = World(((0,), (3, 4)))
+    errors: list[BaseException] = []
+    async with opened(world.efas):
+        end = world.efas[0].wire(0)
+        calls: list[Callable[[], object]] = [
+            partial(end.recv_into, 3, 1, bytearray(8)),
+            partial(end.recv, 4, 2, CHUNK_BYTES),
+            partial(end.send, 4, 3, bytes(PUSH_BYTES + 1)),
+        ]
+        async with trio.open_nursery() as nursery:
+            for call in calls:
+                nursery.start_soon(quietly, call, errors)
+            await wait_all_tasks_blocked()
+            rails_of(world, 1)[0].socket.shutdown(socket.SHUT_RDWR)
+        for call in (partial(end.send, 3, 9, b""), partial(end.recv, 4, 9, 0)):
+            await quietly(call, errors)
+        with pytest.raises(LinkLostError):
+            leaves_at_once(end, 3, 9, b"")
+    reason = "process 1 (ranks 3, 4) is lost: the last connection to it was lost: the connection ended"
+    assert [str(error).partition(": ")[2] for error in errors] == [reason] * 5
+    assert world.reports[0] == [reason]
+    assert {(error.src, error.dst, error.tag) for error in errors} == {  # type: ignore[attr-defined]
+        (3, 0, 1),
+        (4, 0, 2),
+        (0, 4, 3),
+        (0, 3, 9),
+        (4, 0, 9),
+    }
+
+
+async def test_a_silent_process_is_given_up() -> None:
+    async with confronted(silence_s=0.2) as (impostor, victim):
         errors: list[BaseException] = []
-        async with opened(world.efas):
-            end = world.efas[0].wire(0)
-            calls: list[Callable[[], object]] = [
-                partial(end.recv_into, 3, 1, bytearray(8)),
-                partial(end.recv, 4, 2, CHUNK_BYTES),
-                partial(end.send, 4, 3, bytes(PUSH_BYTES + 1)),
-            ]
-            async with trio.open_nursery() as nursery:
-                for call in calls:
-                    nursery.start_soon(quietly, call, errors)
-                await wait_all_tasks_blocked()
-                rails_of(world, 1)[0].socket.shutdown(socket.SHUT_RDWR)
-            for call in (partial(end.send, 3, 9, b""), partial(end.recv, 4, 9, 0)):
-                await quietly(call, errors)
-            with pytest.raises(LinkLostError):
-                leaves_at_once(end, 3, 9, b"")
-        reason = "process 1 (ranks 3, 4) is lost: the last connection to it was lost: the connection ended"
-        assert [str(error).partition(": ")[2] for error in errors] == [reason] * 5
-        assert world.reports[0] == [reason]
-        assert {(error.src, error.dst, error.tag) for error in errors} == {  # type: ignore[attr-defined]
-            (3, 0, 1),
-            (4, 0, 2),
-            (0, 4, 3),
-            (0, 3, 9),
-            (4, 0, 9),
-        }
-
-    run(main)
+        await quietly(partial(victim.efa.wire(1).recv_into, 0, 5, bytearray(8)), errors)
+        assert "process 0 (rank 0) is lost: nothing was received from it for 0.2 s" in str(errors[0])
+        assert await impostor.is_hung_up_on()
 
 
-def test_a_silent_process_is_given_up() -> None:
-    async def main() -> None:
-        async with confronted(silence_s=0.2) as (impostor, victim):
-            errors: list[BaseException] = []
-            await quietly(partial(victim.efa.wire(1).recv_into, 0, 5, bytearray(8)), errors)
-            assert "process 0 (rank 0) is lost: nothing was received from it for 0.2 s" in str(errors[0])
-            assert await impostor.is_hung_up_on()
-
-    run(main)
-
-
-def test_a_silent_process_is_not_given_up_where_somebody_else_watches_it() -> None:
+async def test_a_silent_process_is_not_given_up_where_somebody_else_watches_it() -> None:
     """It may be busy: however often it is looked at, only a connection that is not acknowledged is lost."""
-
-    async def main() -> None:
-        async with confronted(watched=True, silence_s=0.1) as (impostor, victim):
-            (link,) = victim.efa.links.values()
-            for _ in range(1000):
-                link.check_acknowledged()
-                link.tick(math.inf, 0.1)
-            await impostor.say(MessageKind.EAGER, 0, 0, 1, 5, 0, payload=b"12345678")
-            received = bytearray(8)
-            await victim.efa.wire(1).recv_into(0, 5, received)
-            assert received == b"12345678"
-
-    run(main)
+    async with confronted(watched=True, silence_s=0.1) as (impostor, victim):
+        (link,) = victim.efa.links.values()
+        for _ in range(1000):
+            link.check_acknowledged()
+            link.tick(math.inf, 0.1)
+        await impostor.say(MessageKind.EAGER, 0, 0, 1, 5, 0, payload=b"12345678")
+        received = bytearray(8)
+        await victim.efa.wire(1).recv_into(0, 5, received)
+        assert received == b"12345678"
 
 
-def test_a_connection_that_is_not_acknowledged_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with confronted(watched=True) as (impostor, victim):
-            errors: list[BaseException] = []
-            (link,) = victim.efa.links.values()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(quietly, partial(victim.efa.wire(1).recv_into, 0, 5, bytearray(8)), errors)
-                await wait_all_tasks_blocked()
-                monkeypatch.setattr(rail, "tcp_info", lambda _: TcpInfo(True, 7.0, 0.0, 0, 0))
-                for now_s in (100.0, 103.9):
-                    monkeypatch.setattr(rail, "monotonic", lambda now_s=now_s: now_s)
-                    link.check_acknowledged()
-                await wait_all_tasks_blocked()
-                assert not errors
-                monkeypatch.setattr(rail, "monotonic", lambda: 104.0)
-                link.check_acknowledged()
-                assert link.rails == []
-                assert link.last_loss == "nothing sent over it was acknowledged for 4 s"
-                assert await impostor.is_hung_up_on()
-                await wait_all_tasks_blocked()
-                assert not errors  # it is waited for, until somebody knows that it is gone
-                victim.efa.lose([0], "its connection broke")
-            assert str(errors[0]).endswith("process 0 (rank 0) is lost: its connection broke")
-
-    run(main)
-
-
-def test_a_process_that_others_know_to_be_gone_is_given_up() -> None:
-    """Its receiver never comes: nothing is under way, so the wire does not show whether it is down."""
-
-    async def main() -> None:
-        world = World()
+async def test_a_connection_that_is_not_acknowledged_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with confronted(watched=True) as (impostor, victim):
         errors: list[BaseException] = []
-        async with opened(world.efas):
-            a, _ = world.ends()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(quietly, partial(a.send, 1, 5, bytes(PUSH_BYTES + 1)), errors)
-                await wait_all_tasks_blocked()
-                assert not world.efas[0].lose([0], "it is this one")
-                assert world.efas[0].lose([1], "its connection broke")
-        assert str(errors[0]).endswith("process 1 (rank 1) is lost: its connection broke")
-        assert world.reports[0] == []
+        (link,) = victim.efa.links.values()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(quietly, partial(victim.efa.wire(1).recv_into, 0, 5, bytearray(8)), errors)
+            await wait_all_tasks_blocked()
+            monkeypatch.setattr(rail, "tcp_info", lambda _: TcpInfo(True, 7.0, 0.0, 0, 0))
+            for now_s in (100.0, 103.9):
+                monkeypatch.setattr(rail, "monotonic", lambda now_s=now_s: now_s)
+                link.check_acknowledged()
+            await wait_all_tasks_blocked()
+            assert not errors
+            monkeypatch.setattr(rail, "monotonic", lambda: 104.0)
+            link.check_acknowledged()
+            assert link.rails == []
+            assert link.last_loss == "nothing sent over it was acknowledged for 4 s"
+            assert await impostor.is_hung_up_on()
+            await wait_all_tasks_blocked()
+            assert not errors  # it is waited for, until somebody knows that it is gone
+            victim.efa.lose([0], "its connection broke")
+        assert str(errors[0]).endswith("process 0 (rank 0) is lost: its connection broke")
 
-    run(main)
+
+async def test_a_process_that_others_know_to_be_gone_is_given_up() -> None:
+    """Its receiver never comes: nothing is under way, so the wire does not show whether it is down."""
+    world = World()
+    errors: list[BaseException] = []
+    async with opened(world.efas):
+        a, _ = world.ends()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(quietly, partial(a.send, 1, 5, bytes(PUSH_BYTES + 1)), errors)
+            await wait_all_tasks_blocked()
+            assert not world.efas[0].lose([0], "it is this one")
+            assert world.efas[0].lose([1], "its connection broke")
+    assert str(errors[0]).endswith("process 1 (rank 1) is lost: its connection broke")
+    assert world.reports[0] == []
 
 
 def test_a_receiver_that_reads_nothing_acknowledges_all_the_same() -> None:
@@ -295,77 +269,63 @@ def test_what_has_just_left_after_a_pause_has_not_waited_since_before_it() -> No
     ] == [waited for *_, waited in looks]
 
 
-def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None:
-    async def main() -> None:
-        async with confronted() as (impostor, victim):
-            end = victim.efa.wire(1)
-            ends = impostor.stream.socket.getpeername(), impostor.stream.socket.getsockname()
-            errors: list[BaseException] = []
+async def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None:
+    async with confronted() as (impostor, victim):
+        end = victim.efa.wire(1)
+        ends = impostor.stream.socket.getpeername(), impostor.stream.socket.getsockname()
+        errors: list[BaseException] = []
 
-            async def pour() -> None:
-                while not errors:
-                    await quietly(partial(end.send, 0, 1, bytes(30_000)), errors)
+        async def pour() -> None:
+            while not errors:
+                await quietly(partial(end.send, 0, 1, bytes(30_000)), errors)
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(pour)
-                await wait_all_tasks_blocked()
-                for number in range(100):
-                    await impostor.say(MessageKind.EAGER, number, 0, 1, 5, 0, payload=b"12345678")
-                    await end.recv_into(0, 5, bytearray(8))
-                assert not errors
-                (link,) = victim.efa.links.values()
-                for _ in range(10):  # looks at it, between which it was heard but has read nothing
-                    link.silent_ticks = 0
-                    link.tick(8, 8.0)
-            assert isinstance(errors[0], LinkLostError)
-            here, there = (":".join(map(str, end)) for end in ends)
-            which = f"the last connection to it, {here} to {there}, was lost: it has taken nothing for 8 s"
-            assert victim.reports == [f"process 0 (rank 0) is lost: {which}"]
-
-    run(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pour)
+            await wait_all_tasks_blocked()
+            for number in range(100):
+                await impostor.say(MessageKind.EAGER, number, 0, 1, 5, 0, payload=b"12345678")
+                await end.recv_into(0, 5, bytearray(8))
+            assert not errors
+            (link,) = victim.efa.links.values()
+            for _ in range(10):  # looks at it, between which it was heard but has read nothing
+                link.silent_ticks = 0
+                link.tick(8, 8.0)
+        assert isinstance(errors[0], LinkLostError)
+        here, there = (":".join(map(str, end)) for end in ends)
+        which = f"the last connection to it, {here} to {there}, was lost: it has taken nothing for 8 s"
+        assert victim.reports == [f"process 0 (rank 0) is lost: {which}"]
 
 
-def test_an_event_loop_that_stood_still_proves_nothing() -> None:
+async def test_an_event_loop_that_stood_still_proves_nothing() -> None:
     """Silence is counted in looks, of which there are none while this process itself does not listen."""
-
-    async def main() -> None:
-        world = World(silence_s=8.0)
-        async with opened(world.efas):
-            (link,) = world.efas[0].links.values()
-            for _ in range(8):
-                link.tick(8, 8.0)
-            assert link.engine.gone is None
-            link.silent_ticks = 0  # as any byte that comes does
-            for _ in range(8):
-                link.tick(8, 8.0)
-            assert link.engine.gone is None
+    async with open_world(silence_s=8.0) as world:
+        (link,) = world.efas[0].links.values()
+        for _ in range(8):
             link.tick(8, 8.0)
-            assert link.engine.gone == "process 1 (rank 1) is lost: nothing was received from it for 8 s"
+        assert link.engine.gone is None
+        link.silent_ticks = 0  # as any byte that comes does
+        for _ in range(8):
+            link.tick(8, 8.0)
+        assert link.engine.gone is None
+        link.tick(8, 8.0)
+        assert link.engine.gone == "process 1 (rank 1) is lost: nothing was received from it for 8 s"
 
-    run(main)
 
-
-def test_waiting_for_any_ends_when_a_process_is_lost_but_not_before_what_has_come() -> None:
-    async def main() -> None:
-        world = World(((0,), (1,), (2,)))
-        async with opened(world.efas):
-            end, choices = world.efas[0].wire(0), [(1, 5), (2, 5)]
-            await world.efas[2].wire(2).send(0, 5, b"in time")
-            assert (await end.wait_any(choices)).src == 2
-            errors: list[BaseException] = []
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(quietly, partial(end.wait_any, [(1, 5), (1, 6)]), errors)
-                await wait_all_tasks_blocked()
-                await world.efas[1].aclose()
-            assert [str(error) for error in errors] == [
-                "message from rank 1 to rank 0, tag 5: process 1 (rank 1) has left"
-            ]
-            assert (await end.wait_any(choices)).src == 2
-            await end.recv_into(2, 5, bytearray(7))
-            with pytest.raises(LinkLostError, match=r"process 1 \(rank 1\) has left"):
-                await end.wait_any(choices)
-
-    run(main)
+async def test_waiting_for_any_ends_when_a_process_is_lost_but_not_before_what_has_come() -> None:
+    async with open_world(((0,), (1,), (2,))) as world:
+        end, choices = world.efas[0].wire(0), [(1, 5), (2, 5)]
+        await world.efas[2].wire(2).send(0, 5, b"in time")
+        assert (await end.wait_any(choices)).src == 2
+        errors: list[BaseException] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(quietly, partial(end.wait_any, [(1, 5), (1, 6)]), errors)
+            await wait_all_tasks_blocked()
+            await world.efas[1].aclose()
+        assert [str(error) for error in errors] == ["message from rank 1 to rank 0, tag 5: process 1 (rank 1) has left"]
+        assert (await end.wait_any(choices)).src == 2
+        await end.recv_into(2, 5, bytearray(7))
+        with pytest.raises(LinkLostError, match=r"process 1 \(rank 1\) has left"):
+            await end.wait_any(choices)
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "Broken pipe"), ConnectionResetError()])

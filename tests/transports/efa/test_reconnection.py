@@ -20,7 +20,7 @@ from transports.frame import CHUNK_BYTES, EAGER_BYTES
 from transports.handshake import HandshakeError, greet
 
 from .impostor import dial, hello
-from .processes import SECRET, World, opened, run
+from .processes import SECRET, World, open_world, opened, run
 from .proxy import ProxiedWorld, Way
 
 LONG_BYTES = 6 * CHUNK_BYTES + 99
@@ -60,81 +60,71 @@ async def uses_all(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_rail_whose_connection_broke_is_back_and_used(kind: str) -> None:
-    async def main() -> None:
-        world = World(rails=3, unix=kind == "unix")
-        async with opened(world.efas):
-            rail = links(world)[0].rails[1]
-            rail.die("pulled by the test")
-            lines = await both_back(world)
-            assert numbers(world) == [[0, RAILS_LIMIT + 1, 2]] * 2
-            await uses_all(world)
-        told = [re.sub(r"\d+\.\d s$", "N s", line) for line in lines]
-        assert told == [
-            "rail 1 to process 1 (rank 1) is back after N s",
-            "rail 1 to process 0 (rank 0) is back after N s",
-        ]
-        assert world.reports[0][0] == (
-            "rail 1 to process 1 (rank 1) was lost: pulled by the test; 0 bytes are sent again over the other 2"
-        )
-        assert [len(lines) for lines in world.reports] == [2, 2]
-
-    run(main)
+async def test_a_rail_whose_connection_broke_is_back_and_used(kind: str) -> None:
+    async with open_world(rails=3, unix=kind == "unix") as world:
+        rail = links(world)[0].rails[1]
+        rail.die("pulled by the test")
+        lines = await both_back(world)
+        assert numbers(world) == [[0, RAILS_LIMIT + 1, 2]] * 2
+        await uses_all(world)
+    told = [re.sub(r"\d+\.\d s$", "N s", line) for line in lines]
+    assert told == [
+        "rail 1 to process 1 (rank 1) is back after N s",
+        "rail 1 to process 0 (rank 0) is back after N s",
+    ]
+    assert world.reports[0][0] == (
+        "rail 1 to process 1 (rank 1) was lost: pulled by the test; 0 bytes are sent again over the other 2"
+    )
+    assert [len(lines) for lines in world.reports] == [2, 2]
 
 
 @pytest.mark.slow
-def test_a_link_that_was_down_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_link_that_was_down_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is dialled until it gets through; meanwhile the other rail carries everything."""
     monkeypatch.setattr(returning, "_LONGEST_PAUSE_S", 0.2)
-
-    async def main() -> None:
-        world = ProxiedWorld(rails=2)
-        async with world.open():
-            way = world.ways[1]
-            way.down = True
-            way.cut()
-            await way.turning_away(4)
-            await send_and_receive(world.ends(), 5, LONG_BYTES)
-            assert numbers(world) == [[0], [0]]
-            way.down = False
-            await both_back(world)
-            assert numbers(world)[0] == numbers(world)[1]
-            assert numbers(world)[0][1] >= 4 * RAILS_LIMIT + 1
-            assert way.entered == 2
-            await uses_all(world)
-
-    run(main)
+    world = ProxiedWorld(rails=2)
+    async with world.open():
+        way = world.ways[1]
+        way.down = True
+        way.cut()
+        await way.turning_away(4)
+        await send_and_receive(world.ends(), 5, LONG_BYTES)
+        assert numbers(world) == [[0], [0]]
+        way.down = False
+        await both_back(world)
+        assert numbers(world)[0] == numbers(world)[1]
+        assert numbers(world)[0][1] >= 4 * RAILS_LIMIT + 1
+        assert way.entered == 2
+        await uses_all(world)
 
 
 @pytest.mark.everyday(1)
 @pytest.mark.parametrize(("seed", "rails"), [(0, 3), (1, 3), (2, 1), (3, 1), (4, 1), (5, 2)])
-def test_messages_are_exact_while_rails_come_and_go(seed: int, rails: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_are_exact_while_rails_come_and_go(
+    seed: int, rails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(returning, "_FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(returning, "_LONGEST_PAUSE_S", 0.01)
     chance = random.Random(seed)
     sizes = [chance.choice((0, 8, 1000, 40_000, 700_000, 3_000_000)) for _ in range(60)]
+    world = ProxiedWorld(rails=rails, watched=True, lasting=True)
+    async with world.open():
 
-    async def main() -> None:
-        world = ProxiedWorld(rails=rails, watched=True, lasting=True)
-        async with world.open():
+        async def come_and_go() -> None:
+            while True:
+                for _ in range(chance.randrange(40 if rails > 1 else 1000)):  # enough for a chunk to get through
+                    await trio.lowlevel.checkpoint()
+                chance.choice(world.ways).cut()
 
-            async def come_and_go() -> None:
-                while True:
-                    for _ in range(chance.randrange(40 if rails > 1 else 1000)):  # enough for a chunk to get through
-                        await trio.lowlevel.checkpoint()
-                    chance.choice(world.ways).cut()
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(come_and_go)
-                for tag, nbytes in enumerate(sizes):
-                    await send_and_receive(world.ends(), tag, nbytes)
-                while min(way.entered for way in world.ways) < 5:
-                    await send_and_receive(world.ends(), tag, 8)
-                nursery.cancel_scope.cancel()
-            await send_and_receive(world.ends(), 7777, LONG_BYTES)
-        assert all(" is lost" not in line for lines in world.reports for line in lines)
-
-    run(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(come_and_go)
+            for tag, nbytes in enumerate(sizes):
+                await send_and_receive(world.ends(), tag, nbytes)
+            while min(way.entered for way in world.ways) < 5:
+                await send_and_receive(world.ends(), tag, 8)
+            nursery.cancel_scope.cancel()
+        await send_and_receive(world.ends(), 7777, LONG_BYTES)
+    assert all(" is lost" not in line for lines in world.reports for line in lines)
 
 
 def test_the_last_rail_is_not_waited_for_where_nobody_else_watches_the_process() -> None:
@@ -154,41 +144,35 @@ def test_the_last_rail_is_not_waited_for_where_nobody_else_watches_the_process()
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_process_at_the_other_end_of_a_single_connection_inside_a_host_ends_with_it(kind: str) -> None:
+async def test_a_process_at_the_other_end_of_a_single_connection_inside_a_host_ends_with_it(kind: str) -> None:
     """Nothing is kept to be repeated, and nobody waits to hear that it has arrived; what is lost is named."""
-
-    async def main() -> None:
-        world = World(rails=1, unix=kind == "unix", watched=True)
-        async with opened(world.efas):
-            (rail,) = links(world)[0].rails
-            starts, sent = world.ends()[0].route(1), []
-            starts.begin_send(1, 5, bytes(EAGER_BYTES + 1), done=sent.append)
-            assert len(sent) == 1  # before anybody there has seen any of it
-            rail.die("pulled by the test")
-            which = "" if kind == "unix" else r", 127\.0\.0\.1:\d+ to 127\.0\.0\.1:\d+,"
-            with pytest.raises(
-                LinkLostError, match=rf"process 1 .* is lost: the last connection to it{which} was lost: pulled"
-            ):
-                await world.ends()[0].recv_into(1, 5, bytearray(8))
-
-    run(main)
+    async with open_world(rails=1, unix=kind == "unix", watched=True) as world:
+        (rail,) = links(world)[0].rails
+        starts, sent = world.ends()[0].route(1), []
+        starts.begin_send(1, 5, bytes(EAGER_BYTES + 1), done=sent.append)
+        assert len(sent) == 1  # before anybody there has seen any of it
+        rail.die("pulled by the test")
+        which = "" if kind == "unix" else r", 127\.0\.0\.1:\d+ to 127\.0\.0\.1:\d+,"
+        with pytest.raises(
+            LinkLostError, match=rf"process 1 .* is lost: the last connection to it{which} was lost: pulled"
+        ):
+            await world.ends()[0].recv_into(1, 5, bytearray(8))
 
 
 @pytest.mark.parametrize("lasting", [(True, False), (False, True)])
-def test_a_single_connection_inside_a_host_comes_back_if_either_process_wants_that(lasting: tuple[bool, bool]) -> None:
-    async def main() -> None:
-        world = World(rails=1, unix=False, watched=True)
-        for efa, wants in zip(world.efas, lasting, strict=True):
-            efa._joining.lasting = wants
-        async with opened(world.efas):
-            for turn, link in enumerate(links(world), start=1):
-                pulled = link.rails[0]
-                pulled.die("pulled by the test")
-                await send_and_receive(world.ends(), turn, LONG_BYTES)
-                assert link.rails
-                assert pulled not in link.rails
-
-    run(main)
+async def test_a_single_connection_inside_a_host_comes_back_if_either_process_wants_that(
+    lasting: tuple[bool, bool],
+) -> None:
+    world = World(rails=1, unix=False, watched=True)
+    for efa, wants in zip(world.efas, lasting, strict=True):
+        efa._joining.lasting = wants
+    async with opened(world.efas):
+        for turn, link in enumerate(links(world), start=1):
+            pulled = link.rails[0]
+            pulled.die("pulled by the test")
+            await send_and_receive(world.ends(), turn, LONG_BYTES)
+            assert link.rails
+            assert pulled not in link.rails
 
 
 def test_a_single_connection_may_end_before_its_processes_unless_it_never_leaves_their_host() -> None:
@@ -208,142 +192,120 @@ def test_a_single_connection_may_end_before_its_processes_unless_it_never_leaves
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rails"), [("tcp", 1), ("tcp", 4), ("unix", 4)])
-def test_the_last_rail_comes_back_where_somebody_else_watches_the_process(kind: str, rails: int) -> None:
+async def test_the_last_rail_comes_back_where_somebody_else_watches_the_process(kind: str, rails: int) -> None:
     """All connections end in the middle of long and short messages both ways, again and again."""
     message = random.Random(7).randbytes(3 * LONG_BYTES)
-
-    async def main() -> None:
-        noted: list[str] = []
-        world = World(rails=rails, unix=kind == "unix", watched=True, lasting=True, note=noted.append)
-        async with opened(world.efas):
-            for turn in range(1, 4):
-                out, short = bytearray(len(message)), bytearray(8)
-                ends, cut_by = world.ends(), links(world)[turn % 2]
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(ends[0].send, 1, turn, message)
-                    nursery.start_soon(ends[1].recv_into, 0, turn, out)
-                    nursery.start_soon(ends[1].send, 0, turn, message[:8])
-                    rails_there = tuple(links(world)[1].rails)
-                    before = sum(rail.read_bytes for rail in rails_there)
-                    while sum(rail.read_bytes for rail in rails_there) < before + turn * CHUNK_BYTES + 100:
-                        await trio.lowlevel.checkpoint()
-                    for rail in tuple(cut_by.rails):
-                        rail.die("pulled by the test")
-                    await ends[0].recv_into(1, turn, short)
-                assert out == message
-                assert short == message[:8]
-                await both_back(world, count=turn * rails)
-        assert [index // RAILS_LIMIT > 0 for index in numbers_seen(world)] == [True] * 2 * rails
-        assert len([line for line in noted if "was lost" in line]) == len([line for line in noted if "is back" in line])
-        assert not [line for lines in world.reports for line in lines if "is lost" in line]
 
     def numbers_seen(world: World) -> list[int]:
         return [index for link in links(world) for index in link._tried_numbers.values()]
 
-    run(main)
+    noted: list[str] = []
+    async with open_world(rails=rails, unix=kind == "unix", watched=True, lasting=True, note=noted.append) as world:
+        for turn in range(1, 4):
+            out, short = bytearray(len(message)), bytearray(8)
+            ends, cut_by = world.ends(), links(world)[turn % 2]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ends[0].send, 1, turn, message)
+                nursery.start_soon(ends[1].recv_into, 0, turn, out)
+                nursery.start_soon(ends[1].send, 0, turn, message[:8])
+                rails_there = tuple(links(world)[1].rails)
+                before = sum(rail.read_bytes for rail in rails_there)
+                while sum(rail.read_bytes for rail in rails_there) < before + turn * CHUNK_BYTES + 100:
+                    await trio.lowlevel.checkpoint()
+                for rail in tuple(cut_by.rails):
+                    rail.die("pulled by the test")
+                await ends[0].recv_into(1, turn, short)
+            assert out == message
+            assert short == message[:8]
+            await both_back(world, count=turn * rails)
+    assert [index // RAILS_LIMIT > 0 for index in numbers_seen(world)] == [True] * 2 * rails
+    assert len([line for line in noted if "was lost" in line]) == len([line for line in noted if "is back" in line])
+    assert not [line for lines in world.reports for line in lines if "is lost" in line]
 
 
 @pytest.mark.parametrize("rails", [1, 2])
-def test_who_cannot_be_reached_for_long_is_lost(rails: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_cannot_be_reached_for_long_is_lost(rails: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connections have ended; nothing that could answer is there any more."""
+    world = ProxiedWorld(rails=rails, watched=True, lasting=True, silence_s=15.0)
 
-    async def main() -> None:
-        world = ProxiedWorld(rails=rails, watched=True, lasting=True, silence_s=15.0)
+    async def in_vain(*args: object, **settings: object) -> object:
+        raise LinkLostError("process 1 cannot be reached: No route to host") from OSError("No route to host")
 
-        async def in_vain(*args: object, **settings: object) -> object:
-            raise LinkLostError("process 1 cannot be reached: No route to host") from OSError("No route to host")
-
-        monkeypatch.setattr(returning, "_LOOK_S", 0.05)
-        monkeypatch.setattr(returning, "_REPORT_S", 0.1)
-        async with world.open():
-            monkeypatch.setattr(world.efas[0]._joining, "dial", in_vain)
-            world.efas[0]._reconnection._unreachable_s = 0.2
-            for way in world.ways:
-                way.cut()
-            with pytest.raises(LinkLostError) as lost:
-                await world.ends()[0].recv_into(1, 5, bytearray(8))
-        assert lost.value.reason == (
-            "process 1 (rank 1) is lost: the connection ended, and since then it could not be reached for 0.2 s"
-        )
-        assert world.reports[0][0] == (
-            "no connection to process 1 (rank 1) is left (the connection ended); it is dialled again"
-        )
-
-    run(main)
+    monkeypatch.setattr(returning, "_LOOK_S", 0.05)
+    monkeypatch.setattr(returning, "_REPORT_S", 0.1)
+    async with world.open():
+        monkeypatch.setattr(world.efas[0]._joining, "dial", in_vain)
+        world.efas[0]._reconnection._unreachable_s = 0.2
+        for way in world.ways:
+            way.cut()
+        with pytest.raises(LinkLostError) as lost:
+            await world.ends()[0].recv_into(1, 5, bytearray(8))
+    assert lost.value.reason == (
+        "process 1 (rank 1) is lost: the connection ended, and since then it could not be reached for 0.2 s"
+    )
+    assert world.reports[0][0] == (
+        "no connection to process 1 (rank 1) is left (the connection ended); it is dialled again"
+    )
 
 
 @pytest.mark.slow
-def test_who_answers_but_lets_nobody_in_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_answers_but_lets_nobody_in_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may keep the loop of its process from opening the door; not for ever."""
-
-    async def main() -> None:
-        world = ProxiedWorld(rails=1, watched=True, lasting=True)
-        monkeypatch.setattr(returning, "_LOOK_S", 0.05)
-        monkeypatch.setattr(returning, "_ANSWERING_S", 1.0)
-        monkeypatch.setattr(returning, "_LONGEST_WAITED_S", 0.01)
-        async with world.open():
-            world.efas[0]._reconnection._unreachable_s = 0.5
-            way = world.ways[0]
-            way.down = True
-            way.cut()
-            with pytest.raises(LinkLostError) as lost:
-                await world.ends()[0].recv_into(1, 5, bytearray(8))
-        assert lost.value.reason == (
-            "process 1 (rank 1) is lost: the connection ended, and no connection came about in 1 s, "
-            "though its host answers"
-        )
-
-    run(main)
+    world = ProxiedWorld(rails=1, watched=True, lasting=True)
+    monkeypatch.setattr(returning, "_LOOK_S", 0.05)
+    monkeypatch.setattr(returning, "_ANSWERING_S", 1.0)
+    monkeypatch.setattr(returning, "_LONGEST_WAITED_S", 0.01)
+    async with world.open():
+        world.efas[0]._reconnection._unreachable_s = 0.5
+        way = world.ways[0]
+        way.down = True
+        way.cut()
+        with pytest.raises(LinkLostError) as lost:
+            await world.ends()[0].recv_into(1, 5, bytearray(8))
+    assert lost.value.reason == (
+        "process 1 (rank 1) is lost: the connection ended, and no connection came about in 1 s, though its host answers"
+    )
 
 
 @pytest.mark.parametrize(("waited_s", "lost"), [(299.0, False), (300.0, True)])
-def test_who_answers_is_waited_for_as_long_as_a_deadlock_may_last(waited_s: float, lost: bool) -> None:
-    async def main() -> None:
-        world = ProxiedWorld(rails=1, watched=True, lasting=True)
-        async with world.open():
-            link = world.efas[0].links[1]
-            reconnection = world.efas[0]._reconnection
-            reconnection._unanswered_s[1] = 0.0
-            reconnection._check_absence(link, waited_s)
-            assert (link.engine.gone is not None) is lost
-
-    run(main)
+async def test_who_answers_is_waited_for_as_long_as_a_deadlock_may_last(waited_s: float, lost: bool) -> None:
+    world = ProxiedWorld(rails=1, watched=True, lasting=True)
+    async with world.open():
+        link = world.efas[0].links[1]
+        reconnection = world.efas[0]._reconnection
+        reconnection._unanswered_s[1] = 0.0
+        reconnection._check_absence(link, waited_s)
+        assert (link.engine.gone is not None) is lost
 
 
-def test_a_count_that_cannot_be_ends_the_process_that_claims_it() -> None:
-    async def main() -> None:
-        world = ProxiedWorld(rails=1, watched=True, lasting=True)
-        card: list[PeerAddress] = []
-        spy(world, card)
-        async with world.open():
-            way = world.ways[0]
-            way.down = True
-            way.cut()
-            await way.turning_away(1)
-            await listening(card[0])
-            stream = await dial(card[0])
-            with pytest.raises(HandshakeError, match="peer acknowledges 99 frames, and "):
-                await greet(stream, hello(detail=f"{RAILS_LIMIT} 0 99"), SECRET)
-            await stream.aclose()
-            with pytest.raises(LinkLostError, match="peer acknowledges 99 frames, and "):
-                await world.ends()[1].recv_into(0, 5, bytearray(8))
-
-    run(main)
+async def test_a_count_that_cannot_be_ends_the_process_that_claims_it() -> None:
+    world = ProxiedWorld(rails=1, watched=True, lasting=True)
+    card: list[PeerAddress] = []
+    spy(world, card)
+    async with world.open():
+        way = world.ways[0]
+        way.down = True
+        way.cut()
+        await way.turning_away(1)
+        await listening(card[0])
+        stream = await dial(card[0])
+        with pytest.raises(HandshakeError, match="peer acknowledges 99 frames, and "):
+            await greet(stream, hello(detail=f"{RAILS_LIMIT} 0 99"), SECRET)
+        await stream.aclose()
+        with pytest.raises(LinkLostError, match="peer acknowledges 99 frames, and "):
+            await world.ends()[1].recv_into(0, 5, bytearray(8))
 
 
-def test_nobody_is_dialled_and_nobody_let_in_once_all_are_back_or_have_left() -> None:
-    async def main() -> None:
-        world = World(rails=2, unix=False)
-        card: list[PeerAddress] = []
-        spy(world, card)
-        async with opened(world.efas):
-            await assert_nobody_listens(card[0])
-            links(world)[0].rails[1].die("pulled by the test")
-            await both_back(world)
-            await assert_nobody_listens(card[0])
+async def test_nobody_is_dialled_and_nobody_let_in_once_all_are_back_or_have_left() -> None:
+    world = World(rails=2, unix=False)
+    card: list[PeerAddress] = []
+    spy(world, card)
+    async with opened(world.efas):
         await assert_nobody_listens(card[0])
-
-    run(main)
+        links(world)[0].rails[1].die("pulled by the test")
+        await both_back(world)
+        await assert_nobody_listens(card[0])
+    await assert_nobody_listens(card[0])
 
 
 def spy(world: World, card: list[PeerAddress]) -> None:
@@ -382,35 +344,31 @@ async def assert_nobody_listens(card: PeerAddress) -> None:
         ({"role": "member", "detail": "65 1 0"}, "role 'member' refused; here it is 'rail'"),
     ],
 )
-def test_who_is_not_the_one_expected_is_refused(said: dict[str, object], reason: str) -> None:
+async def test_who_is_not_the_one_expected_is_refused(said: dict[str, object], reason: str) -> None:
     """While a rail is away its process listens again; the same proof is asked for as at first."""
-
-    async def main() -> None:
-        world = ProxiedWorld(rails=2)
-        card: list[PeerAddress] = []
-        spy(world, card)
-        async with world.open():
-            way = world.ways[1]
-            way.down = True
-            way.cut()
-            await way.turning_away(1)
-            await listening(card[0])
-            stream = await dial(card[0])
-            with pytest.raises(HandshakeError) as refusal:
-                await greet(stream, hello(**said), SECRET)
-            assert str(refusal.value) == reason
-            await stream.aclose()
-            stream = await dial(card[0])
-            with pytest.raises(HandshakeError, match="the secrets differ"):
-                await greet(stream, hello(detail="65 1 0"), b"of another world")
-            await stream.aclose()
-            way.down = False
-            await both_back(world)
-        refused = [line for line in world.reports[1] if line.startswith("refused ")]
-        assert len(refused) == 1
-        assert "the secrets differ" in refused[0]
-
-    run(main)
+    world = ProxiedWorld(rails=2)
+    card: list[PeerAddress] = []
+    spy(world, card)
+    async with world.open():
+        way = world.ways[1]
+        way.down = True
+        way.cut()
+        await way.turning_away(1)
+        await listening(card[0])
+        stream = await dial(card[0])
+        with pytest.raises(HandshakeError) as refusal:
+            await greet(stream, hello(**said), SECRET)
+        assert str(refusal.value) == reason
+        await stream.aclose()
+        stream = await dial(card[0])
+        with pytest.raises(HandshakeError, match="the secrets differ"):
+            await greet(stream, hello(detail="65 1 0"), b"of another world")
+        await stream.aclose()
+        way.down = False
+        await both_back(world)
+    refused = [line for line in world.reports[1] if line.startswith("refused ")]
+    assert len(refused) == 1
+    assert "the secrets differ" in refused[0]
 
 
 async def listening(card: PeerAddress) -> None:
@@ -424,38 +382,32 @@ async def listening(card: PeerAddress) -> None:
             return
 
 
-def test_an_attempt_that_its_dialler_gave_up_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_attempt_that_its_dialler_gave_up_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The listener has let it in, and has even sent something; the dialler has never had that rail."""
     given_up = 0
+    async with open_world(rails=2, unix=False) as world:
+        joining = world.efas[0]._joining
+        real: Callable[..., Awaitable[object]] = joining.dial
 
-    async def main() -> None:
-        nonlocal given_up
-        world = World(rails=2, unix=False)
-        async with opened(world.efas):
-            joining = world.efas[0]._joining
-            real: Callable[..., Awaitable[object]] = joining.dial
+        async def dial_in_vain(*args: object, **settings: object) -> object:
+            nonlocal given_up
+            connection = await real(*args, **settings)
+            if given_up < 2:
+                await world.reports[1].holding(" is back after ", count=given_up + 1)
+                given_up += 1
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(send_and_receive, world.ends(), given_up, LONG_BYTES)
+                    await wait_all_tasks_blocked()
+                    connection.socket.close()  # type: ignore[attr-defined]
+                raise LinkLostError("given up by the test")
+            return connection
 
-            async def dial_in_vain(*args: object, **settings: object) -> object:
-                nonlocal given_up
-                connection = await real(*args, **settings)
-                if given_up < 2:
-                    await world.reports[1].holding(" is back after ", count=given_up + 1)
-                    given_up += 1
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(send_and_receive, world.ends(), given_up, LONG_BYTES)
-                        await wait_all_tasks_blocked()
-                        connection.socket.close()  # type: ignore[attr-defined]
-                    raise LinkLostError("given up by the test")
-                return connection
-
-            monkeypatch.setattr(joining, "dial", dial_in_vain)
-            links(world)[0].rails[1].die("pulled by the test")
-            await world.reports[0].holding(" is back after ")
-            await uses_all(world)
-            assert numbers(world) == [[0, 3 * RAILS_LIMIT + 1]] * 2
-        assert given_up == 2
-
-    run(main)
+        monkeypatch.setattr(joining, "dial", dial_in_vain)
+        links(world)[0].rails[1].die("pulled by the test")
+        await world.reports[0].holding(" is back after ")
+        await uses_all(world)
+        assert numbers(world) == [[0, 3 * RAILS_LIMIT + 1]] * 2
+    assert given_up == 2
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
@@ -476,7 +428,7 @@ def test_leaving_while_a_rail_is_away_or_has_just_come_back(leaver: int) -> None
     run(partial(main, away=False))
 
 
-def test_pauses_grow_and_a_rail_that_keeps_dying_does_not_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pauses_grow_and_a_rail_that_keeps_dying_does_not_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     real = trio.sleep
 
@@ -485,31 +437,24 @@ def test_pauses_grow_and_a_rail_that_keeps_dying_does_not_start_over(monkeypatch
             pauses.append(pause_s)
         await real(pause_s if pause_s == returning._LOOK_S else 0)
 
-    async def main() -> None:
-        world = ProxiedWorld(rails=2)
-        async with world.open():
-            monkeypatch.setattr(returning.trio, "sleep", sleep)
-            way = world.ways[1]
-            for count in (1, 2, 3):
-                way.cut()
-                await both_back(world, count=count)
-        monkeypatch.undo()
-
-    run(main)
+    world = ProxiedWorld(rails=2)
+    async with world.open():
+        monkeypatch.setattr(returning.trio, "sleep", sleep)
+        way = world.ways[1]
+        for count in (1, 2, 3):
+            way.cut()
+            await both_back(world, count=count)
+    monkeypatch.undo()
     distinct = sorted(set(pauses))
     assert distinct[:3] == [0.1, 0.2, 0.4]
     assert pauses == sorted(pauses)
 
 
-def test_the_timeline_is_told_of_both_at_once() -> None:
-    async def main() -> None:
-        noted: list[str] = []
-        world = World(rails=2, note=noted.append)
-        async with opened(world.efas):
-            links(world)[0].rails[1].die("pulled by the test")
-            assert noted == ["rail 1 to process 1 (rank 1) was lost: pulled by the test"]
-            await both_back(world)
-        back = [re.sub(r"\d+\.\d s$", "N s", line) for line in noted if "back" in line]
-        assert sorted(back) == [f"rail 1 to process {i} (rank {i}) is back after N s" for i in (0, 1)]
-
-    run(main)
+async def test_the_timeline_is_told_of_both_at_once() -> None:
+    noted: list[str] = []
+    async with open_world(rails=2, note=noted.append) as world:
+        links(world)[0].rails[1].die("pulled by the test")
+        assert noted == ["rail 1 to process 1 (rank 1) was lost: pulled by the test"]
+        await both_back(world)
+    back = [re.sub(r"\d+\.\d s$", "N s", line) for line in noted if "back" in line]
+    assert sorted(back) == [f"rail 1 to process {i} (rank {i}) is back after N s" for i in (0, 1)]

@@ -11,7 +11,7 @@ import pytest
 
 from transports.efa import tcp
 
-from .processes import World, opened, run
+from .processes import open_world
 
 pytestmark = pytest.mark.skipif(
     not hasattr(socket, "TCP_CONGESTION"), reason="this system does not let programs choose"
@@ -92,14 +92,9 @@ def test_a_long_way_keeps_what_the_system_has_chosen(monkeypatch) -> None:
         assert settings(connection) == before
 
 
-def test_it_is_said_once_for_all_connections(monkeypatch) -> None:
+async def test_it_is_said_once_for_all_connections(monkeypatch) -> None:
     monkeypatch.setattr(tcp, "_WMEM_MAX", Path("/nowhere"))
-
-    async def main() -> None:
-        world = World(unix=False, rails=3, host="127.0.0.2")
-        async with opened(world.efas):
-            for lines in world.reports:
-                assert [line for line in lines if "/nowhere" in line and "send buffers stay" in line] == list(lines)
-                assert len(lines) == 1
-
-    run(main)
+    async with open_world(unix=False, rails=3, host="127.0.0.2") as world:
+        for lines in world.reports:
+            assert [line for line in lines if "/nowhere" in line and "send buffers stay" in line] == list(lines)
+            assert len(lines) == 1

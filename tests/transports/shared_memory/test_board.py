@@ -16,29 +16,25 @@ from transports.shared_memory import transport
 from transports.shared_memory.board import Board
 from transports.shared_memory.transport import polling_rule
 
-from ..efa.processes import opened, run
+from ..efa.processes import opened
 from .processes import Host
 
 
-def test_a_closed_board_leaves_nothing() -> None:
+async def test_a_closed_board_leaves_nothing() -> None:
     """Its memory is lent again, and what another process tells late is not kept."""
-
-    async def main() -> None:
-        host = Host()
-        async with opened(host.transports):
-            boards_of = [each._boards for each in host.transports]
-            lent = [each.shelf._heap.used_bytes for each in boards_of]
-            here, there = await _opened(host, 5)
-            unopened = [each.board(6, (0, 1)) for each in host.transports]
-            unopened[0].open(0, lambda: None)
-            for board in (here, there, *unopened):
-                board.close()
-            await wait_all_tasks_blocked()
-            for each, before in zip(boards_of, lent, strict=True):
-                each.shelf._free_released()
-                assert (each._open, each._early_notes, each.shelf._heap.used_bytes) == ({}, {}, before)
-
-    run(main)
+    host = Host()
+    async with opened(host.transports):
+        boards_of = [each._boards for each in host.transports]
+        lent = [each.shelf._heap.used_bytes for each in boards_of]
+        here, there = await _opened(host, 5)
+        unopened = [each.board(6, (0, 1)) for each in host.transports]
+        unopened[0].open(0, lambda: None)
+        for board in (here, there, *unopened):
+            board.close()
+        await wait_all_tasks_blocked()
+        for each, before in zip(boards_of, lent, strict=True):
+            each.shelf._free_released()
+            assert (each._open, each._early_notes, each.shelf._heap.used_bytes) == ({}, {}, before)
 
 
 async def _opened(host: Host, key: int) -> list[Board]:
@@ -62,40 +58,34 @@ async def _opened(host: Host, key: int) -> list[Board]:
         (1, 72 << 2 | 1, f"about rows at byte 72 of its memory, which has {1 << 24} bytes"),
     ],
 )
-def test_an_invalid_note_ends_the_link_to_its_process_by_name(
+async def test_an_invalid_note_ends_the_link_to_its_process_by_name(
     rank: int, note: int, expected: str, *, opened_first: bool
 ) -> None:
-    async def main() -> None:
-        host = Host(limit_bytes=1 << 24)
-        async with opened(host.transports):
-            here, there = host.transports
-            if opened_first:
-                board = here.board(5, (0, 1))
-                assert board is not None
-                board.open(0, lambda: None)
-            there.engine.note(0, 5, rank, note)
-            reason = f"process 1 (rank 1) is lost: it sent a note {expected}; {BROKEN_PROTOCOL}"
-            with pytest.raises(LinkLostError, match=f"{re.escape(reason)}$"):
-                await here.wire(0).recv_into(1, 2, bytearray(1))
+    host = Host(limit_bytes=1 << 24)
+    async with opened(host.transports):
+        here, there = host.transports
+        if opened_first:
             board = here.board(5, (0, 1))
             assert board is not None
-            assert not board.ready
-        assert host.reports[0] == [reason]
+            board.open(0, lambda: None)
+        there.engine.note(0, 5, rank, note)
+        reason = f"process 1 (rank 1) is lost: it sent a note {expected}; {BROKEN_PROTOCOL}"
+        with pytest.raises(LinkLostError, match=f"{re.escape(reason)}$"):
+            await here.wire(0).recv_into(1, 2, bytearray(1))
+        board = here.board(5, (0, 1))
+        assert board is not None
+        assert not board.ready
+    assert host.reports[0] == [reason]
 
-    run(main)
 
-
-def test_a_note_about_a_rank_of_its_process_in_no_group_ends_the_link() -> None:
-    async def main() -> None:
-        host = Host(((0,), (1, 2)))
-        async with opened(host.transports):
-            here, there = host.transports
-            here.board(5, (0, 1))
-            there.engine.note(0, 5, 2, 3)
-            with pytest.raises(LinkLostError, match="about rank 2, which is none of its own in that group"):
-                await here.wire(0).recv_into(1, 2, bytearray(1))
-
-    run(main)
+async def test_a_note_about_a_rank_of_its_process_in_no_group_ends_the_link() -> None:
+    host = Host(((0,), (1, 2)))
+    async with opened(host.transports):
+        here, there = host.transports
+        here.board(5, (0, 1))
+        there.engine.note(0, 5, 2, 3)
+        with pytest.raises(LinkLostError, match="about rank 2, which is none of its own in that group"):
+            await here.wire(0).recv_into(1, 2, bytearray(1))
 
 
 @pytest.mark.parametrize(

@@ -50,32 +50,26 @@ async def beside(what: str, lines: Lines) -> AsyncIterator[tuple[SharedMemory, s
             process.kill()
 
 
-def test_who_sleeps_notices() -> None:
-    async def main() -> None:
-        lines = Lines()
-        async with beside("ends", lines) as (transport, _):
-            end = transport.wire(0)
-            await end.send(1, 1, b"x")
-            with pytest.raises(LinkLostError, match=r": process 1 \(rank 1\) is lost: its process has ended$"):
-                await end.recv_into(1, 2, bytearray(1))
-        assert lines == ["process 1 (rank 1) is lost: its process has ended"]
-
-    run(main)
+async def test_who_sleeps_notices() -> None:
+    lines = Lines()
+    async with beside("ends", lines) as (transport, _):
+        end = transport.wire(0)
+        await end.send(1, 1, b"x")
+        with pytest.raises(LinkLostError, match=r": process 1 \(rank 1\) is lost: its process has ended$"):
+            await end.recv_into(1, 2, bytearray(1))
+    assert lines == ["process 1 (rank 1) is lost: its process has ended"]
 
 
-def test_a_loss_that_is_told_before_the_neighbours_are_known_is_not_forgotten() -> None:
+async def test_a_loss_that_is_told_before_the_neighbours_are_known_is_not_forgotten() -> None:
     async def exchange(_: str, mine: bytes) -> list[bytes]:
         transport.lose([1], "it has hung up")  # its card has come, and nobody has looked at it
         return [mine, mine]
 
-    async def main() -> None:
-        with pytest.raises(LinkLostError, match=r"^process 1 is lost: it has hung up$"):
-            async with transport.open():
-                pass
-
     placement = ((0,), (1,))
     transport = SharedMemory(member=0, placement=placement, exchange=exchange, report=Lines().append, secret=SECRET)
-    run(main)
+    with pytest.raises(LinkLostError, match=r"^process 1 is lost: it has hung up$"):
+        async with transport.open():
+            pass
 
 
 @pytest.mark.parametrize("what", ["sends", "receives"])
@@ -114,35 +108,27 @@ async def _look_at_all(host: Host) -> None:
             nursery.start_soon(_look, transport)
 
 
-def test_who_cannot_share_memory_is_left_to_sockets_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_cannot_share_memory_is_left_to_sockets_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Segment, "from_descriptor", Mock(side_effect=OSError("no")))
-
-    async def main() -> None:
-        host = Host()
-        await _look_at_all(host)
-        for lines, other in zip(host.reports, (1, 0), strict=True):
-            assert lines == [f"process {other} of this host is reached by sockets: its memory cannot be mapped: no"]
-
-    run(main)
+    host = Host()
+    await _look_at_all(host)
+    for lines, other in zip(host.reports, (1, 0), strict=True):
+        assert lines == [f"process {other} of this host is reached by sockets: its memory cannot be mapped: no"]
 
 
 @pytest.mark.parametrize(("owner", "call"), [(Segment, "make"), (os, "eventfd")])
-def test_a_process_that_has_no_memory_to_share_says_so_and_is_reached_by_sockets(
+async def test_a_process_that_has_no_memory_to_share_says_so_and_is_reached_by_sockets(
     monkeypatch: pytest.MonkeyPatch, owner: object, call: str
 ) -> None:
     monkeypatch.setattr(owner, call, Mock(side_effect=OSError(27, "File too large")))
-
-    async def main() -> None:
-        host = Host()
-        await _look_at_all(host)
-        for member, lines in enumerate(host.reports):
-            how = "shares no memory with processes of this host, which sockets reach: File too large"
-            assert lines == [f"process {member} {how}"]
-
-    run(main)
+    host = Host()
+    await _look_at_all(host)
+    for member, lines in enumerate(host.reports):
+        how = "shares no memory with processes of this host, which sockets reach: File too large"
+        assert lines == [f"process {member} {how}"]
 
 
-def test_processes_of_other_hosts_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_processes_of_other_hosts_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "host_identity", lambda: "")
 
     refusals: set[str] = set()
@@ -152,11 +138,8 @@ def test_processes_of_other_hosts_are_refused_by_name(monkeypatch: pytest.Monkey
             await _look(transport)
         refusals.add(str(caught.value))
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            for transport in Host(everybody=True).transports:
-                nursery.start_soon(look, transport)
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        for transport in Host(everybody=True).transports:
+            nursery.start_soon(look, transport)
     unreached = "cannot be reached through the memory of this host; use sockets (efa)"
     assert refusals == {f"process 0 {unreached}", f"process 1 {unreached}"}

@@ -10,7 +10,7 @@ import trio
 
 from transports import Request, Wire
 
-from ..efa.processes import opened, run
+from ..efa.processes import opened
 from .processes import Host
 
 STEPS = 400
@@ -59,38 +59,34 @@ class Side:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.everyday(4)
-def test_each_message_that_was_not_withdrawn_comes_once_and_in_order(seed: int) -> None:
+async def test_each_message_that_was_not_withdrawn_comes_once_and_in_order(seed: int) -> None:
     order, size_of = random.Random(seed), {}
-
-    async def main() -> None:
-        host = Host(((0,), (1,)))
-        async with opened(host.transports):
-            ends = [each.wire(rank) for rank, each in enumerate(host.transports)]
-            sides = [Side(ends[0], 1), Side(ends[1], 0)]
-            for number in range(1, STEPS):
-                side, tag = order.choice(sides), order.choice(TAGS)
-                nbytes = size_of.setdefault(tag, SIZES[(seed + TAGS.index(tag)) % len(SIZES)])
-                what = order.random()
-                if what < 0.45:
-                    side.send(tag, number, nbytes, order.randrange(-2, 3))
-                elif what < 0.8:
-                    side.receive(tag, nbytes)
-                elif what < 0.9 and side.waiting:
-                    order.choice(side.waiting).withdraw()
-                elif side.sends[tag]:
-                    _, call = order.choice(side.sends[tag])
-                    if call is not None:
-                        call.withdraw()
-                if order.random() < 0.3:
-                    await trio.lowlevel.checkpoint()
-            with trio.fail_after(60):
-                await _drain(sides, size_of)
-            for sender, receiver in (sides, sides[::-1]):
-                for tag, sends in sender.sends.items():
-                    left = [number for number, call in sends if call is None or not call.withdrawn]
-                    assert receiver.came(tag) == (left if size_of[tag] else [-1] * len(left))
-
-    run(main)
+    host = Host(((0,), (1,)))
+    async with opened(host.transports):
+        ends = [each.wire(rank) for rank, each in enumerate(host.transports)]
+        sides = [Side(ends[0], 1), Side(ends[1], 0)]
+        for number in range(1, STEPS):
+            side, tag = order.choice(sides), order.choice(TAGS)
+            nbytes = size_of.setdefault(tag, SIZES[(seed + TAGS.index(tag)) % len(SIZES)])
+            what = order.random()
+            if what < 0.45:
+                side.send(tag, number, nbytes, order.randrange(-2, 3))
+            elif what < 0.8:
+                side.receive(tag, nbytes)
+            elif what < 0.9 and side.waiting:
+                order.choice(side.waiting).withdraw()
+            elif side.sends[tag]:
+                _, call = order.choice(side.sends[tag])
+                if call is not None:
+                    call.withdraw()
+            if order.random() < 0.3:
+                await trio.lowlevel.checkpoint()
+        with trio.fail_after(60):
+            await _drain(sides, size_of)
+        for sender, receiver in (sides, sides[::-1]):
+            for tag, sends in sender.sends.items():
+                left = [number for number, call in sends if call is None or not call.withdrawn]
+                assert receiver.came(tag) == (left if size_of[tag] else [-1] * len(left))
 
 
 async def _drain(sides: list[Side], size_of: dict[int, int]) -> None:
