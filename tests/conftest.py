@@ -107,10 +107,10 @@ def autojump_clock() -> MockClock:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is an async function under Trio: for a minute at most, or on the clock of `autojump_clock`."""
+    """Run a test that is an async function under Trio: for a minute at most, or on the clock that a fixture gives."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    clock = pyfuncitem.funcargs.get("autojump_clock")
+    clock = next((value for value in pyfuncitem.funcargs.values() if isinstance(value, trio.abc.Clock)), None)
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
 
     async def bounded() -> None:

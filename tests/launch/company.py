@@ -7,6 +7,8 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 import trio
 from trio.testing import MockClock
@@ -87,6 +89,9 @@ class Company:
                 nursery.start_soon(self.attend, member, main)
 
 
+MakeCompany: TypeAlias = Callable[[int], Company]
+
+
 def run(main: Callable[[], Awaitable[None]], *, clock: MockClock | None = None) -> None:
     """Run with a limit; on a clock that only the test moves, waiting takes no time and nothing is ever late."""
 
@@ -105,14 +110,9 @@ def meet(members: int, main: Callable[[Membership], Awaitable[None]], *, leave: 
         if leave:
             await membership.leave()
 
-    return with_company(members, lambda company: company.all_attend(body))
-
-
-def with_company(members: int, main: Callable[[Company], Awaitable[None]]) -> list[str]:
-    """Run `main`, which decides who attends, and return what was reported."""
     with listening() as listener:
         company = Company(listener, members)
-        run(lambda: main(company))
+        run(partial(company.all_attend, body))
     return company.lines
 
 

@@ -32,7 +32,7 @@ from overlap.processes.members import MemberLostError
 from overlap.processes.wire import MemberLost, MemberNotice, Refused
 from tests.interpreters import Python
 
-from .company import Company, Puppet, listening, run, watch, with_company
+from .company import Company, MakeCompany, Puppet, listening, run, watch
 
 # -- a thread of its own ---------------------------------------------------------------------------------------------
 
@@ -188,19 +188,15 @@ def test_a_loss_is_heard_apart() -> None:
     assert meet_apart(2, main) == []
 
 
-def test_a_world_that_does_not_come_together_says_so() -> None:
-    async def main(company: Company) -> None:
-        with pytest.raises(JoinError, match=r"^process 1 did not join within 0.1 s$"):
-            async with join(company.config(0, timeout_s=0.1), report=company.lines.append):
-                raise AssertionError("nobody else came")
-
-    with listening() as listener:
-        company = Company(listener, 2)
-        run(lambda: main(company))
+async def test_a_world_that_does_not_come_together_says_so(make_company: MakeCompany) -> None:
+    company = make_company(2)
+    with pytest.raises(JoinError, match=r"^process 1 did not join within 0.1 s$"):
+        async with join(company.config(0, timeout_s=0.1), report=company.lines.append):
+            raise AssertionError("nobody else came")
 
 
 @pytest.mark.slow
-def test_who_keeps_its_loop_busy_is_not_silent() -> None:
+async def test_who_keeps_its_loop_busy_is_not_silent(make_company: MakeCompany) -> None:
     """Each stops its own loop in turn, for longer than any member may be silent."""
     patience = SilenceLimits(beat_s=0.02, suspect_s=0.4, silence_s=0.5)
 
@@ -214,14 +210,10 @@ def test_who_keeps_its_loop_busy_is_not_silent() -> None:
             await membership.barrier("end")
             await membership.leave()
 
-    async def both(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            for member in range(2):
-                nursery.start_soon(attend, company, member)
-
-    with listening() as listener:
-        company = Company(listener, 2)
-        run(lambda: both(company))
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        for member in range(2):
+            nursery.start_soon(attend, company, member)
     assert company.lines == []
 
 
@@ -360,8 +352,8 @@ def test_a_silent_member_of_another_host_is_waited_for_while_that_answers(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what another kernel has acknowledged")
-def test_a_host_answers_though_its_process_reads_nothing() -> None:
-    async def main() -> None:
+async def test_a_host_answers_though_its_process_reads_nothing() -> None:
+    with listening() as listener:
         async with await trio.open_tcp_stream(*listener.getsockname()) as stream:
             link, theirs = ControlLink(stream, limit_bytes=1000), listener.accept()[0]
             encrypted = ControlLink(trio.SSLStream(stream, ssl.create_default_context()), limit_bytes=1000)
@@ -371,13 +363,10 @@ def test_a_host_answers_though_its_process_reads_nothing() -> None:
         assert link.answering() == ""  # closed
         assert ControlLink(memory_stream_pair()[0], limit_bytes=1000).answering() == ""
 
-    with listening() as listener:
-        run(main)
-
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what another kernel has acknowledged")
-def test_what_was_acknowledged_long_ago_is_no_answer() -> None:
-    async def main() -> None:
+async def test_what_was_acknowledged_long_ago_is_no_answer() -> None:
+    with listening() as listener:
         async with await trio.open_tcp_stream(*listener.getsockname()) as stream:
             link = ControlLink(stream, limit_bytes=1000)
             told = [bytes(56) + ms.to_bytes(4, sys.byteorder) for ms in (5000, 5001)]
@@ -385,13 +374,10 @@ def test_what_was_acknowledged_long_ago_is_no_answer() -> None:
             assert link.answering() == "127.0.0.1"
             assert link.answering() == ""
 
-    with listening() as listener:
-        run(main)
-
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what another kernel has acknowledged")
 @pytest.mark.parametrize("process", ["another-host 7 7", ""])
-def test_patience_with_a_silent_process_of_another_host_ends(process: str) -> None:
+async def test_patience_with_a_silent_process_of_another_host_ends(process: str, make_company: MakeCompany) -> None:
     """One that has no name may be anything that answers; nobody waits longer for it."""
     patience = SilenceLimits(beat_s=0.05, suspect_s=0.2, silence_s=0.4, answering_s=0.8)
     reason = "no sign of life for 0.8 s; its host 127.0.0.1 answers" if process else "no sign of life for 0.4 s"
@@ -401,14 +387,12 @@ def test_patience_with_a_silent_process_of_another_host_ends(process: str) -> No
         seen.append(await anext(membership))
         await membership.leave()
 
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(company.attend, 0, hear, patience=patience))
-            puppet = await Puppet.enter(company, 1, process=process)
-            assert await puppet.hear(Refused) == Refused(reason=reason)
-            await puppet.stream.aclose()
-
-    with_company(2, main)
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(company.attend, 0, hear, patience=patience))
+        puppet = await Puppet.enter(company, 1, process=process)
+        assert await puppet.hear(Refused) == Refused(reason=reason)
+        await puppet.stream.aclose()
     assert seen == [MemberLost(member=1, reason=reason)]
 
 

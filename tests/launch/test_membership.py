@@ -16,7 +16,7 @@ from overlap.processes.join import Membership, join_here
 from overlap.processes.members import MemberLostError, News
 from overlap.processes.wire import MemberLost, MemberNotice
 
-from .company import Company, listening, meet, run
+from .company import Company, MakeCompany, listening, meet
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
@@ -103,7 +103,9 @@ def _raise() -> None:
 
 @pytest.mark.parametrize("gone", [1, 2])
 @pytest.mark.parametrize("how", [lambda: None, _raise], ids=["returns", "raises"])
-def test_a_member_that_goes_without_a_goodbye_is_lost_once(gone: int, how: Callable[[], None]) -> None:
+async def test_a_member_that_goes_without_a_goodbye_is_lost_once(
+    gone: int, how: Callable[[], None], make_company: MakeCompany
+) -> None:
     seen = {}
     reason = "its connection ended without a goodbye"
 
@@ -127,14 +129,10 @@ def test_a_member_that_goes_without_a_goodbye_is_lost_once(gone: int, how: Calla
         with pytest.raises(RuntimeError, match="gone") if (how, member) == (_raise, gone) else nullcontext():
             await company.attend(member, main)
 
-    async def all_attend(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            for member in range(4):
-                nursery.start_soon(attend, company, member)
-
-    with listening() as listener:
-        company = Company(listener, 4)
-        run(lambda: all_attend(company))
+    company = make_company(4)
+    async with trio.open_nursery() as nursery:
+        for member in range(4):
+            nursery.start_soon(attend, company, member)
     assert set(seen) == {0, 1, 2, 3} - {gone}
     for member, news in seen.items():
         assert news.count(MemberLost(member=gone, reason=reason)) == 1
@@ -208,7 +206,7 @@ def test_member_0_carries_messages_until_the_last_has_left() -> None:
 
 @pytest.mark.parametrize("teller", [0, 1])
 @pytest.mark.parametrize("end", ["raise", "cancel"])
-def test_what_was_told_before_the_end_arrives(teller: int, end: str) -> None:
+async def test_what_was_told_before_the_end_arrives(teller: int, end: str, make_company: MakeCompany) -> None:
     """A member that fails says why, and ends; also when it is cancelled because something around it failed."""
     heard: list[News] = []
 
@@ -232,15 +230,12 @@ def test_what_was_told_before_the_end_arrives(teller: int, end: str) -> None:
         with scope, pytest.raises(RuntimeError, match=r"^because$") if end == "raise" else nullcontext():
             await company.attend(teller, main)
 
-    async def both(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail, company)
-            nursery.start_soon(company.attend, 1 - teller, main)
-
     scope = trio.CancelScope()
-    with listening() as listener:
-        company = Company(listener, 2)
-        run(lambda: both(company))
+
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail, company)
+        nursery.start_soon(company.attend, 1 - teller, main)
     assert len(heard) == 2001
     assert isinstance(heard[-1], MemberLost)
     numbers = [int(news.body.split(b" ")[0]) for news in heard[:-1] if isinstance(news, MemberNotice)]

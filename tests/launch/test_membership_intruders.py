@@ -37,7 +37,7 @@ from transports import delays
 from transports.handshake import VERSION, welcome
 from transports.matching.protocol import BROKEN_PROTOCOL
 
-from .company import Company, Puppet, listening, run, wait_and_leave, watch, with_company
+from .company import Company, MakeCompany, Puppet, wait_and_leave, watch
 
 OPENING = b"ovlp" + struct.pack("!H", VERSION)
 
@@ -57,26 +57,26 @@ async def knock(company: Company, data: bytes, *, then_eof: bool = False) -> byt
         return answer
 
 
-def test_strangers_hear_nothing_and_disturb_nobody() -> None:
+async def test_strangers_hear_nothing_and_disturb_nobody(make_company: MakeCompany) -> None:
     random = np.random.default_rng(7)
     noises = [b"GET / HTTP/1.1\r\n\r\n", *(random.bytes(int(random.integers(1, 300))) for _ in range(60))]
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(company.attend, 0, wait_and_leave))
-            for noise in noises:
-                assert await knock(company, noise, then_eof=True) == b""
-                # behind an opening that is right there is the host's own, and at most one letter
-                assert len(await knock(company, OPENING + noise, then_eof=True)) <= 38 + 1
-            nursery.start_soon(company.attend, 1, wait_and_leave)
-
-    lines = with_company(2, main)
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(company.attend, 0, wait_and_leave))
+        for noise in noises:
+            assert await knock(company, noise, then_eof=True) == b""
+            # behind an opening that is right there is the host's own, and at most one letter
+            assert len(await knock(company, OPENING + noise, then_eof=True)) <= 38 + 1
+        nursery.start_soon(company.attend, 1, wait_and_leave)
+    lines = company.lines
     assert all(line.startswith("turned away 127.0.0.1:") for line in lines)
     assert all(line.endswith(" (others like it are only counted)") for line in lines)
     assert 1 <= len(lines) <= 2  # one for each kind: no member at all, and no proof of the secret
 
 
-def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(
+    monkeypatch: pytest.MonkeyPatch, make_company: MakeCompany
+) -> None:
     """The host keeps 2 x members + 8 handshakes waiting; the oldest goes when another one knocks."""
     closed = []
     most_are_gone = trio.Event()
@@ -87,17 +87,17 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
         if len(closed) == 40 - 12:
             most_are_gone.set()
 
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(company.attend, 0, wait_and_leave)
-            for _ in range(40):
-                nursery.start_soon(loiter, company)
-            await most_are_gone.wait()
-            nursery.start_soon(company.attend, 1, wait_and_leave)
-
     # so long that only the cap can make them go before the end of the world
     monkeypatch.setattr(acceptor, "welcome", partial(welcome, deadline_s=60.0))
-    lines = with_company(2, main)
+
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(company.attend, 0, wait_and_leave)
+        for _ in range(40):
+            nursery.start_soon(loiter, company)
+        await most_are_gone.wait()
+        nursery.start_soon(company.attend, 1, wait_and_leave)
+    lines = company.lines
     assert closed == [b""] * 40
     assert [re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", line) for line in lines] == [
         "turned away ADDRESS: it sent nothing while too many other connections waited (others like it are only counted)"
@@ -105,8 +105,8 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_a_handshake_that_is_late_matters_where_a_member_is_missing(
-    monkeypatch: pytest.MonkeyPatch, *, comes: bool
+async def test_a_handshake_that_is_late_matters_where_a_member_is_missing(
+    monkeypatch: pytest.MonkeyPatch, make_company: MakeCompany, clock: MockClock, *, comes: bool
 ) -> None:
     """A member on a busy host is as late, and tries again: nobody is told, if it comes."""
     late = (
@@ -115,30 +115,27 @@ def test_a_handshake_that_is_late_matters_where_a_member_is_missing(
     )
     monkeypatch.setattr(delays, "read_delays", dict)
 
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(host, company)
-            async with await trio.open_tcp_stream(*company.endpoint) as stream:
-                await stream.send_all(OPENING + b"n" * 32)
-                assert len(await stream.receive_some()) == 38
-                clock.jump(2)
-                while await stream.receive_some():
-                    pass
-            if comes:
-                nursery.start_soon(company.attend, 1, wait_and_leave)
-            else:
-                clock.jump(60)
-
     async def host(company: Company) -> None:
         try:
             await company.attend(0, wait_and_leave)
         except JoinError as error:
             told.append(re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", str(error)))
 
-    clock, told = MockClock(), list[str]()
-    with listening() as listener:
-        company = Company(listener, 2)
-        run(partial(main, company), clock=clock)
+    told = list[str]()
+
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host, company)
+        async with await trio.open_tcp_stream(*company.endpoint) as stream:
+            await stream.send_all(OPENING + b"n" * 32)
+            assert len(await stream.receive_some()) == 38
+            clock.jump(2)
+            while await stream.receive_some():
+                pass
+        if comes:
+            nursery.start_soon(company.attend, 1, wait_and_leave)
+        else:
+            clock.jump(60)
     assert told == ([] if comes else [f"process 1 did not join within 60 s; process 0 {late}"])
     assert not [line for line in company.lines if "turned away" in line]
 
@@ -163,19 +160,10 @@ def test_a_handshake_that_is_late_matters_where_a_member_is_missing(
         ),
     ],
 )
-def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, reason: str) -> None:
+async def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(
+    data: bytes, reason: str, make_company: MakeCompany
+) -> None:
     seen = {}
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(company.attend, 0, hear_of_the_loss)
-            nursery.start_soon(company.attend, 1, hear_of_the_loss)
-            puppet = await Puppet.enter(company, 2)
-            assert await puppet.hear(Ready) == Ready(process="")
-            await puppet.say(data)
-            assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
-            assert await puppet.hear(Ready) is None
-            await puppet.stream.aclose()
 
     async def hear_of_the_loss(membership: Membership) -> None:
         news = membership
@@ -184,22 +172,23 @@ def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, 
         seen[membership.member].append(await anext(news))
         await membership.leave()
 
-    assert with_company(3, main) == []
+    company = make_company(3)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(company.attend, 0, hear_of_the_loss)
+        nursery.start_soon(company.attend, 1, hear_of_the_loss)
+        puppet = await Puppet.enter(company, 2)
+        assert await puppet.hear(Ready) == Ready(process="")
+        await puppet.say(data)
+        assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
+        assert await puppet.hear(Ready) is None
+        await puppet.stream.aclose()
+    assert company.lines == []
     lost = MemberLost(member=2, reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
     assert seen == {0: [lost, MemberNotice(1, b"I go on")], 1: [lost, MemberNotice(0, b"I go on")]}
 
 
-def test_a_part_that_is_too_long_loses_its_sender() -> None:
+async def test_a_part_that_is_too_long_loses_its_sender(make_company: MakeCompany) -> None:
     reason = "a part of exchange 'trace' which is too long, or its second one"
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(company.attend, 0, exchange)
-            puppet = await Puppet.enter(company, 1)
-            await puppet.hear(Ready)
-            await puppet.say(encode(Contribution(name="trace", turn=0, blob=bytes(48 * 1024 + 1))))
-            assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
-            await puppet.stream.aclose()
 
     async def exchange(membership: Membership) -> None:
         for name in ("trace", "later"):
@@ -207,11 +196,18 @@ def test_a_part_that_is_too_long_loses_its_sender() -> None:
                 await membership.exchange(name, b"mine")
         await membership.leave()
 
-    with_company(2, main)
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(company.attend, 0, exchange)
+        puppet = await Puppet.enter(company, 1)
+        await puppet.hear(Ready)
+        await puppet.say(encode(Contribution(name="trace", turn=0, blob=bytes(48 * 1024 + 1))))
+        assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
+        await puppet.stream.aclose()
 
 
 @pytest.mark.slow
-def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it() -> None:
+async def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it(make_company: MakeCompany) -> None:
     """Random and damaged frames from one that knows the secret; the world is asked for something after each."""
     random = np.random.default_rng(11)
     good = encode(Ping(sent_ns=5)) + encode(Contribution(name="x", turn=0, blob=b"abc")) + encode(Bye())
@@ -236,38 +232,35 @@ def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it() -> None:
                 break
         await membership.leave()
 
-    async def main(company: Company) -> None:
-        for turn in range(60):
-            data = bytearray(good if turn % 2 else random.bytes(40))
-            for at in random.integers(0, len(data), size=2):
-                data[at] = int(random.integers(256))
-            await one(company, bytes(data))
-
-    with_company(3, main)
+    company = make_company(3)
+    for turn in range(60):
+        data = bytearray(good if turn % 2 else random.bytes(40))
+        for at in random.integers(0, len(data), size=2):
+            data[at] = int(random.integers(256))
+        await one(company, bytes(data))
     assert len(ends) >= 10
 
 
-def test_silence_is_suspect_then_a_loss_and_the_silent_one_is_told() -> None:
+async def test_silence_is_suspect_then_a_loss_and_the_silent_one_is_told(make_company: MakeCompany) -> None:
     patience = SilenceLimits(beat_s=0.05, suspect_s=0.2, silence_s=0.6)
     seen = {}
     reason = "no sign of life for 0.6 s"
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(company.attend, 0, hear, patience=patience))
-            # a real member, whose beats are frequent; its own patience is long
-            quick = SilenceLimits(beat_s=0.01, suspect_s=60, silence_s=120)
-            nursery.start_soon(partial(company.attend, 1, hear, patience=quick))
-            puppet = await Puppet.enter(company, 2)
-            await puppet.hear(Ready)
-            assert await puppet.hear(Refused) == Refused(reason=reason)
-            await puppet.stream.aclose()
 
     async def hear(membership: Membership) -> None:
         seen[membership.member] = await anext(membership)
         await membership.leave()
 
-    lines = with_company(3, main)
+    company = make_company(3)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(company.attend, 0, hear, patience=patience))
+        # a real member, whose beats are frequent; its own patience is long
+        quick = SilenceLimits(beat_s=0.01, suspect_s=60, silence_s=120)
+        nursery.start_soon(partial(company.attend, 1, hear, patience=quick))
+        puppet = await Puppet.enter(company, 2)
+        await puppet.hear(Ready)
+        assert await puppet.hear(Refused) == Refused(reason=reason)
+        await puppet.stream.aclose()
+    lines = company.lines
     assert seen == {member: MemberLost(member=2, reason=reason) for member in (0, 1)}
     assert lines == [
         "process 2 has been silent for 0.2 s: it may be stopped, or in a call that keeps the GIL; "
@@ -275,24 +268,22 @@ def test_silence_is_suspect_then_a_loss_and_the_silent_one_is_told() -> None:
     ]
 
 
-def test_a_silent_host_is_lost_too() -> None:
+async def test_a_silent_host_is_lost_too(make_company: MakeCompany) -> None:
     seen = []
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            patience = SilenceLimits(beat_s=0.05, suspect_s=0.2, silence_s=0.4)
-            nursery.start_soon(partial(company.attend, 1, hear, patience=patience))
-            puppet = await Puppet.receive(company)
-            await puppet.answer()
-            await puppet.say(encode(Ready(process="")))
-            while await puppet.hear(Ping) is not None:
-                pass
-            await puppet.stream.aclose()
 
     async def hear(membership: Membership) -> None:
         seen.extend([news async for news in membership])
 
-    with_company(2, main)
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        patience = SilenceLimits(beat_s=0.05, suspect_s=0.2, silence_s=0.4)
+        nursery.start_soon(partial(company.attend, 1, hear, patience=patience))
+        puppet = await Puppet.receive(company)
+        await puppet.answer()
+        await puppet.say(encode(Ready(process="")))
+        while await puppet.hear(Ping) is not None:
+            pass
+        await puppet.stream.aclose()
     assert seen == [MemberLost(member=0, reason="no sign of life for 0.4 s")]
 
 
@@ -377,18 +368,12 @@ def test_a_listener_that_is_broken_is_no_reason_to_wait() -> None:
     assert [str(error) for error in caught.value.exceptions] == [f"[Errno {errno.EBADF}] no more"]
 
 
-def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(
+    monkeypatch: pytest.MonkeyPatch, make_company: MakeCompany
+) -> None:
     monkeypatch.setattr(acceptor, "_OUTBOX_LIMIT_BYTES", 1_000_000)
     seen = []
     lost = trio.Event()
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(company.attend, 0, flood)
-            puppet = await Puppet.enter(company, 1)
-            await puppet.hear(Ready)
-            await lost.wait()
-            await puppet.stream.aclose()
 
     async def flood(membership: Membership) -> None:
         for _ in range(40):
@@ -397,32 +382,35 @@ def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(monkeypatch:
         lost.set()
         await membership.leave()
 
-    with_company(2, main)
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(company.attend, 0, flood)
+        puppet = await Puppet.enter(company, 1)
+        await puppet.hear(Ready)
+        await lost.wait()
+        await puppet.stream.aclose()
     assert isinstance(seen[0], MemberLost)
     assert re.match(
         r"it does not read what it is sent: \d+ bytes wait to be sent, the limit is 1000000$", seen[0].reason
     )
 
 
-def test_a_link_reads_on_while_it_hangs_up() -> None:
+async def test_a_link_reads_on_while_it_hangs_up(make_company: MakeCompany) -> None:
     heard: list[Message] = []
-
-    async def main(company: Company) -> None:
-        dialled = await trio.open_tcp_stream(*company.endpoint)
-        async with trio.SocketListener(trio.socket.from_stdlib_socket(company.listener.dup())) as listener:
-            accepted = await listener.accept()
-        link, other = ControlLink(accepted, limit_bytes=1000), Puppet(dialled)
-        async with accepted, dialled, trio.open_nursery() as nursery:
-            nursery.start_soon(link.write)
-            nursery.start_soon(link.read, heard.append)
-            link.send(Ready(process=""))
-            async with trio.open_nursery() as hanging_up:
-                hanging_up.start_soon(link.hang_up)
-                assert await other.hear(Ready) == Ready(process="")
-                assert await other.hear(Ready) is None  # this side has ended, and its own words still go through
-                await other.say(encode(Ping(sent_ns=1)))
-                await dialled.send_eof()
-            assert heard == [Ping(sent_ns=1)]
-            nursery.cancel_scope.cancel()
-
-    with_company(2, main)
+    company = make_company(2)
+    dialled = await trio.open_tcp_stream(*company.endpoint)
+    async with trio.SocketListener(trio.socket.from_stdlib_socket(company.listener.dup())) as listener:
+        accepted = await listener.accept()
+    link, other = ControlLink(accepted, limit_bytes=1000), Puppet(dialled)
+    async with accepted, dialled, trio.open_nursery() as nursery:
+        nursery.start_soon(link.write)
+        nursery.start_soon(link.read, heard.append)
+        link.send(Ready(process=""))
+        async with trio.open_nursery() as hanging_up:
+            hanging_up.start_soon(link.hang_up)
+            assert await other.hear(Ready) == Ready(process="")
+            assert await other.hear(Ready) is None  # this side has ended, and its own words still go through
+            await other.say(encode(Ping(sent_ns=1)))
+            await dialled.send_eof()
+        assert heard == [Ping(sent_ns=1)]
+        nursery.cancel_scope.cancel()

@@ -31,7 +31,7 @@ from overlap.processes.sockets import (
 )
 from overlap.processes.wire import Join, Refused, Waiting, encode
 
-from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, wait_and_leave, with_company
+from .company import SECRET, UNSHAKEN, Company, Lines, MakeCompany, Puppet, run, wait_and_leave
 
 
 async def refusal(company: Company, **changes: Any) -> str:
@@ -42,15 +42,13 @@ async def refusal(company: Company, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_cancelled_before_it_begins() -> None:
-    async def main(company: Company) -> None:
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            async with join_here(company.config(0), report=company.lines.append):
-                raise AssertionError("it was let in")
-        assert scope.cancelled_caught
-
-    with_company(2, main)
+async def test_cancelled_before_it_begins(make_company: MakeCompany) -> None:
+    company = make_company(2)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with join_here(company.config(0), report=company.lines.append):
+            raise AssertionError("it was let in")
+    assert scope.cancelled_caught
 
 
 def where(company: Company) -> str:
@@ -77,22 +75,19 @@ DETAILS_DIFFER = "process 2 has 'overlap 9', process 0 has 'overlap 0.1.0, local
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_the_one_at_fault_is_told_and_the_world_is_intact(changes: dict[str, object], reason: str) -> None:
+async def test_the_one_at_fault_is_told_and_the_world_is_intact(
+    changes: dict[str, object], reason: str, make_company: MakeCompany
+) -> None:
     told = []
-
-    async def main(company: Company) -> None:
-        attend = partial(company.attend, main=wait_and_leave, epoch=2, progress_s=0.05)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(attend, 0)
-            nursery.start_soon(attend, 1)
-            await company.lines.until("2 of 3 joined; missing 2")
-            told.append(await refusal(company, **{"member": 2, "epoch": 2, **changes}))
-            nursery.start_soon(attend, 2)
-
-    with listening() as listener:
-        company = Company(listener, 3)
-        run(lambda: main(company))
-        assert told == [where(company) + reason]
+    company = make_company(3)
+    attend = partial(company.attend, main=wait_and_leave, epoch=2, progress_s=0.05)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attend, 0)
+        nursery.start_soon(attend, 1)
+        await company.lines.until("2 of 3 joined; missing 2")
+        told.append(await refusal(company, **{"member": 2, "epoch": 2, **changes}))
+        nursery.start_soon(attend, 2)
+    assert told == [where(company) + reason]
     refused = [line.partition(": ")[2] for line in company.lines if line.startswith("refused")]
     assert refused == ([] if reason == SECRETS_DIFFER else [reason])
     assert len([line for line in company.lines if line.startswith("turned away")]) == (reason == SECRETS_DIFFER)
@@ -158,7 +153,9 @@ async def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits()
     assert order == [0, 0, 1, 1, 2, 2]
 
 
-def test_whom_the_host_has_refused_it_says_again_when_somebody_is_missing() -> None:
+async def test_whom_the_host_has_refused_it_says_again_when_somebody_is_missing(
+    make_company: MakeCompany, clock: MockClock
+) -> None:
     """Few of them: strangers may come in any number, and each may have a reason of its own."""
 
     async def refused(company: Company, job: str) -> None:
@@ -174,20 +171,16 @@ def test_whom_the_host_has_refused_it_says_again_when_somebody_is_missing() -> N
             *(f"process 0 refused ADDRESS: job '{job}' refused, this is job 'digits'" for job in "cde"),
         ]
 
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(host, company)
-            for job in "abcde":
-                await refused(company, job)
-                await company.lines.until(f"job '{job}' refused")
-            clock.jump(60)
-
-    clock = MockClock()
-    with listening() as listener:
-        run(lambda: main(Company(listener, 2)), clock=clock)
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host, company)
+        for job in "abcde":
+            await refused(company, job)
+            await company.lines.until(f"job '{job}' refused")
+        clock.jump(60)
 
 
-def test_whoever_does_not_come_is_named_to_all() -> None:
+async def test_whoever_does_not_come_is_named_to_all(make_company: MakeCompany, clock: MockClock) -> None:
     line = "processes 1, 3, 4 did not join within 60 s"
 
     async def host(company: Company) -> None:
@@ -195,21 +188,17 @@ def test_whoever_does_not_come_is_named_to_all() -> None:
             await company.attend(0, wait_and_leave)
         assert caught.value.missing == (1, 3, 4)
 
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(host, company)
-            puppet = await Puppet.enter(company, 2)
-            assert await puppet.hear(Waiting) == Waiting(missing=[1, 3, 4])
-            clock.jump(60)
-            assert await puppet.hear(Refused) == Refused(reason=line)
-            await puppet.stream.aclose()
-
-    clock = MockClock()
-    with listening() as listener:
-        run(partial(main, Company(listener, 5)), clock=clock)
+    company = make_company(5)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host, company)
+        puppet = await Puppet.enter(company, 2)
+        assert await puppet.hear(Waiting) == Waiting(missing=[1, 3, 4])
+        clock.jump(60)
+        assert await puppet.hear(Refused) == Refused(reason=line)
+        await puppet.stream.aclose()
 
 
-def test_whoever_came_and_gave_up_waiting_is_not_accused() -> None:
+async def test_whoever_came_and_gave_up_waiting_is_not_accused(make_company: MakeCompany, clock: MockClock) -> None:
     line = "process 3 did not join within 60 s; process 1 had joined, and went away before all were there"
 
     async def host(company: Company) -> None:
@@ -217,42 +206,35 @@ def test_whoever_came_and_gave_up_waiting_is_not_accused() -> None:
             await company.attend(0, wait_and_leave)
         assert (str(caught.value), caught.value.missing) == (line, (1, 3))
 
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(host, company)
-            one, two = await Puppet.enter(company, 1), await Puppet.enter(company, 2)
-            while await two.hear(Waiting) != Waiting(missing=[3]):
-                pass
-            await one.stream.aclose()
-            while (heard := await two.hear(Waiting)) == Waiting(missing=[3]):
-                pass
-            assert heard == Waiting(missing=[1, 3], departed=[1])
-            clock.jump(60)
-            assert await two.hear(Refused) == Refused(reason=line)
-            await two.stream.aclose()
-
-    clock = MockClock()
-    with listening() as listener:
-        run(partial(main, Company(listener, 4)), clock=clock)
+    company = make_company(4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host, company)
+        one, two = await Puppet.enter(company, 1), await Puppet.enter(company, 2)
+        while await two.hear(Waiting) != Waiting(missing=[3]):
+            pass
+        await one.stream.aclose()
+        while (heard := await two.hear(Waiting)) == Waiting(missing=[3]):
+            pass
+        assert heard == Waiting(missing=[1, 3], departed=[1])
+        clock.jump(60)
+        assert await two.hear(Refused) == Refused(reason=line)
+        await two.stream.aclose()
 
 
-def test_members_learn_for_whom_they_wait() -> None:
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(company.attend, 0, wait_and_leave, progress_s=0.05))
-            first = await Puppet.enter(company, 1)
-            assert await first.hear(Waiting) == Waiting(missing=[2, 3])
-            second = await Puppet.enter(company, 2)
-            heard = None
-            while heard != Waiting(missing=[3]):
-                heard = await first.hear(Waiting)
-                assert heard in (Waiting(missing=[2, 3]), Waiting(missing=[3]))
-            nursery.cancel_scope.cancel()
-        for puppet in (first, second):
-            await trio.aclose_forcefully(puppet.stream)
-
-    with listening() as listener:
-        run(lambda: main(Company(listener, 4)))
+async def test_members_learn_for_whom_they_wait(make_company: MakeCompany) -> None:
+    company = make_company(4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(company.attend, 0, wait_and_leave, progress_s=0.05))
+        first = await Puppet.enter(company, 1)
+        assert await first.hear(Waiting) == Waiting(missing=[2, 3])
+        second = await Puppet.enter(company, 2)
+        heard = None
+        while heard != Waiting(missing=[3]):
+            heard = await first.hear(Waiting)
+            assert heard in (Waiting(missing=[2, 3]), Waiting(missing=[3]))
+        nursery.cancel_scope.cancel()
+    for puppet in (first, second):
+        await trio.aclose_forcefully(puppet.stream)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +249,8 @@ def test_members_learn_for_whom_they_wait() -> None:
         ),
     ],
 )
-def test_a_member_whose_own_time_is_over_says_for_whom_it_waited(
-    told: Waiting | None, expected: str, missing: tuple[int, ...]
+async def test_a_member_whose_own_time_is_over_says_for_whom_it_waited(
+    told: Waiting | None, expected: str, missing: tuple[int, ...], make_company: MakeCompany, clock: MockClock
 ) -> None:
     async def join_as_client(company: Company) -> None:
         with pytest.raises(JoinError) as caught:
@@ -276,45 +258,43 @@ def test_a_member_whose_own_time_is_over_says_for_whom_it_waited(
         assert str(caught.value) == expected.replace("WHERE", where(company).replace(": ", " "))
         assert caught.value.missing == missing
 
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(join_as_client, company)
-            puppet = await Puppet.receive(company)
-            if told is not None:
-                await puppet.say(encode(told))
-            await puppet.answer()
-            assert await puppet.hear(Join) is not None  # it has heard all that
-            clock.jump(60)
-            assert await puppet.hear(Join) is None
-            await puppet.stream.aclose()
-
-    clock = MockClock()
-    with listening() as listener:
-        run(partial(main, Company(listener, 4)), clock=clock)
+    company = make_company(4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(join_as_client, company)
+        puppet = await Puppet.receive(company)
+        if told is not None:
+            await puppet.say(encode(told))
+        await puppet.answer()
+        assert await puppet.hear(Join) is not None  # it has heard all that
+        clock.jump(60)
+        assert await puppet.hear(Join) is None
+        await puppet.stream.aclose()
 
 
-def test_both_ends_of_a_connection_last_through_the_outage_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_ends_of_a_connection_last_through_the_outage_that_is_given(
+    monkeypatch: pytest.MonkeyPatch, make_company: MakeCompany
+) -> None:
     made: list[trio.SocketStream] = []
 
     def noted(stream: trio.SocketStream, *given: float) -> None:
         tune(stream, *given)
         made.append(stream)
 
-    async def main(company: Company) -> None:
-        async def look(membership: Membership) -> None:
-            await membership.barrier("all here")
-            limits = [stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for stream in made]
-            assert limits == [9000, 9000]
-            await wait_and_leave(membership)
-
-        attend = partial(company.attend, main=look, patience=replace(UNSHAKEN, outage_s=9))
-        async with trio.open_nursery() as nursery:
-            for member in range(2):
-                nursery.start_soon(attend, member)
-
     monkeypatch.setattr(sockets, "tune", noted)
     monkeypatch.setattr(acceptor, "tune", noted)
-    with_company(2, main)
+
+    company = make_company(2)
+
+    async def look(membership: Membership) -> None:
+        await membership.barrier("all here")
+        limits = [stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for stream in made]
+        assert limits == [9000, 9000]
+        await wait_and_leave(membership)
+
+    attend = partial(company.attend, main=look, patience=replace(UNSHAKEN, outage_s=9))
+    async with trio.open_nursery() as nursery:
+        for member in range(2):
+            nursery.start_soon(attend, member)
     assert len(made) == 2
 
 
@@ -351,56 +331,43 @@ def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: py
     run(main, clock=clock)
 
 
-def test_a_connection_that_ends_too_soon_is_tried_again() -> None:
+async def test_a_connection_that_ends_too_soon_is_tried_again(make_company: MakeCompany) -> None:
     """The host of the last world may close its door while the next one's members are already knocking."""
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(company.attend, 1, wait_and_leave)
-            async with trio.SocketListener(trio.socket.from_stdlib_socket(company.listener.dup())) as closing:
-                await trio.aclose_forcefully(await closing.accept())
-            nursery.start_soon(company.attend, 0, wait_and_leave)
-
-    with listening() as listener:
-        company = Company(listener, 2)
-        run(lambda: main(company))
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(company.attend, 1, wait_and_leave)
+        async with trio.SocketListener(trio.socket.from_stdlib_socket(company.listener.dup())) as closing:
+            await trio.aclose_forcefully(await closing.accept())
+        nursery.start_soon(company.attend, 0, wait_and_leave)
     assert company.lines == []
 
 
-def test_a_member_may_go_and_another_come_before_the_world_is_complete() -> None:
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(company.attend, 0, wait_and_leave, progress_s=0.05))
-            first = await Puppet.enter(company, 1)
-            assert await first.hear(Waiting) == Waiting(missing=[2])
-            await first.stream.aclose()
-            gone = "process 1 went away before all had joined: its connection ended without a goodbye"
-            await company.lines.until(gone)
-            nursery.start_soon(company.attend, 1, wait_and_leave)
-            nursery.start_soon(company.attend, 2, wait_and_leave)
-
-    with listening() as listener:
-        run(lambda: main(Company(listener, 3)))
+async def test_a_member_may_go_and_another_come_before_the_world_is_complete(make_company: MakeCompany) -> None:
+    company = make_company(3)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(company.attend, 0, wait_and_leave, progress_s=0.05))
+        first = await Puppet.enter(company, 1)
+        assert await first.hear(Waiting) == Waiting(missing=[2])
+        await first.stream.aclose()
+        gone = "process 1 went away before all had joined: its connection ended without a goodbye"
+        await company.lines.until(gone)
+        nursery.start_soon(company.attend, 1, wait_and_leave)
+        nursery.start_soon(company.attend, 2, wait_and_leave)
 
 
-def test_a_port_that_is_taken_is_named_with_its_holder() -> None:
-    async def main(company: Company) -> None:
-        port = company.endpoint[1]
-        with pytest.raises(ListenError) as caught:
-            await company.attend(0, wait_and_leave, listener=None)
-        told = "something else in this process listens there, such as torch's store; choose another port"
-        if not SYSTEM_TELLS:
-            told = f"port {port} is taken; choose another one"
-        assert str(caught.value) == f"cannot listen at 127.0.0.1:{port}: {told}"
-        if SYSTEM_TELLS:
-            assert str(port_holder(port)).startswith(f"process {os.getpid()} (")
-        with pytest.raises(
-            ListenError, match=r"not an address of this machine; name one that the process of node 0 has$"
-        ):
-            listen(("192.0.2.1", 0))
-
-    with listening() as listener:
-        run(lambda: main(Company(listener, 2)))
+async def test_a_port_that_is_taken_is_named_with_its_holder(make_company: MakeCompany) -> None:
+    company = make_company(2)
+    port = company.endpoint[1]
+    with pytest.raises(ListenError) as caught:
+        await company.attend(0, wait_and_leave, listener=None)
+    told = "something else in this process listens there, such as torch's store; choose another port"
+    if not SYSTEM_TELLS:
+        told = f"port {port} is taken; choose another one"
+    assert str(caught.value) == f"cannot listen at 127.0.0.1:{port}: {told}"
+    if SYSTEM_TELLS:
+        assert str(port_holder(port)).startswith(f"process {os.getpid()} (")
+    with pytest.raises(ListenError, match=r"not an address of this machine; name one that the process of node 0 has$"):
+        listen(("192.0.2.1", 0))
     assert port_holder(unused_port()) is None
 
 
@@ -452,22 +419,19 @@ def test_many_names_are_shortened() -> None:
     )
 
 
-def test_a_host_that_is_late_for_all_is_reported_once() -> None:
+async def test_a_host_that_is_late_for_all_is_reported_once(make_company: MakeCompany, clock: MockClock) -> None:
     """Its port is open, and the process still starts: no network is between processes of one machine."""
 
     async def attend(company: Company, member: int) -> None:
         with pytest.raises(JoinError, match="could not be reached"):
             await company.attend(member, wait_and_leave, timeout_s=20.0)
 
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            for member in (1, 2, 3):
-                nursery.start_soon(attend, company, member)
-
-    with listening() as listener:
-        company = Company(listener, 4)
-        endpoint = format_endpoint(company.endpoint)
-        run(lambda: main(company), clock=MockClock(autojump_threshold=0.01))
+    clock.autojump_threshold = 0.01  # sockets need a moment
+    company = make_company(4)
+    endpoint = format_endpoint(company.endpoint)
+    async with trio.open_nursery() as nursery:
+        for member in (1, 2, 3):
+            nursery.start_soon(attend, company, member)
     assert company.lines == [
         f"process 1 waits for process 0 at {endpoint}: the other side did not finish the "
         "handshake within 2 s; see whether it still starts, or was stopped"

@@ -16,7 +16,7 @@ from overlap.processes.join import Membership, join_here
 from transports import ArgumentError
 from transports.tls import Tls
 
-from .company import UNSHAKEN, Company, wait_and_leave, with_company
+from .company import UNSHAKEN, MakeCompany, wait_and_leave
 
 needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="makes certificates with the openssl command"
@@ -47,7 +47,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
 
 
 @needs_openssl
-def test_a_world_over_tls(certificates: dict[str, Tls]) -> None:
+async def test_a_world_over_tls(certificates: dict[str, Tls], make_company: MakeCompany) -> None:
     tls = certificates["ours"]
     results: list[list[bytes]] = []
 
@@ -55,12 +55,11 @@ def test_a_world_over_tls(certificates: dict[str, Tls]) -> None:
         results.append(await membership.exchange("x", bytes([membership.member])))
         await membership.leave()
 
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            for member in range(3):
-                nursery.start_soon(partial(company.attend, member, talk, tls=tls))
-
-    assert with_company(3, main) == []
+    company = make_company(3)
+    async with trio.open_nursery() as nursery:
+        for member in range(3):
+            nursery.start_soon(partial(company.attend, member, talk, tls=tls))
+    assert company.lines == []
     assert results.count([b"\x00", b"\x01", b"\x02"]) == 3
 
 
@@ -72,53 +71,51 @@ NOT_ACCEPTED = (
 
 
 @needs_openssl
-def test_whoever_has_no_certificate_of_ours_does_not_get_in(certificates: dict[str, Tls]) -> None:
+async def test_whoever_has_no_certificate_of_ours_does_not_get_in(
+    certificates: dict[str, Tls], make_company: MakeCompany
+) -> None:
     ours = certificates["ours"]
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(company.attend, 0, wait_and_leave, tls=ours))
-            need = r"TLS failed \(.+\); all processes need certificates of one authority, or none has any$"
-            with pytest.raises(JoinError, match=need):
-                await company.attend(1, wait_and_leave, tls=certificates["theirs"])
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as trying:
-                    trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05))
-                    await company.lines.until("waits for process 0")
-                    await company.lines.until("TLS failed")
-                    await company.lines.until(PLAIN)
-                    scope.cancel()
-            mixed = replace(certificates["theirs"], authority=ours.authority)  # it trusts us, and we do not trust it
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as trying:
-                    trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05, tls=mixed))
-                    await company.lines.until(NOT_ACCEPTED)
-                    scope.cancel()
-            nursery.start_soon(partial(company.attend, 1, wait_and_leave, tls=ours))
-
-    with_company(2, main)
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(company.attend, 0, wait_and_leave, tls=ours))
+        need = r"TLS failed \(.+\); all processes need certificates of one authority, or none has any$"
+        with pytest.raises(JoinError, match=need):
+            await company.attend(1, wait_and_leave, tls=certificates["theirs"])
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as trying:
+                trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05))
+                await company.lines.until("waits for process 0")
+                await company.lines.until("TLS failed")
+                await company.lines.until(PLAIN)
+                scope.cancel()
+        mixed = replace(certificates["theirs"], authority=ours.authority)  # it trusts us, and we do not trust it
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as trying:
+                trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05, tls=mixed))
+                await company.lines.until(NOT_ACCEPTED)
+                scope.cancel()
+        nursery.start_soon(partial(company.attend, 1, wait_and_leave, tls=ours))
 
 
 @needs_openssl
-def test_wrong_tls_files_are_known_before_anybody_connects(certificates: dict[str, Tls], tmp_path: Path) -> None:
+async def test_wrong_tls_files_are_known_before_anybody_connects(
+    certificates: dict[str, Tls], tmp_path: Path, make_company: MakeCompany
+) -> None:
     ours, theirs = certificates["ours"], certificates["theirs"]
     missing = Tls(certificate=ours.certificate, key=tmp_path / "none.key", authority=ours.authority)
     mixed = Tls(certificate=ours.certificate, key=theirs.key, authority=ours.authority)
     garbage = Tls(certificate=__file__, key=ours.key, authority=ours.authority)
     encrypted = tmp_path / "encrypted.key"
     command = ["openssl", "pkey", "-in", str(ours.key), "-aes256", "-passout", "pass:x", "-out", str(encrypted)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=60)  # noqa: ASYNC221 (nothing else runs)
     locked = Tls(certificate=ours.certificate, key=encrypted, authority=ours.authority)
-
-    async def main(company: Company) -> None:
-        for tls, message in (
-            (missing, r"no file .*none\.key; "),
-            (mixed, "KEY_VALUES_MISMATCH"),
-            (garbage, "PEM"),
-            (locked, "encrypted"),
-        ):
-            with pytest.raises(ArgumentError, match=rf"^TLS: .*{message}"):
-                async with join_here(company.config(0, tls=tls, patience=UNSHAKEN), report=print):
-                    raise AssertionError("it began")
-
-    with_company(1, main)
+    company = make_company(1)
+    for tls, message in (
+        (missing, r"no file .*none\.key; "),
+        (mixed, "KEY_VALUES_MISMATCH"),
+        (garbage, "PEM"),
+        (locked, "encrypted"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^TLS: .*{message}"):
+            async with join_here(company.config(0, tls=tls, patience=UNSHAKEN), report=print):
+                raise AssertionError("it began")
