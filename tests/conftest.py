@@ -108,7 +108,7 @@ def autojump_clock() -> MockClock:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that is an async function under Trio: for a minute at most, or on the clock that a fixture gives."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+    if not inspect.iscoroutinefunction(pyfuncitem.obj) or pyfuncitem.get_closest_marker("ranks"):
         return None
     clock = next((value for value in pyfuncitem.funcargs.values() if isinstance(value, trio.abc.Clock)), None)
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}

@@ -179,6 +179,28 @@ def run(
     return subprocess.CompletedProcess([*argv], python.wait(), out, err)
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a user who finds this checkout and has no settings of overlap, and `more`."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
+    return plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | more
+
+
+def launch(
+    folder: Path, program: str, *options: str, timeout: float = 90, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Write a program into `train.py` of a folder, and run it there by `overlap run` to its end."""
+    (folder / "train.py").write_text(program)
+    command = ("-m", "overlap", "run", *options, "train.py")
+    return run(*command, cwd=folder, env=environment(**variables), timeout=timeout)
+
+
+def free_port() -> int:
+    """Return a port of this host at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
 def _left_s(limit_s: float | None) -> float | None:
     return None if limit_s is None else max(0.0, limit_s - time.monotonic())
 

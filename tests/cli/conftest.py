@@ -1,14 +1,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from overlap.cli import main
-from tests.interpreters import Python
+from tests import interpreters
+from tests.interpreters import Python, environment
 
-ROOT = str(Path(__file__).parents[2])
+ROOT = str(interpreters.ROOT)
 
 
 @pytest.fixture
@@ -31,8 +31,9 @@ def process(tmp_path):
     """Return a function that starts the command as a process of its own, in an empty folder."""
 
     def start(*argv, stdout=subprocess.PIPE, **variables):
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
-        environ = plain | {"PYTHONPATH": ROOT} | variables
+        environ = environment(**variables)
+        if "NO_COLOR" not in variables:
+            del environ["NO_COLOR"]
         if not any(name.startswith(("PYTHON", "LC_")) for name in variables):
             return Python("-m", "overlap", *argv, cwd=tmp_path, env=environ, stdout=stdout)
         return subprocess.Popen(

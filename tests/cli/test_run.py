@@ -3,7 +3,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ from overlap import why
 from overlap.cli.processes import _BOOT
 from overlap.timeline import read_trace
 from tests.cli.conftest import ROOT
+from tests.interpreters import free_port
 
 WORLD = """
 import sys
@@ -216,8 +216,7 @@ def test_processes_of_one_host_stand_for_the_hosts_that_the_cluster_names(proces
 @pytest.mark.slow
 def test_the_words_of_torchrun_start_the_processes_of_each_host(process, script):
     program = script(HOSTS)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     options = ["--nnodes", "2", "--processes", "2", "--rdzv-endpoint", endpoint, "--no-prefix", "--node-rank"]
     runs = [process("run", *options, host, program) for host in "01"]
     outs = [run.communicate(timeout=60) for run in runs]
@@ -230,8 +229,7 @@ def test_the_words_of_torchrun_start_the_processes_of_each_host(process, script)
 @pytest.mark.slow
 def test_a_node_that_waits_for_others_says_so_and_that_it_has_joined(process, script):
     program = script(WORLD.replace("print(", "str((").replace("sys.argv)", "sys.argv))"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     start = ("run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--no-prefix", "--node-rank")
     second = process(*start, "1", program)
     assert second.stderr.readline() == f"overlap: node 1 waits for the other nodes, at {endpoint}\n"

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ import pytest
 
 import overlap
 from overlap.embedded import rendezvous
+from tests.interpreters import free_port
 
 from .connecting import TIMEOUT_S, MemoryStore, connected, in_threads
 
@@ -40,9 +40,7 @@ def test_a_step_that_is_left_open_ends_with_the_world_and_once() -> None:
 
 
 def test_ranks_meet_at_an_endpoint_again_and_again() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
 
     def live(rank: int) -> list[int]:
         sums = []

@@ -1,13 +1,12 @@
 """The README's programs, as they are printed."""
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import overlap
-from tests.interpreters import Python
+from tests.interpreters import Python, free_port
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -34,9 +33,7 @@ def test_the_program_that_connects_prints_what_is_said(tmp_path: Path) -> None:
     [printed, again] = re.findall(r"^\['rank 0', .*$", text, re.MULTILINE)
     assert printed == again
     script = tmp_path / "meet.py"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        script.write_text(program.replace("29470", str(probe.getsockname()[1])))
+    script.write_text(program.replace("29470", str(free_port())))
     ranks = [Python(script, me, cwd=tmp_path) for me in range(2)]
     assert [rank.communicate(timeout=60)[0].strip() for rank in ranks] == [printed] * 2
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.interpreters import Python
+from tests.interpreters import Python, environment
 
-ROOT = Path(__file__).parents[2]
 # Of one step of a test; reached only by what hangs, or on a machine with much else to do, which may have more. The
 # longest that may be waited for is 15 s of silence.
 LIMIT_S = float(os.environ.get("FAULTS_LIMIT_S", "60"))
@@ -56,11 +55,10 @@ class Job:
         enter: Sequence[str] = (),
         **variables: str,
     ) -> None:
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
         self.before = shared_memory()
         self.began_s = time.monotonic()
         command = ["-m", "overlap", "run", *options, program, *arguments]
-        environ = plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | variables
+        environ = environment(**variables)
         self.process: Python | subprocess.Popen[str]
         if enter:  # the process that forks is in the namespaces of this one
             pipe, entered = subprocess.PIPE, [*enter, sys.executable, *command]

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-from .job import ROOT, job
+from .job import job
 
 KILLS = 200
 PLACES = ("private", "common", "shared")  # where gradients lie
@@ -56,7 +56,7 @@ def is_node(pid: int) -> bool:
 
 @pytest.mark.kills
 def test_two_hundred_kills(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "tests" / "faults" / "program.py", tmp_path / "train.py")
+    shutil.copy(Path(__file__).with_name("program.py"), tmp_path / "train.py")
     chance = Random(int(os.environ.get("KILLS_SEED", "0")))
     took: dict[str, list[float]] = {}
     kills = range(int(os.environ.get("KILLS", str(KILLS))))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .job import ROOT, Job, job
+from .job import Job, job
 
 NODES = ("--processes", "2", "--ranks-per-process", "2")
 WIRES = {
@@ -121,7 +121,7 @@ def pattern(said: str, rank: int) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    shutil.copy(ROOT / "tests" / "faults" / "program.py", tmp_path / "train.py")
+    shutil.copy(Path(__file__).with_name("program.py"), tmp_path / "train.py")
     return tmp_path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import subprocess
@@ -14,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from .job import LIMIT_S, ROOT
+from tests.interpreters import environment, free_port
+
+from .job import LIMIT_S
 
 PROGRAM = """
 import numpy as np, overlap
@@ -91,20 +92,13 @@ class Proxy:
             end.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize(("act", "way", "at"), FAULTS)
 def test_a_job_through_a_proxy(tmp_path: Path, act: str, way: int, at: int) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     port = free_port()
     proxy = Proxy(port, act, way, at)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")} | {
-        "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OVERLAP_JOIN_TIMEOUT_S": "15", "OVERLAP_SECRET": "of both nodes",
-    }  # fmt: skip
+    environ = environment(OVERLAP_JOIN_TIMEOUT_S="15", OVERLAP_SECRET="of both nodes")
     nodes = [
         subprocess.Popen(
             [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--ranks-per-process", "1", "--node-rank",

@@ -13,8 +13,9 @@ import pytest
 
 import overlap
 from overlap.threads import start_thread
+from tests.interpreters import environment
 
-from .job import LIMIT_S, ROOT
+from .job import LIMIT_S
 
 PROGRAM = """
 import numpy as np
@@ -43,12 +44,11 @@ LIMITS = [
 
 
 def launched(folder: Path, *options: bytes | str, limit: str) -> subprocess.CompletedProcess[bytes]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
     command = [sys.executable, "-m", "overlap", "run", *options]
     return subprocess.run(
         ["bash", "-c", f'ulimit {limit} && exec "$@"', "limited", *command],
         cwd=folder,
-        env=plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OVERLAP_FLIGHT_DIR": str(folder / "flights")},
+        env=environment(OVERLAP_FLIGHT_DIR=str(folder / "flights")),
         capture_output=True,
         timeout=2 * LIMIT_S,
         check=False,

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.two_hosts.network import Host, two_hosts
+from tests.interpreters import environment
 
 from .test_cut_cable import needs_namespaces
-from .test_worlds import LIMIT_S, clean
+from .test_worlds import LIMIT_S
 
 PROGRAM = """
 import sys
@@ -55,7 +56,7 @@ def running(
             node = subprocess.Popen(
                 [*host.enter, *command, "--node-rank", str(host.index), *options, "train.py", str(nbytes), str(steps)],
                 cwd=folder,
-                env=clean(OVERLAP_SECRET="correct horse", OVERLAP_FLIGHT_DIR=flights),
+                env=environment(OVERLAP_SECRET="correct horse", OVERLAP_FLIGHT_DIR=flights),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

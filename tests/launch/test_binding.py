@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from overlap.launch.binding import bound_to_cores, share_cores, share_own_cores, sort_by_package
-from tests.interpreters import ROOT, Python
+from tests.interpreters import Python, environment
 from transports.patience import usable_cores
 
 ANY = frozenset[int]()
@@ -82,7 +82,7 @@ def test_each_process_of_a_launch_keeps_to_its_share(tmp_path: Path, options: li
     (tmp_path / "tells.py").write_text(_TELLS)
     cores = sorted(usable_cores())
     command = ("-m", "overlap", "run", "--processes", "2", "--no-prefix", *options, "tells.py")
-    job = Python(*command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    job = Python(*command, cwd=tmp_path, env=environment())
     told, _ = job.communicate(timeout=60)
     expected = [sorted(share) for share in share_cores(sort_by_package(cores), 2)] if bound else [cores, cores]
     assert told == f"{expected}\n"

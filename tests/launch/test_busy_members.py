@@ -30,7 +30,7 @@ from overlap.processes.join import Membership, in_own_thread, join
 from overlap.processes.link import ControlLink
 from overlap.processes.members import MemberLostError
 from overlap.processes.wire import MemberLost, MemberNotice, Refused
-from tests.interpreters import Python
+from tests.interpreters import Python, environment, free_port
 
 from .company import Company, MakeCompany, Puppet, listening, run, watch
 
@@ -439,11 +439,8 @@ def test_a_world_waits_for_a_rank_that_is_busy(tmp_path: Path, rank: int, how: s
 def running(folder: Path, *arguments: str, size: str = "--processes") -> Iterator[Python]:
     """Launch processes of a world of two, or with `--nnodes` those of one of two hosts."""
     command = ("-m", "overlap", "run", size, "2", "--no-prefix", *arguments)
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
-    ours = {"PYTHONPATH": str(Path(__file__).parents[2]), "OVERLAP_SECRET": "of this test"} | (
-        {"OVERLAP_UNIX": "0"} if size == "--processes" else {}
-    )
-    with Python(*command, cwd=folder, env=plain | ours) as job:
+    wires = {"OVERLAP_UNIX": "0"} if size == "--processes" else {}
+    with Python(*command, cwd=folder, env=environment(OVERLAP_SECRET="of this test", **wires)) as job:
         try:
             yield job
         finally:
@@ -465,9 +462,7 @@ def test_a_world_waits_for_a_busy_rank_of_another_host(tmp_path: Path, rank: int
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_is_ended_by_the_launcher_of_its_own_host(tmp_path: Path, rank: int) -> None:
     (tmp_path / "busy.py").write_text(APART + BUSY)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        host = ("--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}", "--node-rank")
+    host = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--node-rank")
     with (
         running(tmp_path, *host, str(rank), "busy.py", str(rank), "stopped", size="--nnodes") as there,
         running(tmp_path, *host, str(1 - rank), "busy.py", str(rank), "stopped", size="--nnodes") as here,

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.two_hosts.network import Host, two_hosts
+from tests.interpreters import environment
 
-from .test_worlds import LIMIT_S, clean
+from .test_worlds import LIMIT_S
 
 PROGRAM = """
 import sys
@@ -66,7 +67,7 @@ def test_both_sides_of_a_cut_cable_end_and_name_the_other(
             node = subprocess.Popen(
                 [*host.enter, *command, "--node-rank", str(host.index), "train.py", str(nbytes), how],
                 cwd=tmp_path,
-                env=clean(OVERLAP_SECRET="correct horse", OVERLAP_FLIGHT_DIR=str(tmp_path / f"flights-{host.index}")),
+                env=environment(OVERLAP_SECRET="correct horse", OVERLAP_FLIGHT_DIR=f"{tmp_path}/flights-{host.index}"),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

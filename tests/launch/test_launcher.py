@@ -9,16 +9,14 @@ import socket
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from overlap.cli import processes
 from overlap.cli.processes import open_listener
 from overlap.processes.sockets import ListenError
-from tests.interpreters import Python
+from tests.interpreters import ROOT, Python, environment
 
-ROOT = str(Path(__file__).parents[2])
 LIMIT_S = 60  # of one step of a test; reached only by a launcher that hangs
 HEAD = "import os, signal, sys, time\nnode = int(os.environ['GROUP_RANK'])\n"
 
@@ -28,11 +26,10 @@ class Job:
 
     def __init__(self, folder, program, options, variables):
         (folder / "train.py").write_text(f"{HEAD}{program}\n# reads sys.argv\n")
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
         self.process = Python(
             *("-m", "overlap", "run", *options, "train.py", "a", "--processes"),
             cwd=folder,
-            env=plain | {"PYTHONPATH": ROOT, "NO_COLOR": "1"} | variables,
+            env=environment(**variables),
             stdin=subprocess.PIPE,
             text=False,
         )

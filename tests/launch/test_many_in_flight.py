@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_worlds import launched
+from tests.interpreters import launch
 
 PROGRAM = """
 import numpy as np
@@ -48,7 +48,6 @@ if __name__ == "__main__":
     ],
 )
 def test_three_thousand_in_flight(kind: str, elements: int, transport: str, tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(PROGRAM.replace("KIND", kind, 1).replace("ELEMENTS", str(elements)))
-    run = launched(tmp_path, path, "--processes", "2", "--transport", transport)
+    program = PROGRAM.replace("KIND", kind, 1).replace("ELEMENTS", str(elements))
+    run = launch(tmp_path, program, "--processes", "2", "--transport", transport)
     assert run.returncode == 0, run.stderr

@@ -30,6 +30,7 @@ from overlap.processes.sockets import (
     tune,
 )
 from overlap.processes.wire import Join, Refused, Waiting, encode
+from tests.interpreters import free_port
 
 from .company import SECRET, UNSHAKEN, Company, Lines, MakeCompany, Puppet, run, wait_and_leave
 
@@ -95,7 +96,7 @@ async def test_the_one_at_fault_is_told_and_the_world_is_intact(
 
 async def test_members_come_in_any_order_and_early() -> None:
     joined = []
-    port = unused_port()
+    port = free_port()
     endpoint = ("127.0.0.1", port)
     lines = Lines()
 
@@ -118,16 +119,9 @@ async def test_members_come_in_any_order_and_early() -> None:
     assert sorted(joined) == [0, 1, 2]
 
 
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 async def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits() -> None:
     order = []
-    endpoint = ("127.0.0.1", unused_port())
+    endpoint = ("127.0.0.1", free_port())
     lines = Lines()
 
     async def attend(member: int, epoch: int) -> None:
@@ -308,7 +302,7 @@ def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: py
             tried.set()
 
     monkeypatch.setattr(sockets, "dial", noticed)
-    config = RendezvousConfig(job="x", member=1, members=2, endpoint=("127.0.0.1", unused_port()), secret=SECRET)
+    config = RendezvousConfig(job="x", member=1, members=2, endpoint=("127.0.0.1", free_port()), secret=SECRET)
 
     async def join_as_client() -> None:
         port = config.endpoint[1]
@@ -368,7 +362,7 @@ async def test_a_port_that_is_taken_is_named_with_its_holder(make_company: MakeC
         assert str(port_holder(port)).startswith(f"process {os.getpid()} (")
     with pytest.raises(ListenError, match=r"not an address of this machine; name one that the process of node 0 has$"):
         listen(("192.0.2.1", 0))
-    assert port_holder(unused_port()) is None
+    assert port_holder(free_port()) is None
 
 
 async def test_a_socket_connected_to_itself_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +376,7 @@ async def test_a_socket_connected_to_itself_is_nobody(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(trio, "open_tcp_stream", to_itself)
     with pytest.raises(ConnectionRefusedError):
-        await dial(("127.0.0.1", unused_port()))
+        await dial(("127.0.0.1", free_port()))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 """Starting a world again: what is said of each attempt, when it gives up, and that training ends with the same bits."""
 
-import os
 import re
 import signal
-import socket
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -17,9 +14,8 @@ from overlap.launch.jobs import LaunchSpec
 from overlap.launch.launcher import LaunchOutcome
 from overlap.processes.status import Status
 from tests import interpreters
-from tests.interpreters import Python
+from tests.interpreters import Python, environment, free_port, launch
 
-ROOT = str(Path(__file__).parents[2])
 LIMIT_S = 240  # of a job; reached only by one that hangs
 
 # -- the loop ------------------------------------------------------------------------------------------------------
@@ -197,11 +193,10 @@ overlap.run(main, ranks=2)
 class Job:
     def __init__(self, folder, *options, kills, **variables):
         (folder / "train.py").write_text(TRAIN)
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
         self.process = Python(
             *("-m", "overlap", "run", "--state-dir", "state", *options, "train.py", kills),
             cwd=folder,
-            env=plain | {"PYTHONPATH": ROOT, "OVERLAP_FLIGHT_DIR": str(folder / "records")} | variables,
+            env=environment(OVERLAP_FLIGHT_DIR=str(folder / "records"), **variables),
         )
 
     def end(self):
@@ -256,16 +251,8 @@ def test_many_kills_of_one_node_of_four_leave_the_same_bits(job, tmp_path, kills
 
 
 @pytest.mark.slow
-def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
-    (tmp_path / "fails").mkdir()
-    failing = tmp_path / "fails" / "fail.py"
-    failing.write_text("raise ValueError('no')")
-    ended = interpreters.run(
-        *("-m", "overlap", "run", "--max-restarts", "1", "fail.py"),
-        cwd=failing.parent,
-        env=os.environ | {"PYTHONPATH": ROOT},
-        timeout=LIMIT_S,
-    )
+def test_a_program_that_always_fails_ends_with_its_error_last(tmp_path):
+    ended = launch(tmp_path, "raise ValueError('no')", "--max-restarts", "1", timeout=LIMIT_S)
     lines = ended.stderr.splitlines()
     assert ended.returncode == 1
     assert lines[0].startswith(
@@ -304,13 +291,7 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_without_a_state_the_step_that_was_reached_is_the_progress(tmp_path):
-    (tmp_path / "further.py").write_text(FURTHER)
-    ended = interpreters.run(
-        *("-m", "overlap", "run", "--max-restarts", "4", "--flight-dir", "records", "further.py"),
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": ROOT},
-        timeout=LIMIT_S,
-    )
+    ended = launch(tmp_path, FURTHER, "--max-restarts", "4", "--flight-dir", "records", timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     told = [line.partition(": the process (pid ")[0] for line in ended.stderr.splitlines()]
     assert told == [
@@ -321,13 +302,7 @@ def test_without_a_state_the_step_that_was_reached_is_the_progress(tmp_path):
     assert sorted(attempts) == [0, 1, 2, 3]  # those that failed
     told = interpreters.run("-m", "overlap", "why", "records", cwd=tmp_path, timeout=LIMIT_S).stdout
     told = " ".join(told.split())
-    assert re.match(r"job \S+, attempt 3: 2 ranks, 1 process, further.py, begun \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", told)
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    assert re.match(r"job \S+, attempt 3: 2 ranks, 1 process, train.py, begun \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", told)
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from overlap.timeline import read_trace
-from tests.interpreters import Python
+from tests.interpreters import ROOT, Python, environment, free_port
 
-from .test_worlds import LIMIT_S, ROOT, clean, free_port
+from .test_worlds import LIMIT_S
 
 # Rank 0 never comes to "grad"; a line on stdout says when all others are there, or about to be.
 PROGRAM = """
@@ -55,7 +55,7 @@ class Job:
     """A program that runs, alone or under our launcher."""
 
     def __init__(self, folder: Path, command: list[str], **variables: str) -> None:
-        self.process = Python(*command, cwd=folder, env=clean(**variables))
+        self.process = Python(*command, cwd=folder, env=environment(**variables))
 
     def pid_of_one_that_is_up(self) -> int:
         assert self.process.stdout is not None
@@ -198,7 +198,7 @@ def test_a_node_that_somebody_else_tells_to_end_is_named(start: Start) -> None:
 
 def test_other_processes_are_told_of_it(start: Start) -> None:
     there = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    there["MASTER_PORT"] = free_port()
+    there["MASTER_PORT"] = str(free_port())
     first, other = (start("train.py", RANK=rank, LOCAL_RANK=rank, **there) for rank in "01")
     first.pid_of_one_that_is_up()
     assert first.ends(signal.SIGTERM) == (143, ["finally 0"], "overlap: ended by SIGTERM in step 3\n")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,10 +22,9 @@ from overlap.processes.traces import TraceFile, join_left, part_path
 from overlap.timeline import Recorder, read_trace
 from overlap.timeline.files.trace import Header, join_parts
 from overlap.timeline.recording import RawSpan
-from tests.interpreters import Python
+from tests.interpreters import Python, environment, launch, run
 
 from .company import meet
-from .test_worlds import clean
 
 NEEDS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
 
@@ -239,7 +236,7 @@ def test_a_killed_process_leaves_a_file_that_is_read(tmp_path: Path) -> None:
     options = ["-m", "overlap", "run", "--trace", "run.json", "--trace-steps", "last:500", "endless.py"]
     spans = []
     for moment in range(20):
-        with Python(*options, cwd=tmp_path, env=clean()) as job:
+        with Python(*options, cwd=tmp_path, env=environment()) as job:
             assert job.stdout is not None
             assert "runs" in job.stdout.readline()
             while (tmp_path / "run-process0.json").stat().st_size < 2_000:  # until the first spans are in it
@@ -256,12 +253,7 @@ def test_a_killed_process_leaves_a_file_that_is_read(tmp_path: Path) -> None:
         assert timeline.meta["cut"] in ("what was recorded before the run was killed", "only what is complete")
         spans.append(len(timeline.spans))
         for command in ("timeline", "why") if moment % 7 == 0 else ():
-            done = subprocess.run(
-                [sys.executable, "-m", "overlap", command, "run-process0.json"],
-                cwd=tmp_path,
-                capture_output=True,
-                env=clean(),
-            )
+            done = run("-m", "overlap", command, "run-process0.json", cwd=tmp_path, env=environment(), timeout=60)
             assert done.returncode == 0, done.stderr
         assert join_left(tmp_path / "run.json", "no job") == []
     assert min(spans) > 20
@@ -273,9 +265,7 @@ def test_the_trace_of_a_run_has_the_spans_of_a_killed_process(tmp_path: Path) ->
         'print("runs", flush=True)', "import os, time, signal; time.sleep(1.5 * rank.rank)"
     ).replace("ranks=2", "")
     script = script.replace("1.5 * rank.rank)", "1.5 * rank.rank); rank.rank and os.kill(os.getpid(), signal.SIGKILL)")
-    (tmp_path / "endless.py").write_text(script)
-    options = ["-m", "overlap", "run", "--processes", "2", "--trace", "run.json", "endless.py"]
-    done = subprocess.run([sys.executable, *options], cwd=tmp_path, capture_output=True, env=clean(), text=True)
+    done = launch(tmp_path, script, "--processes", "2", "--trace", "run.json")
     assert done.returncode != 0
     assert (
         "overlap: trace in run.json, of killed processes up to their last second; `overlap timeline run.json`"

@@ -9,8 +9,7 @@ import pytest
 
 from overlap.timeline import read_trace
 from tests import interpreters
-
-from .test_worlds import LIMIT_S, clean, launched
+from tests.interpreters import environment, launch
 
 # Breaks one of three connections, and goes on until what has taken its place was used.
 RAILS = """
@@ -58,15 +57,9 @@ if __name__ == "__main__":
 """
 
 
-def script(folder: Path, text: str) -> Path:
-    path = folder / "train.py"
-    path.write_text(text)
-    return path
-
-
 @pytest.mark.slow
 def test_the_timeline_shows_that_a_rail_was_lost_and_is_back(tmp_path: Path) -> None:
-    run = launched(tmp_path, script(tmp_path, RAILS), "--processes", "2", "--rails", "3", "--trace", "run.json")
+    run = launch(tmp_path, RAILS, "--processes", "2", "--rails", "3", "--trace", "run.json")
     assert run.returncode == 0, run.stderr
     wires = [span for span in read_trace(tmp_path / "run.json").spans if span.kind == "wires"]
     told = sorted((span.rank, re.sub(r"\d+\.\d s$", "N s", span.name)) for span in wires)
@@ -92,13 +85,13 @@ def test_the_timeline_shows_that_a_rail_was_lost_and_is_back(tmp_path: Path) -> 
 
 
 def timeline(folder: Path, *options: str) -> str:
-    done = interpreters.run("-m", "overlap", "timeline", *options, cwd=folder, env=clean(), timeout=LIMIT_S)
+    done = interpreters.run("-m", "overlap", "timeline", *options, cwd=folder, env=environment(), timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_flipped_bit_names_the_operation_the_peer_and_the_place(tmp_path: Path) -> None:
-    run = launched(tmp_path, script(tmp_path, FLIPS), "--processes", "2", "--checksums", OVERLAP_UNIX="0")
+    run = launch(tmp_path, FLIPS, "--processes", "2", "--checksums", OVERLAP_UNIX="0")
     assert run.returncode == 1
     what = (
         r"process 0 \(rank 0\) is lost: the last connection to it was lost: a bad frame: bytes 0 to 400000 of the "

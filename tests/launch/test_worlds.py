@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from overlap.timeline import read_trace
 from tests import interpreters
-from tests.interpreters import Python
+from tests.interpreters import Python, environment, free_port, launch
 
-ROOT = str(Path(__file__).parents[2])
 LIMIT_S = 90  # of one run; reached only by one that hangs
 
 TRAIN = """
@@ -39,20 +35,8 @@ if __name__ == "__main__":
 """
 
 
-def program(folder: Path, *, failure: str = "pass", worlds: int = 1) -> Path:
-    path = folder / "train.py"
-    path.write_text(TRAIN.replace("FAILURE", failure).replace("WORLDS", str(worlds)))
-    return path
-
-
-def clean(**more: str) -> dict[str, str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
-    return plain | {"PYTHONPATH": ROOT, "NO_COLOR": "1"} | more
-
-
-def launched(folder: Path, script: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = ("-m", "overlap", "run", *options, script)
-    return interpreters.run(*command, cwd=folder, env=clean(**variables), timeout=LIMIT_S)
+def program(*, failure: str = "pass", worlds: int = 1) -> str:
+    return TRAIN.replace("FAILURE", failure).replace("WORLDS", str(worlds))
 
 
 def hosts(count: int) -> tuple[str, ...]:
@@ -104,7 +88,7 @@ def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
     (tmp_path / "train.py").write_text(DIES_WHILE_WIRING.format(transport, method))
     command = ["-m", "overlap", "run", "--nnodes", "2", "--transport", transport]
     command += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    launchers = [Python(*command, "--node-rank", node, "train.py", cwd=tmp_path, env=clean()) for node in "01"]
+    launchers = [Python(*command, "--node-rank", node, "train.py", cwd=tmp_path, env=environment()) for node in "01"]
     told = [launcher.communicate(timeout=LIMIT_S / 2)[1] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [137, 1]
     *joining, lost = told[1].splitlines()
@@ -119,7 +103,7 @@ def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
     ids=["Unix", "TCP, two rails", "TCP, staged"],
 )
 def test_two_nodes_of_two_ranks(tmp_path: Path, options: tuple[str, ...], variables: dict[str, str]) -> None:
-    run = launched(tmp_path, program(tmp_path), *hosts(2), "--ranks-per-process", "2", *options, **variables)
+    run = launch(tmp_path, program(), *hosts(2), "--ranks-per-process", "2", *options, **variables)
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
 
@@ -157,12 +141,12 @@ def test_an_error_that_cannot_be_shown_in_a_nursery_of_the_program_has_a_rank_an
     tmp_path: Path, settings: str, options: tuple[str, ...] | None
 ) -> None:
     """The nursery shows it within Trio's loop, which dies of that."""
-    script = tmp_path / "train.py"
-    script.write_text(UNSHOWABLE.replace("SETTINGS", settings))
+    text = UNSHOWABLE.replace("SETTINGS", settings)
     if options is None:
-        run = interpreters.run(script, cwd=tmp_path, env=clean(), timeout=LIMIT_S)
+        (tmp_path / "train.py").write_text(text)
+        run = interpreters.run("train.py", cwd=tmp_path, env=environment(), timeout=LIMIT_S)
     else:
-        run = launched(tmp_path, script, *options)
+        run = launch(tmp_path, text, *options)
     told = "overlap: rank 1 failed at train.py:12: RuntimeError: Mute: (its text cannot be had: ValueError)"
     assert run.returncode == 1
     assert told in run.stderr.splitlines(), run.stderr
@@ -171,7 +155,7 @@ def test_an_error_that_cannot_be_shown_in_a_nursery_of_the_program_has_a_rank_an
 
 @pytest.mark.slow
 def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
-    run = launched(tmp_path, program(tmp_path, worlds=2), *hosts(4), "--ranks-per-process", "1")
+    run = launch(tmp_path, program(worlds=2), *hosts(4), "--ranks-per-process", "1")
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == 2 * results(4, 1)
 
@@ -197,15 +181,13 @@ if __name__ == "__main__":
 
 
 def test_an_operator_of_the_program_that_is_no_ufunc_works_between_processes(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(OPERATOR)
-    done = launched(tmp_path, script, "--processes", "2", "--ranks", "2", "--no-prefix")
+    done = launch(tmp_path, OPERATOR, "--processes", "2", "--ranks", "2", "--no-prefix")
     assert (done.returncode, done.stdout) == (0, "[-2 -3]\n" * 2), done.stderr
 
 
 @pytest.mark.slow
 def test_one_trace_of_all_processes(tmp_path: Path) -> None:
-    run = launched(tmp_path, program(tmp_path), *hosts(2), "--ranks-per-process", "2", "--trace", "run.json")
+    run = launch(tmp_path, program(), *hosts(2), "--ranks-per-process", "2", "--trace", "run.json")
     assert run.returncode == 0, run.stderr
     assert set(results(4, 2)) <= {line.partition("] ")[2] for line in run.stdout.splitlines()}
     told = "[process 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or "
@@ -241,8 +223,7 @@ EVERYDAY = ("is killed",)  # that an error is told last is a test of the launche
 )
 def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> None:
     failure, code, told = FAILURES[how]
-    script = program(tmp_path, failure=failure)
-    run = launched(tmp_path, script, "--processes", "2", "--ranks-per-process", "2")
+    run = launch(tmp_path, program(failure=failure), "--processes", "2", "--ranks-per-process", "2")
     assert run.returncode == code, run.stderr
     assert re.search(told, run.stderr), run.stderr
 
@@ -267,19 +248,18 @@ overlap.run(main)
 @pytest.mark.slow
 def test_a_compute_that_nobody_awaits_is_named_by_the_ranks_of_other_processes(tmp_path: Path) -> None:
     """They know before rank 2 does: its program still waits for another operation."""
-    script = tmp_path / "unaware.py"
-    script.write_text(NEVER_AWAITED)
-    done = launched(tmp_path, script, "--ranks", "4", "--processes", "2")
+    done = launch(tmp_path, NEVER_AWAITED, "--ranks", "4", "--processes", "2")
     assert done.returncode == 1
-    assert "rank 2 failed at unaware.py:6: ZeroDivisionError: boom" in done.stderr.splitlines()[-1]
+    assert "rank 2 failed at train.py:6: ZeroDivisionError: boom" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
 def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> None:
     """Each machine has a launcher, which knows nothing of what the other one sees."""
-    script, endpoint = program(tmp_path, failure="os._exit(0)"), f"127.0.0.1:{free_port()}"
+    (tmp_path / "train.py").write_text(program(failure="os._exit(0)"))
+    endpoint = f"127.0.0.1:{free_port()}"
     command = ("-m", "overlap", "run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--node-rank")
-    launchers = [Python(*command, node, script, cwd=tmp_path, env=clean()) for node in "01"]
+    launchers = [Python(*command, node, "train.py", cwd=tmp_path, env=environment()) for node in "01"]
     told = [launcher.communicate(timeout=LIMIT_S)[1] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [1, 1]
     assert "process 1 (rank 1) is lost" in told[0]
@@ -315,10 +295,10 @@ def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> N
     ],
 )
 def test_a_process_that_is_killed_is_named_with_what_it_was_doing(tmp_path: Path, failure: str, doing: str) -> None:
-    script = program(tmp_path, failure=failure)
+    text = program(failure=failure)
     if "tag=1" in failure:
-        script.write_text(script.read_text().replace("    everybody =", "    elif rank.rank == 2:\n" + SENDS))
-    run = launched(tmp_path, script, "--processes", "2", "--ranks-per-process", "2", "--flight-dir", "flights")
+        text = text.replace("    everybody =", "    elif rank.rank == 2:\n" + SENDS)
+    run = launch(tmp_path, text, "--processes", "2", "--ranks-per-process", "2", "--flight-dir", "flights")
     assert run.returncode == 137
     lines = run.stderr.splitlines()
     killed = next(number for number, line in enumerate(lines) if line.startswith("overlap: process 1 (ranks 2-3, pid "))
@@ -349,8 +329,8 @@ print("done")
 @pytest.mark.slow
 @pytest.mark.parametrize("worlds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_process_that_ends_well_without_joining_is_not_waited_for(tmp_path: Path, worlds: int) -> None:
-    (tmp_path / "absent.py").write_text(ABSENT.replace("WORLDS", str(worlds)))
-    run = launched(tmp_path, Path("absent.py"), "--processes", "2", "--join-timeout", str(10 * LIMIT_S))
+    program = ABSENT.replace("WORLDS", str(worlds))
+    run = launch(tmp_path, program, "--processes", "2", "--join-timeout", str(10 * LIMIT_S))
     assert (run.returncode, run.stdout) == (1, "[process 1] done\n")
     assert re.fullmatch(
         r"overlap: process 1 \(rank 1, pid \d+\) exited with code 0 without joining", run.stderr.splitlines()[-1]
@@ -371,13 +351,12 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_of_a_long_error_the_terminal_has_both_ends_and_the_log_has_all(tmp_path: Path) -> None:
-    (tmp_path / "early.py").write_text(EARLY)
-    run = launched(tmp_path, Path("early.py"), "--processes", "2", "--log-dir", "logs")
+    run = launch(tmp_path, EARLY, "--processes", "2", "--log-dir", "logs")
     lines = run.stderr.splitlines()
     assert (run.returncode, len(lines), lines[0]) == (1, 25, "Traceback (most recent call last):")
     assert re.fullmatch(r"  \.\.\. 5\d\d lines left out \.\.\.", lines[12])
     assert any(line.startswith("ValueError: HEAD ") for line in lines[:12])
-    assert lines[-3:-1] == ["TAIL", r"overlap: rank 1 failed at early.py:6: ValueError: HEAD \x1b[31mdetail ..."]
+    assert lines[-3:-1] == ["TAIL", r"overlap: rank 1 failed at train.py:6: ValueError: HEAD \x1b[31mdetail ..."]
     assert lines[-1].endswith(" exited with code 1; all it printed is in logs/process-1.log")
     log = (tmp_path / "logs/process-1.log").read_text().splitlines()
     assert log.count("detail") == 599
@@ -399,10 +378,9 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_an_error_with_a_line_of_10_mb_names_its_rank_and_its_line(tmp_path: Path) -> None:
-    (tmp_path / "long.py").write_text(LONG)
-    run = launched(tmp_path, Path("long.py"), "--processes", "2")
+    run = launch(tmp_path, LONG, "--processes", "2")
     lines = run.stderr.splitlines()
-    assert lines[-1].startswith("overlap: rank 1 failed at long.py:7: ValueError: HEAD xxx")
+    assert lines[-1].startswith("overlap: rank 1 failed at train.py:7: ValueError: HEAD xxx")
     assert max(map(len, lines)) < 3000
 
 
@@ -423,9 +401,8 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_a_compute_of_a_launched_job_cannot_begin_a_second_world(tmp_path: Path) -> None:
-    (tmp_path / "nested.py").write_text(NESTED)
-    run = launched(tmp_path, Path("nested.py"), "--processes", "2")
-    told = r"overlap: rank [01] failed at nested\.py:7: UsageError: run: this process is in a world of its job already"
+    run = launch(tmp_path, NESTED, "--processes", "2")
+    told = r"overlap: rank [01] failed at train\.py:7: UsageError: run: this process is in a world of its job already"
     assert re.match(told, run.stderr.splitlines()[-1])
     assert run.returncode == 1
 
@@ -449,33 +426,27 @@ print("correct horse" in f"{os.environ}{told}")
 def test_the_secret_is_not_left_in_the_environment_of_ranks_nor_of_what_they_start(
     tmp_path: Path, launcher: str
 ) -> None:
-    (tmp_path / "telling.py").write_text(TELLING)
     if launcher == "ours":
-        command = ("-m", "overlap", "run", "--processes", "2", "--no-prefix", "telling.py")
-        run = interpreters.run(*command, cwd=tmp_path, env=clean(OVERLAP_SECRET="correct horse"), timeout=LIMIT_S)
+        run = launch(tmp_path, TELLING, "--processes", "2", "--no-prefix", OVERLAP_SECRET="correct horse")
         assert (run.returncode, run.stdout, run.stderr) == (0, "False\nFalse\n", "")
         return
     there = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    there |= {"MASTER_PORT": free_port(), "OVERLAP_SECRET": "correct horse"}
-    ranks = [started(tmp_path, Path("telling.py"), RANK=rank, LOCAL_RANK=rank, **there) for rank in "01"]
+    there |= {"MASTER_PORT": str(free_port()), "OVERLAP_SECRET": "correct horse"}
+    ranks = [started(tmp_path, TELLING, RANK=rank, LOCAL_RANK=rank, **there) for rank in "01"]
     assert [process.communicate(timeout=LIMIT_S) for process in ranks] == [("False\n", "")] * 2
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
-
-
-def started(folder: Path, script: Path, **variables: str) -> Python:
-    return Python(script, cwd=folder, env=clean(**variables))
+def started(folder: Path, program: str, **variables: str) -> Python:
+    (folder / "train.py").write_text(program)
+    return Python("train.py", cwd=folder, env=environment(**variables))
 
 
 def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None:
     """What torchrun puts into the environment of each of its processes, one rank in each."""
-    script, port = program(tmp_path), free_port()
+    port = str(free_port())
     ranks = [
         started(
-            tmp_path, script, RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3",
+            tmp_path, program(), RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3",
             GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
         )
         for rank in range(3)
@@ -488,8 +459,8 @@ def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None
 
 @pytest.mark.slow  # test_membership*.py and tests/runtime/test_stall.py show it on a clock of the test
 def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
-    script = program(tmp_path, failure="os.kill(os.getpid(), signal.SIGSTOP)")
-    run = launched(tmp_path, script, "--processes", "2", "--timeout", "5", "--grace", "1")
+    stops = program(failure="os.kill(os.getpid(), signal.SIGSTOP)")
+    run = launch(tmp_path, stops, "--processes", "2", "--timeout", "5", "--grace", "1")
     assert run.returncode != 0
     assert "did not finish within timeout_s=5" in run.stderr
     assert "rank 0: all_gather #3 of group 'world'" in run.stderr
@@ -497,9 +468,10 @@ def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
-    script = program(tmp_path, failure="print('waiting', flush=True); import trio; await trio.sleep_forever()")
-    command = ("-m", "overlap", "run", "--processes", "2", "--ranks-per-process", "2", script)
-    with Python(*command, cwd=tmp_path, env=clean()) as job:
+    waits = program(failure="print('waiting', flush=True); import trio; await trio.sleep_forever()")
+    (tmp_path / "train.py").write_text(waits)
+    command = ("-m", "overlap", "run", "--processes", "2", "--ranks-per-process", "2", "train.py")
+    with Python(*command, cwd=tmp_path, env=environment()) as job:
         assert job.stdout is not None
         assert "waiting" in job.stdout.readline()
         job.send_signal(signal.SIGINT)
@@ -510,8 +482,8 @@ def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
-    script = program(tmp_path, failure="raise ValueError('no')")
-    run = launched(tmp_path, script, "--processes", "2", "--ranks-per-process", "2", "--trace", "run.json")
+    fails = program(failure="raise ValueError('no')")
+    run = launch(tmp_path, fails, "--processes", "2", "--ranks-per-process", "2", "--trace", "run.json")
     assert run.returncode == 1
     assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"], run.stderr
     timeline = read_trace(tmp_path / "run.json")
