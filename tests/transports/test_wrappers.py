@@ -152,9 +152,12 @@ def test_dropped_messages_vanish_and_no_others() -> None:
     assert {int.from_bytes(message, "little") for message in received} == set(range(200)) - dropped
 
 
-async def test_corrupt_messages_arrive_with_one_bit_flipped() -> None:
+def test_all_messages_may_be_corrupted() -> None:
     faulty, received = run_many(corrupt=1)
     assert len(hit(faulty, "corrupt")) == len(received) == 200
+
+
+async def test_corrupt_messages_arrive_with_one_bit_flipped() -> None:
     recording = Recording(Faulty(NeuronLink(1), seed=0, corrupt=1))
     data, out = bytes(range(256)), bytearray(256)
     async with trio.open_nursery() as nursery:
