@@ -22,14 +22,26 @@ os.register_at_fork(
 )
 
 
-def start_thread(thread: Thread, need: str = "a world needs a few") -> None:
-    """Start a thread; where the system allows no more, raise a UsageError with the number that is needed."""
+def start_thread(thread: Thread, *, need: str = "a world needs a few") -> None:
+    """Start a thread.
+
+    Args:
+        thread: The thread; its name is in the error.
+        need: Number of threads that are needed, for the error.
+
+    Raises:
+        UsageError: The system allows no more threads.
+        RuntimeError: The thread has been started before, or the interpreter ends.
+    """
     try:
         thread.start()
     except RuntimeError as error:
-        if str(error) != _NO_MORE_THREADS:  # as of a thread that has been started, or while the interpreter ends
+        if str(error) != _NO_MORE_THREADS:
             raise
-        raise UsageError(f"no thread for {thread.name!r} ({error}); {need}: allow more (ulimit -u)") from error
+        raise UsageError(
+            f"no thread for {thread.name!r} ({error}); {need}: allow more (ulimit -u), or spread the ranks over "
+            "processes of several machines"
+        ) from error
 
 
 @contextmanager

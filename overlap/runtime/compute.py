@@ -17,6 +17,7 @@ import trio
 from ..collectives.reduce import Array
 from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
 from ..kernel_facts import queued_ns
+from ..threads import start_thread
 from ..timeline.recording import RawSpan
 from .arguments import check_unwritten
 from .callbacks import wait_in_thread
@@ -275,13 +276,7 @@ class ThreadedCompute(ComputeStream):
             self._prepare()
             name = f"overlap-rank-{self.context.rank}" + (f"-{self.lane}" if self.lane != DEFAULT_LANE else "")
             thread = threading.Thread(target=self._work, name=name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:
-                raise UsageError(
-                    f"compute: rank {self.context.rank} cannot have a thread to compute in ({error}); each rank of a "
-                    "process needs one: allow more (ulimit -u), or spread the ranks over processes of several machines"
-                ) from error
+            start_thread(thread, need="each rank of a process computes in one of its own")
             self._thread = thread
         self._queue.put(operation)
 

@@ -81,7 +81,10 @@ def test_where_no_thread_can_be_had_the_world_says_so(name: str, monkeypatch: py
     with pytest.raises((overlap.UsageError, overlap.RankFailedError)) as caught:
         overlap.run(main, ranks=2, timeout_s=60)
     cause = getattr(caught.value, "cause", caught.value)
-    told = f"no thread for {name!r} (can't start new thread); a world needs a few: allow more (ulimit -u)"
+    told = (
+        f"no thread for {name!r} (can't start new thread); a world needs a few: allow more (ulimit -u), or spread the "
+        "ranks over processes of several machines"
+    )
     assert (type(cause), str(cause)) == (overlap.UsageError, told)
 
 

@@ -287,6 +287,6 @@ def test_a_rank_that_can_have_no_thread_says_so(monkeypatch):
         overlap.run(main, False, ranks=2, timeout_s=TIMEOUT_S)
     assert (caught.value.rank, str(caught.value.cause)) == (
         1,
-        "compute: rank 1 cannot have a thread to compute in (can't start new thread); each rank of a process needs "
-        "one: allow more (ulimit -u), or spread the ranks over processes of several machines",
+        "no thread for 'overlap-rank-1' (can't start new thread); each rank of a process computes in one of its own: "
+        "allow more (ulimit -u), or spread the ranks over processes of several machines",
     )
