@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import trio
 
@@ -23,7 +24,7 @@ from ..survival.witness import has_survivor, newest_world
 from .binding import bound_to_cores, share_own_cores
 from .jobs import Action, Job, Jobs, KernelState, Kill, LaunchSpec, Line
 from .lifeline import tie_to_pipe
-from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, line_prefix
+from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Relay, Screen, line_prefix, open_log, write_log
 
 # By the letter for the state of a process: proc(5).
 _STANDSTILL = {
@@ -67,7 +68,7 @@ async def launch(spec: LaunchSpec) -> LaunchOutcome:
             several = spec.bind and len(spec.here) > 1
             shares = share_own_cores(len(spec.here)) if several else [frozenset[int]()] * len(spec.here)
             for node, cores in zip(spec.here, shares, strict=True):
-                log = resources.enter_context(Log(spec.log_path(node))) if spec.log_dir else None
+                log = resources.enter_context(open_log(spec.log_path(node))) if spec.log_dir else None
                 try:
                     with bound_to_cores(cores):
                         launcher.children[node] = NodeChild(spec, node, secret=secret, screen=launcher.screen, log=log)
@@ -191,7 +192,7 @@ class NodeChild:
         drained: Set after the last record.
     """
 
-    def __init__(self, spec: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
+    def __init__(self, spec: LaunchSpec, node: int, *, secret: int, screen: Screen, log: BinaryIO | None) -> None:
         self.node: int = node
         self.listening: trio.CancelScope = trio.CancelScope()
         self.drained: trio.Event = trio.Event()
@@ -241,7 +242,7 @@ class NodeChild:
         if isinstance(record, Status) and self._log is not None:
             self.relays[0].catch_up()
             text = record.text.encode(errors="backslashreplace")
-            self._log.write([line + b"\n" for line in text.splitlines()])
+            write_log(self._log, [line + b"\n" for line in text.splitlines()])
 
     async def wait_and_reap(self) -> int:
         """Wait for the end of the process, kill the rest of its group, and only then reap its pid."""
@@ -271,7 +272,7 @@ class NodeChild:
 
     def describe_end(self, job: Job) -> None:
         """Note the memory and the last lines of the process, which has ended."""
-        job.peak_bytes, job.log = self._peak_bytes, self._log.path if self._log else None
+        job.peak_bytes, job.log = self._peak_bytes, self._log.name if self._log else None
         job.tail = [line.decode(errors="replace").rstrip("\n") for line in self.relays[0].tail]
 
 

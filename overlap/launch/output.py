@@ -8,8 +8,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from types import TracebackType
-from typing import BinaryIO, Self, TextIO
+from typing import BinaryIO, TextIO
 
 import trio
 
@@ -97,29 +96,21 @@ async def _wait_writable(descriptor: int) -> None:
         await trio.lowlevel.checkpoint()
 
 
-class Log:
-    """A file with all that one node prints, in the order of arrival."""
+def open_log(path: str) -> BinaryIO:
+    """Open the file for all that one node prints, in the order of arrival."""
+    return open(path, "wb", buffering=0)
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
 
-    def __enter__(self) -> Self:
-        return self
+def write_log(log: BinaryIO, lines: Sequence[bytes]) -> None:
+    """Add whole lines to the file of a node.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
-
-    def write(self, lines: Sequence[bytes]) -> None:
-        """Add whole lines.
-
-        Raises:
-            OutputError: If they cannot be written.
-        """
-        try:
-            self._file.write(b"".join(lines))
-        except OSError as error:
-            raise OutputError(self.path, error) from error
+    Raises:
+        OutputError: If they cannot be written.
+    """
+    try:
+        log.write(b"".join(lines))
+    except OSError as error:
+        raise OutputError(log.name, error) from error
 
 
 class Relay:
@@ -135,7 +126,7 @@ class Relay:
     """
 
     def __init__(
-        self, source: int, target: int, *, screen: Screen, prefix: bytes = b"", log: Log | None = None
+        self, source: int, target: int, *, screen: Screen, prefix: bytes = b"", log: BinaryIO | None = None
     ) -> None:
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._source, self._target, self._screen, self._prefix, self._log = source, target, screen, prefix, log
@@ -164,7 +155,7 @@ class Relay:
                 left_bytes -= len(data)
                 lines = self._lines.feed(data, now_s=trio.current_time())
                 self.tail.extend(lines)
-                self._log.write(lines)
+                write_log(self._log, lines)
 
     async def _read(self) -> bytes:
         """Return the next bytes of the stream; b"" at its end, or after the limits that `hurry` has set."""
@@ -185,7 +176,7 @@ class Relay:
         """Write lines to the log if there is one, else to the screen with the prefix of the process."""
         self.tail.extend(lines)
         if self._log is not None:
-            self._log.write(lines)
+            write_log(self._log, lines)
         elif lines:
             # Lines on stderr inform the user; a failed write must not end the job.
             with suppress(OutputError) if self._target == STDERR else nullcontext():

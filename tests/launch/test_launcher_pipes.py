@@ -11,7 +11,7 @@ import trio.testing
 
 from overlap import UsageError
 from overlap.launch.lifeline import join_launcher, tie_to_pipe
-from overlap.launch.output import READ_BYTES, STDOUT, Log, OutputError, Relay, Screen
+from overlap.launch.output import READ_BYTES, STDOUT, OutputError, Relay, Screen, open_log, write_log
 
 
 class Pipes:
@@ -105,10 +105,10 @@ def test_what_cannot_be_written_is_told_with_its_place():
         trio.run(Screen().write, descriptor, [b"x\n"])
     os.close(descriptor)
     with (
-        Log("/dev/full") as log,
+        open_log("/dev/full") as log,
         pytest.raises(OutputError, match=r"^cannot write /dev/full: No space left on device$"),
     ):
-        log.write([b"x\n"])
+        write_log(log, [b"x\n"])
 
 
 def test_a_file_is_written_as_well_as_a_pipe(tmp_path):
@@ -121,7 +121,7 @@ def test_a_log_takes_lines_without_a_prefix(pipe, tmp_path):
     reads, prints = pipe()
     os.write(prints, b"one\n")
     pipe.close(prints)
-    with Log(str(tmp_path / "log")) as log:
+    with open_log(str(tmp_path / "log")) as log:
         trio.run(Relay(reads, STDOUT, screen=Screen(), prefix=b"> ", log=log).run)
     assert (tmp_path / "log").read_bytes() == b"one\n"
 
@@ -186,11 +186,11 @@ async def test_what_was_printed_is_in_the_log_before_what_the_process_says_elsew
     """The two come by pipes of their own, so that the launcher may find what was said later first."""
     reads, writes = os.pipe()
     try:
-        with Log(str(tmp_path / "log")) as log:
+        with open_log(str(tmp_path / "log")) as log:
             relay = Relay(reads, STDOUT, screen=Screen(), log=log)
             os.write(writes, b"hello\nwor")
             relay.catch_up()
-            log.write([b"the end\n"])
+            write_log(log, [b"the end\n"])
             os.write(writes, b"ld\n")
             os.close(writes)
             await relay.run()

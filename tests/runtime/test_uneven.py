@@ -19,7 +19,7 @@ import overlap
 from overlap.collectives.call import Call, CallKey, call
 from overlap.collectives.generators import GENERATORS
 from overlap.processes.wire import unpack_call
-from overlap.runtime import history, signature
+from overlap.runtime import match, signature
 from overlap.runtime.forms import pack_form
 from tests.properties import one_in
 
@@ -337,7 +337,7 @@ def test_a_form_that_is_none_is_refused() -> None:
 def test_counts_that_never_come_again_are_not_kept(
     where: str, steps: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, limit in ((history, "REMEMBERED"), (signature, "_CACHED")):  # thousands, which would take a minute
+    for module, limit in ((match, "REMEMBERED"), (signature, "_CACHED")):  # thousands, which would take a minute
         monkeypatch.setattr(module, limit, 256)
 
     def kept() -> int:
