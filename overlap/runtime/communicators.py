@@ -50,6 +50,7 @@ class Communicators:
         later: Calls a function on the loop's thread at a time that programs cannot notice, unless the loop has ended;
             any thread, and at any point of a program.
         intercept: Decides when operations arrive; None: at once.
+        lost_count: Whether counts of operations and messages here are incomplete.
         over: Whether the world has ended, and its transport with it.
         local: World ranks of this process; None: all.
         far: Reports to other processes; only if there are any.
@@ -74,7 +75,7 @@ class Communicators:
         # Histories and lanes of the last groups that were closed, by id of the group, then by their own.
         self._closed: OrderedDict[int, dict[int, History | dict[int, int]]] = OrderedDict()
         self._look_due_ns = 0
-        self._lost_count = False  # whether counts of operations here are incomplete
+        self.lost_count: bool = False
         self.intercept: Interceptor | None = None
         self.unraised: dict[int, Callable[[], BaseException]] = {}
         # by the ranks and the occurrence of their group: to make its key takes longer
@@ -85,7 +86,7 @@ class Communicators:
 
     def make_inbox(self) -> Inbox:
         """Return the inbox of the messages of the ranks here."""
-        return Inbox(self, self.engine, self.local)
+        return Inbox(self)
 
     def use(self, interceptor: Interceptor) -> None:
         """Let an interceptor decide when operations arrive; before any is issued."""
@@ -202,7 +203,7 @@ class Communicators:
             issued = part.issued if isinstance(part, History) else part
             if rank in issued:
                 counts[of_id] = issued[rank]
-        return counts, self._lost_count or self.inbox.lost_count
+        return counts, self.lost_count
 
     def count(self, rank: int, counts: Iterable[tuple[int, int]], *, uncounted: bool) -> None:
         """Record how many operations a rank elsewhere has issued, which is about to finish."""
@@ -271,7 +272,7 @@ class Communicators:
             del self.early[early]
         if len(self._closed) > _MOST_CLOSED:
             _, oldest = self._closed.popitem(last=False)
-            self._lost_count = self._lost_count or bool(oldest)
+            self.lost_count = self.lost_count or bool(oldest)
 
     def rank_left(self, rank: int) -> None:
         """Fail all operations that wait for a rank that has finished its program."""

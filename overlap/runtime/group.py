@@ -125,7 +125,7 @@ class Group(GroupCalls):
         self._use = GroupUse(context, around.communicators, key)
         member = GroupRank(self, key)
         communicators = around.communicators
-        self._messages = Messages(context, communicators.inbox, communicators.engine, streams, member, self._use)
+        self._messages = Messages(context, communicators.inbox, streams, member, self._use)
         self._ports = Ports(context, communicators, streams, member, self._use)
 
     def __repr__(self) -> str:

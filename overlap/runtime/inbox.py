@@ -32,7 +32,6 @@ from .stream import activate_late
 if TYPE_CHECKING:
     from transports import Envelope
 
-    from .communicator import BaseEngine
     from .communicators import Communicators
     from .interceptor import Interceptor
 
@@ -44,27 +43,24 @@ class Inbox:
 
     Attributes:
         shared: State of the world.
+        here: World ranks of this process; None: all.
         queues: Queues with messages, by name.
         counts: Numbers of messages at both ends of lanes without any under way, if they differ or go over a wire.
-        lost_count: Whether numbers of some lane were dropped.
         intercept: Decides when messages arrive; None: at once.
         arrive: Lets a message arrive, the first of its lane: matches it, unless an interceptor holds it.
 
     Args:
         shared: State of the world.
-        engine: Moves data.
-        here: World ranks of this process; None: all.
     """
 
     shared: Communicators
     here: frozenset[int] | None
     intercept: Interceptor | None = None
 
-    def __init__(self, shared: Communicators, engine: BaseEngine, here: frozenset[int] | None = None) -> None:
-        self.shared, self._engine, self.here = shared, engine, here
+    def __init__(self, shared: Communicators) -> None:
+        self.shared, self._engine, self.here = shared, shared.engine, shared.local
         self.queues: dict[QueueName, Queue] = {}
         self.counts: dict[tuple[int, int, int, int], tuple[Key, list[int]]] = {}
-        self.lost_count: bool = False
         self.arrive: Callable[[Message[Any]], None] = self.match
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
@@ -155,7 +151,7 @@ class Inbox:
             if sent != received or (lane.by_wire and sent):
                 if len(self.counts) >= _COUNTED:
                     self.counts.clear()
-                    self.lost_count = True
+                    self.shared.lost_count = True
                 self.counts[*queue.name, lane.src] = queue.group, lane.numbers
         if queue.receives:
             if message.receives:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from transports import Wire
 
     from ..collectives.reduce import Array
-    from .communicator import BaseEngine
     from .group import GroupRank, GroupUse
 
 # Most peers and tags with calls that the flight record knows: a program may use a new tag for each message.
@@ -68,7 +67,6 @@ class MessagePort:
 
     Args:
         inbox: The inbox of the process.
-        engine: Moves bytes.
 
     Attributes:
         context: Context of the rank.
@@ -86,7 +84,6 @@ class MessagePort:
         self,
         context: RankContext,
         inbox: Inbox,
-        engine: BaseEngine,
         stream: Stream,
         group: GroupRank,
         use: ref[GroupUse],
@@ -98,7 +95,6 @@ class MessagePort:
         self.use: ref[GroupUse] = use
         self.wires: dict[int, Wire | None] = {}
         self.signed: tuple[Call, CodePlace, bool, CallSignature] | None = None
-        self._engine = engine
         self._known: dict[tuple[bool, int | None, int], Known] = {}
 
     @cached_property
@@ -115,7 +111,7 @@ class MessagePort:
         """Return the wire of the messages with a group rank; None: they match inside this process."""
         wires = self.wires
         if peer not in wires:
-            wires[peer] = self._engine.wire(self.context, self.group.label[1][peer])
+            wires[peer] = self.communicator.shared.engine.wire(self.context, self.group.label[1][peer])
         return wires[peer]
 
     def begin(self, message: Message[Any], *, known_elsewhere: bool = False) -> None:
@@ -296,7 +292,6 @@ class Messages:
         use: Reference that is held as long as the rank may use the group.
         context: What all operations of the rank share.
         inbox: The inbox of the process.
-        engine: Moves bytes.
         streams: The streams of the rank.
     """
 
@@ -304,12 +299,11 @@ class Messages:
         self,
         context: RankContext,
         inbox: Inbox,
-        engine: BaseEngine,
         streams: Streams,
         group: GroupRank,
         use: GroupUse,
     ) -> None:
-        self._context, self._inbox, self._engine, self._streams = context, inbox, engine, streams
+        self._context, self._inbox, self._streams = context, inbox, streams
         self._group, self._use = group, use
         self._opened: dict[Stream, MessagePort] = {}
 
@@ -321,9 +315,7 @@ class Messages:
 
     def _open(self, stream: Stream) -> MessagePort:
         """Return the port of the messages on a stream."""
-        port = self._opened[stream] = MessagePort(
-            self._context, self._inbox, self._engine, stream, self._group, ref(self._use)
-        )
+        port = self._opened[stream] = MessagePort(self._context, self._inbox, stream, self._group, ref(self._use))
         return port
 
     def send(

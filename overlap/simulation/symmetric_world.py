@@ -91,7 +91,7 @@ class SymmetricCommunicators(Communicators):
 
     def make_inbox(self) -> Inbox:
         """Return the inbox of the messages of all pairs."""
-        return SymmetricInbox(self, self.engine)
+        return SymmetricInbox(self)
 
     def find_pairs(self, key: Key, name: str, members: tuple[int, ...]) -> SymmetricCommunicator:
         """Return the pairs of ranks of the classes of two ranks at the same distance, which have one communicator."""
@@ -155,8 +155,8 @@ class SymmetricInbox(Inbox):
     shared: SymmetricCommunicators
     _engine: SymmetricEngine
 
-    def __init__(self, shared: SymmetricCommunicators, engine: BaseEngine) -> None:
-        super().__init__(shared, engine)
+    def __init__(self, shared: SymmetricCommunicators) -> None:
+        super().__init__(shared)
         self._lanes: dict[tuple[Key, int], SymmetricLane] = {}  # by the key of their pairs and the place of their rank
 
     def admit(self, message: Message[object]) -> bool:
