@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from functools import cached_property, partial
 from sys import _getframe
@@ -24,7 +23,6 @@ from ..timeline.recording import RawSpan
 from .arguments import TAGS, check_peer, prepare, receive_like, take_output
 from .context import RankContext
 from .derived import check_here
-from .failure import Failure
 from .future import Future
 from .inbox import Inbox
 from .lane import TAG_BITS, QueueName, lane_id, wire_tag
@@ -32,7 +30,7 @@ from .message import Message
 from .outstanding import CallSite
 from .signature import CallSignature, CodePlace, signature_of
 from .state import DONE, MATCHING, QUEUED, RUNNING
-from .stream import Stream, Streams, activate
+from .stream import OpenLane, Stream, Streams, activate
 from .transfer import MESSAGE_ALGORITHM, ReceiveBuffers, allocate
 from .tree_operation import tree_future
 
@@ -48,18 +46,6 @@ _FORMS = (list, tuple, dict)
 
 MOST_TAGS: int = (1 << 31) + 1
 """Number of tags of flat messages: those of PyTorch, and one for messages of its collectives."""
-
-
-class MessageStream:
-    """Stream of messages, which take no room in its window."""
-
-    in_flight = None
-    queue: tuple[()] = ()
-
-    def __init__(self, stream: Stream, inbox: Inbox) -> None:
-        self.name: str = stream.name
-        self.priority: int = stream.priority
-        self.finished: Callable[[Message[Any], Failure | None], None] = inbox.leave
 
 
 class MessagePort:
@@ -90,7 +76,7 @@ class MessagePort:
     ) -> None:
         self.context: RankContext = context
         self.communicator: Inbox = inbox
-        self.stream: MessageStream = MessageStream(stream, inbox)
+        self.stream: OpenLane = OpenLane(stream.name, stream.priority, stream.window, inbox.leave)
         self.group: GroupRank = group
         self.use: ref[GroupUse] = use
         self.wires: dict[int, Wire | None] = {}

@@ -31,8 +31,8 @@ from .operation import NOWHERE, CallArguments, CollectiveFuture
 from .outstanding import CallSite, check_timeout
 from .plan import CallPlan, KnownRun
 from .state import DONE, MATCHING
-from .stream import Stream, Streams, activate
-from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
+from .stream import OpenLane, Stream, Streams, activate
+from .tree_operation import TreeOperation, check_tree, finish_part, tree_future
 from .trees import is_tree
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ class Port:
         self,
         context: RankContext,
         communicator: Communicator,
-        stream: Stream | PartLane,
+        stream: Stream | OpenLane,
         member: GroupRank,
         intercept: Interceptor | None,
     ) -> None:
         self.context: RankContext = context
         self.communicator: Communicator = communicator
-        self.stream: Stream | PartLane = stream
+        self.stream: Stream | OpenLane = stream
         self.intercept: Interceptor | None = intercept
         self.position: int = member.rank
         self.place: int = communicator.place(member.rank, context.rank)
@@ -366,7 +366,7 @@ class Ports:
         self._named[stream] = port
         return port
 
-    def _make(self, stream: Stream | PartLane, part: int) -> Port:
+    def _make(self, stream: Stream | OpenLane, part: int) -> Port:
         """Make the port of a stream, or that of a part of trees on it."""
         communicators, (ranks, occurrence, *_) = self._communicators, self.group.key
         communicator = communicators.get_or_make(Key(ranks, occurrence, stream.name, tag=part), self.group.name)
@@ -377,7 +377,7 @@ class Ports:
         port = self._parts.get((port_of_whole, place))
         if port is None:
             whole = port_of_whole.stream
-            lane = PartLane(whole.name, whole.window, self.context.outstanding)
+            lane = OpenLane(whole.name, 0, whole.window, finish_part)
             port = self._parts[port_of_whole, place] = self._make(lane, place)
         port.next_seq = seq
         port.enqueue(part)

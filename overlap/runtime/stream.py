@@ -15,8 +15,10 @@ it by sending, it checks that the others are done with n (`row_is_free` in nativ
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from copy import copy
 from functools import partial
+from typing import Any
 
 from ..defaults import DEFAULT_WINDOW
 from ..errors import UsageError, shown
@@ -125,6 +127,35 @@ class Stream:
             self.started += 1
             following._enter(ADMITTED)
             self._context.soon(partial(activate_late, following))
+
+
+class OpenLane:
+    """Lane of operations that start at once and take no room in the window of a stream: of messages, or parts of trees.
+
+    Args:
+        finished: Called with an operation that has ended, and its failure.
+
+    Attributes:
+        name: Name in the timeline.
+        priority: Added to the priority of each of its operations.
+        window: That of the stream.
+    """
+
+    in_flight = None
+    queue: tuple[()] = ()
+    started = 0
+    has_room = end_wakes = True
+
+    def __init__(self, name: str, priority: int, window: int, finished: Callable[[Any, Failure | None], None]) -> None:
+        self.name: str = name
+        self.priority: int = priority
+        self.window: int = window
+        self.finished: Callable[[Any, Failure | None], None] = finished
+
+    def admit(self, operation: Operation) -> bool:
+        """Take an operation in, and let it start at once."""
+        operation.context.outstanding.operations[operation] = None
+        return True
 
 
 def activate(operation: Operation) -> None:

@@ -24,7 +24,6 @@ from .derived import Derived, check_here, resolve
 from .failure import Failure
 from .forms import outline_of
 from .operation import NOWHERE, CollectiveFuture, Operation
-from .outstanding import Outstanding
 from .settling import settle_and_deliver
 from .state import DONE
 from .trees import arrays_of, copy_tree, futures_in, make_unpacker, packs, unpacked_as
@@ -34,38 +33,6 @@ if TYPE_CHECKING:
 
 # Errors that fail an operation on all of its ranks: no rank goes on with its parts.
 _OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
-
-
-class PartLane:
-    """Lane of parts: each starts at once, as it takes no room besides that of its operation.
-
-    Args:
-        name: Name of the operation.
-        window: How many parts may be in flight.
-        outstanding: Where unfinished operations of the rank are listed.
-    """
-
-    in_flight = None
-    queue: tuple[()] = ()
-    started = 0
-    has_room: bool = True
-    end_wakes: bool = True
-    priority: int = 0
-
-    def __init__(self, name: str, window: int, outstanding: Outstanding) -> None:
-        self.name: str = name
-        self.window: int = window
-        self._outstanding = outstanding
-
-    def admit(self, operation: Operation) -> bool:
-        """Take a part in, and let it start at once."""
-        self._outstanding.operations[operation] = None
-        return True
-
-    def finished(self, operation: Operation, failure: Failure | None) -> None:
-        """Remove a part that has ended; its operation has the failure."""
-        self._outstanding.operations.pop(operation, None)
-        self._outstanding.record_end(operation, None)
 
 
 class TreePart(CollectiveFuture[Any]):
@@ -220,6 +187,13 @@ class TreeOperation(CollectiveFuture[Any]):
         """Release the arrays, and drop the packed ones."""
         super().release()
         self._make = None
+
+
+def finish_part(part: Operation, failure: Failure | None) -> None:
+    """Remove a part that has ended from the unfinished operations; its operation has the failure."""
+    outstanding = part.context.outstanding
+    outstanding.operations.pop(part, None)
+    outstanding.record_end(part, None)
 
 
 def tree_future(x: object, context: RankContext) -> object:
