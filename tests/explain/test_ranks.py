@@ -167,6 +167,14 @@ def test_two_files_of_one_rank_are_refused(tmp_path):
         write(tmp_path, [two_ranks()[0], two_ranks()[0]])
 
 
+def test_files_of_worlds_of_two_sizes_are_refused_by_their_names(tmp_path):
+    other = Recording(rank=1, world=4)
+    other.kernel(0, 100, launch=-5)
+    told = r"of different runs: \S+ of a world of 2 ranks, \S+ of a world of 4 ranks; name the files of one run"
+    with pytest.raises(UsageError, match=told):
+        write(tmp_path, [two_ranks()[0], other])
+
+
 @pytest.mark.parametrize(
     "name",
     ["ncclDevKernel_AllReduce_Sum_f32_RING_LL()", "ncclSymkDevKernel_AllReduce", "multimem_all_reduce_kernel<bf16>",
