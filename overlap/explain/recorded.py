@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,24 +31,16 @@ Steps = Mapping[int | None, Sequence[Breakdown]]
 NO_STEPS: Steps = {}
 
 
-def explain_timeline(
-    timeline: Timeline, *, step: int | None = None, whole: bool = False, ranks: Iterable[int] | None = None
-) -> Why:
+def explain_timeline(timeline: Timeline, *, step: int | None = None) -> Why:
     """Return the report on a step of a timeline; without a step, on the median one, or on the whole run without steps.
 
-    Args:
-        timeline: The run.
-        step: The step.
-        whole: Whether the report is on the whole run.
-        ranks: World ranks to look at; None: all that have spans.
-
     Raises:
-        UsageError: No rank has recorded the step, there is no span, or a rank has none.
+        UsageError: No rank has recorded the step, or there is no span.
     """
     if step is not None and step not in timeline.steps():
         raise UsageError(f"why: no step {step} is recorded; leave out the step to have one chosen")
-    shown = None if whole else median_step(timeline) if step is None else step
-    activity = Activity(timeline, of_steps(rank_windows(timeline, step=shown, ranks=ranks)))
+    shown = median_step(timeline) if step is None else step
+    activity = Activity(timeline, of_steps(rank_windows(timeline, step=shown)))
     return explain(
         facts_of(timeline, activity, pieces_of_spans(activity), step=shown, steps=breakdowns_by_step(timeline))
     )

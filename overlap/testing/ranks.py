@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ..config import check_main
 from ..errors import UsageError, shown
@@ -18,10 +18,6 @@ from ..version import install_command
 from .faults import check_async_kinds
 from .run import Answer, RanksFailed, Run, equal, whole_weights
 from .running import Setting, explore, parse_setting, run_async, shows_fault
-
-if TYPE_CHECKING:
-    from ..runtime.rank import Rank
-    from .programs import TestedProgram
 
 Repeating: TypeAlias = Callable[[str | os.PathLike[str], Sequence[str], Setting], str]
 
@@ -82,15 +78,15 @@ class Ranks:
         file, words = own if own.exists() else Path(path), _argument_texts(args)
         setting = {"steps": _parse_steps(words), **setting}
 
-        def make(chosen: Setting) -> TestedProgram:
+        def run(chosen: Setting, line: str) -> Run:
             from .programs import load_file
 
-            return load_file(file, _with_steps(words, chosen.steps), chosen, package)
+            return load_file(file, _with_steps(words, chosen.steps), chosen, package).run(line)
 
         def line(chosen: Setting) -> str:
             return self._repeating(path, _with_steps(words, chosen.steps), replace(chosen, steps=None))
 
-        return self._run(make, line, setting, check)
+        return self._run_program(run, line, setting, check)
 
     def function(self, function: Callable[..., Any], *args: object, check: bool = True, **setting: Any) -> Run:
         """Call a function that uses `torch.distributed` on every rank; `run.results` has the returned values.
@@ -99,30 +95,30 @@ class Ranks:
         """
         __tracebackhide__ = True
 
-        def make(chosen: Setting) -> TestedProgram:
+        def run(chosen: Setting, line: str) -> Run:
             from .programs import wrap_function
 
-            return wrap_function(_with_steps_bound(function, chosen), args, chosen)
+            return wrap_function(_with_steps_bound(function, chosen), args, chosen).run(line)
 
         def line(chosen: Setting) -> str:
             return f"ranks.function({_call_text(function, args)}, {chosen.arguments})"
 
-        return self._run(make, line, setting, check)
+        return self._run_program(run, line, setting, check)
 
     def run(self, main: Callable[..., Awaitable[Any]], *args: object, check: bool = True, **setting: Any) -> Run:
         """Run `main(rank, *args)` on every rank, as `overlap.run` does, in virtual time. Otherwise like `program`."""
         __tracebackhide__ = True
-        chosen, seeds, kinds = parse_setting({**self._defaults, **setting})
-        check_async_kinds([*kinds, *(fault.kind for fault in chosen.faults)])
+        chosen, seeds, kinds = _parse_async_setting({**self._defaults, **setting})
         check_main(_with_steps_bound(main, chosen), args)
 
-        def main_of_rank(rank: Rank, **steps: int) -> Awaitable[Any]:
-            return call_program(partial(main, **steps) if steps else main, rank, args)
+        def run(setting: Setting, line: str) -> Run:
+            program = _with_steps_bound(main, setting)
+            return run_async(lambda rank: call_program(program, rank, args), setting, line)
 
         def line(setting: Setting) -> str:
             return f"ranks.run({_call_text(main, args)}, {setting.arguments})"
 
-        return _run_seeds(partial(_run_with_line, partial(run_async, main_of_rank), line), chosen, seeds, kinds, check)
+        return _run_seeds(run, line, chosen, seeds, kinds, check)
 
     def repeats(self, run: Callable[..., Run], *, seeds: int = 20) -> Answer:
         """Return whether a run has the same weights or results with each of many seeds.
@@ -142,20 +138,28 @@ class Ranks:
                 return Answer(f"seed {seed}: {answer.problem}")
         return Answer()
 
-    def _run(
+    def _run_program(
         self,
-        make: Callable[[Setting], TestedProgram],
+        run: Callable[[Setting, str], Run],
         line: Callable[[Setting], str],
         setting: Mapping[str, Any],
         check: bool,
     ) -> Run:
-        """Run a program with the seeds of a setting; `make` loads it, `line` writes the call that repeats a run."""
+        """Run a program of PyTorch with the seeds of a setting; arguments as for `_run_seeds`."""
         __tracebackhide__ = True
         chosen, seeds, kinds = parse_setting({**self._defaults, **setting})
-        _check_torch()
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            raise UsageError(f"ranks: programs and functions need PyTorch: {install_command('torch')}") from None
+        return _run_seeds(run, line, chosen, seeds, kinds, check)
 
-        run = partial(_run_with_line, lambda setting, line: make(setting).run(line), line)
-        return _run_seeds(run, chosen, seeds, kinds, check)
+
+def _parse_async_setting(values: Mapping[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:
+    """Return what `parse_setting` does, for an async function, to which some kinds of faults do nothing."""
+    setting, seeds, kinds = parse_setting(dict(values))
+    check_async_kinds([*kinds, *(fault.kind for fault in setting.faults)])
+    return setting, seeds, kinds
 
 
 def _program_call(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
@@ -167,11 +171,6 @@ def _program_call(path: str | os.PathLike[str], args: Sequence[str], setting: Se
 def _call_text(function: Callable[..., Any], args: Sequence[object]) -> str:
     """Return a function and its arguments as a test writes them; long ones are cut short."""
     return ", ".join([getattr(function, "__name__", "function"), *map(reprlib.repr, args)])
-
-
-def _run_with_line(make: Callable[..., Run], line: Callable[[Setting], str], setting: Setting) -> Run:
-    """Run a setting, and give the run the line that repeats it."""
-    return make(setting, line=line(setting))
 
 
 def _argument_texts(args: Sequence[str]) -> list[str]:
@@ -221,10 +220,28 @@ def _with_steps_bound(function: Callable[..., Any], setting: Setting) -> Callabl
 
 
 def _run_seeds(
-    make: Callable[[Setting], Run], setting: Setting, seeds: int, kinds: tuple[str, ...], check: bool
+    run_line: Callable[[Setting, str], Run],
+    line: Callable[[Setting], str],
+    setting: Setting,
+    seeds: int,
+    kinds: tuple[str, ...],
+    check: bool,
 ) -> Run:
-    """Run a setting, with several seeds or faults if it asks for them, and return the run that the test gets."""
+    """Run a setting, with several seeds or faults if it asks for them, and return the run that the test gets.
+
+    Args:
+        run_line: Runs a setting; it takes the line that repeats this.
+        line: Returns the line of a test that repeats a setting.
+        setting: Setting of the first seed.
+        seeds: The number of seeds.
+        kinds: Kinds of faults that seeds draw from.
+        check: Whether to raise if anything is wrong.
+    """
     __tracebackhide__ = True
+
+    def make(chosen: Setting) -> Run:
+        return run_line(chosen, line(chosen))
+
     if seeds > 1 or kinds:
         runs = explore(make, setting, seeds=seeds, kinds=kinds, check=check)
         happened, ended = sum(len(run.faults) for run in runs), sum(run.error is not None for run in runs)
@@ -257,14 +274,6 @@ def _same_results(first: Run, other: Run) -> Answer:
     )
 
 
-def _check_torch() -> None:
-    """Refuse to run programs where PyTorch is not installed."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise UsageError(f"ranks: programs and functions need PyTorch: {install_command('torch')}") from None
-
-
 # -- the marker ------------------------------------------------------------------------------------------------------
 
 
@@ -290,26 +299,21 @@ def run_marked(
     """
     if not takes_rank:
         raise UsageError(f"ranks: the test function {function.__name__} should take `rank`, its place among the ranks")
-    setting, seeds, kinds = parse_setting(dict(settings))
-    check_async_kinds([*kinds, *(fault.kind for fault in setting.faults)])
+    setting, seeds, kinds = _parse_async_setting(settings)
     _with_steps_bound(function, setting)
-    run = partial(
-        _run_with_line,
-        partial(run_async, partial(_call_test, function, fixtures)),
-        lambda chosen: f"@pytest.mark.ranks({chosen.arguments})",
-    )
+
+    def run(chosen: Setting, line: str) -> Run:
+        steps = {} if chosen.steps is None else {"steps": chosen.steps}
+        return run_async(lambda rank: function(rank=rank, **{**fixtures, **steps}), chosen, line)
+
+    def line(chosen: Setting) -> str:
+        return f"@pytest.mark.ranks({chosen.arguments})"
+
     try:
-        _run_seeds(run, setting, seeds, kinds, True)
+        _run_seeds(run, line, setting, seeds, kinds, True)
     except RanksFailed as failure:
         own = failure.run.own_error
         if own is None or isinstance(own, UsageError):  # which is shown without a traceback: the verdict has the line
             raise
         own.add_note(str(failure))
         raise own from None
-
-
-async def _call_test(
-    function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], rank: Any, **steps: int
-) -> Any:
-    """Call a marked test function with its fixtures and its rank."""
-    return await function(rank=rank, **{**fixtures, **steps})

@@ -97,15 +97,15 @@ def check_memory(ranks: int) -> None:
         )
 
 
-def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: str = "") -> Run:
-    """Run an async function on every rank, in virtual time."""
+def run_async(main: Callable[[Rank], Awaitable[Any]], setting: Setting, line: str) -> Run:
+    """Run an async function on every rank, in virtual time; `line` repeats the run in a test."""
 
     def wrap(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         """Return the async function of a rank, which notes at its end that the rank has left."""
 
         async def main_and_record(rank: Rank) -> Any:
             """Run the program of a rank, and note its end and its unfinished operations."""
-            result = await (main(rank) if setting.steps is None else main(rank, steps=setting.steps))
+            result = await main(rank)
             clock.record.left[rank.rank] = ""
             clock.injector.record_unfinished(rank.rank, sends=False)
             return result
@@ -113,7 +113,7 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
         return main_and_record
 
     outcome = run_world(setting, wrap)
-    run = make_run(outcome, setting, line or f"seed={setting.seed}")
+    run = make_run(outcome, setting, line)
     verdicts = judge(outcome.record, outcome.error, unused=outcome.unused)
     run.verdicts = [verdict for verdict in verdicts if verdict.kind not in setting.allow]
     return run

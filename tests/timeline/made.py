@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from overlap.explain.recorded import explain_timeline
 from overlap.timeline import CollectiveInfo, Span, Timeline, TimelineView
 from overlap.timeline.columnar import NONE
 
@@ -40,7 +39,7 @@ def shifted(timeline, offset_ns):
 
 def sentence(timeline, **how):
     """Return the sentence on a step, or on the whole run, and maybe on some ranks."""
-    return explain_timeline(timeline, whole="step" not in how, **how).verdict
+    return TimelineView(timeline, **how).sentence
 
 
 def span_order(span):
