@@ -74,20 +74,13 @@ def gain_bounds(facts: Facts, *names: str) -> tuple[int | None, int | None, str]
     gains, most = [each.stays_ns for each in found], max(each.most_ns for each in found)
     if causes.GC in names:
         gains += [round(GC_WITHOUT_PROFILER * ns) for ns in gains]
-    walls = [sum(facts.mean_of(step).values()) for step in facts.costs]
-    if len(walls) < MIN_STEPS:
+    walls_ns = [sum(facts.mean_of(step).values()) for step in facts.costs]
+    if len(walls_ns) < MIN_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
-    return bound_gains(gains, walls, most)
-
-
-def bound_gains(gains: Sequence[int], walls: Sequence[int], bound_ns: int) -> tuple[int | None, int | None, str]:
-    """Return the least and most of the gains of some steps and their text; None, None if steps differ by more."""
-    noise_ns = (max(walls) - min(walls)) / 2
-    least, most = min(gains), max(gains)
-    if least <= noise_ns:
-        return None, None, f"not given: steps differ by {format_ns(2 * noise_ns)} anyway"
-    text = f"{format_ns(least)} to {format_ns(most)} a step (over {len(walls)} steps) if the rest stays"
-    return least, most, f"{text}, at most {format_ns(bound_ns)}"
+    if 2 * min(gains) <= max(walls_ns) - min(walls_ns):
+        return None, None, f"not given: steps differ by {format_ns(max(walls_ns) - min(walls_ns))} anyway"
+    text = f"{format_ns(min(gains))} to {format_ns(max(gains))} a step (over {len(walls_ns)} steps) if the rest stays"
+    return min(gains), max(gains), f"{text}, at most {format_ns(most)}"
 
 
 AdviceItems = Iterator[tuple[float, Advice]]

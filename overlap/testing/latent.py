@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise, zip_longest
 
 from ..ranklist import named_ranks
-from .record import GroupCall, Issue, Record, Touch, Verdict, WeightRecord
+from .record import GroupCall, Issue, Record, Verdict, WeightRecord
 
 Meeting = tuple[str, int]
 
@@ -179,13 +179,9 @@ def tags(record: Record) -> Verdict | None:
 
 def touches(record: Record) -> Verdict | None:
     """Find a tensor that the program used while an operation was under way."""
-    for touch in record.touches:
-        return _touch_verdict(touch)
-    return None
-
-
-def _touch_verdict(touch: Touch) -> Verdict:
-    """Return the verdict on a tensor that the program used too early."""
+    if not record.touches:
+        return None
+    touch = record.touches[0]
     issue = touch.issue
     advice = f"{issue.dropped_by} never waits for it" if issue.dropped_by else "wait for it first"
     return Verdict(

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from unittest.mock import patch
 
@@ -103,8 +104,7 @@ class RankThread(Generic[T]):
         self._go.acquire()
         self._back.acquire()
         self._nursery: trio.Nursery | None = None  # of the threads of this rank
-        self._request: Callable[[], Any] | None = None
-        self._waiting: Future[Any] | None = None
+        self._request: Callable[[], Any] | None = None  # a function, or an async one, which the loop awaits
         self._answer: tuple[Any, BaseException | None] = (None, None)
         self._refused: UntestableError | None = None  # unsupported call of a thread that the program started
         self._ended, self._is_ending = False, False
@@ -184,12 +184,11 @@ class RankThread(Generic[T]):
             request, self._request = self._request, None
             assert request is not None
             try:
-                if self._waiting is not None:
-                    waiting, self._waiting = self._waiting, None
-                    self._answer = await request(waiting), None  # type: ignore[call-arg]
+                answer = request()
+                if iscoroutine(answer):
+                    answer = await answer
                     await self.turn()
-                else:
-                    self._answer = request(), None
+                self._answer = answer, None
             except (Exception, SystemExit) as error:
                 self._answer = None, error
 
@@ -275,17 +274,17 @@ class RankThread(Generic[T]):
 
     def call(self, function: Callable[[], C]) -> C:
         """Call a function in the event loop, at this rank's present instant, and return its result."""
-        return cast(C, self._request_in_loop(function, None))
+        return cast(C, self._request_in_loop(function))
 
     def wait(self, future: Future[Any], timeout_s: float | None = None) -> bool:
         """Wait until a future is done; False if it is not within that many seconds of virtual time."""
         if future.done and not self.cost_ns:
             return True
-        return bool(self._request_in_loop(partial(_wait_for_end, timeout_s), future))
+        return bool(self._request_in_loop(partial(_wait_for_end, future, timeout_s)))
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
-        self._request_in_loop(partial(_sleep, seconds), Future())
+        self._request_in_loop(partial(trio.sleep, seconds))
 
     def let_others_run(self, seconds: float, *, at_once: bool) -> None:
         """Let others go on while this rank is busy for a time, which is longer on a slow rank.
@@ -297,9 +296,9 @@ class RankThread(Generic[T]):
 
     def wait_until(self, condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float) -> bool:
         """Wait until a condition holds, checked after each `changed` event; False after the time limit."""
-        return bool(self._request_in_loop(partial(_wait_for_condition, condition, changed, timeout_s), Future()))
+        return bool(self._request_in_loop(partial(_wait_for_condition, condition, changed, timeout_s)))
 
-    def _request_in_loop(self, request: Callable[..., Any], future: Future[Any] | None) -> Any:
+    def _request_in_loop(self, request: Callable[[], Any]) -> Any:
         """Have the event loop answer a request, while others run, and return the answer."""
         if threading.current_thread() is not self._thread:
             self._refused = UntestableError(
@@ -310,7 +309,7 @@ class RankThread(Generic[T]):
             raise self._refused
         if self._is_ending:
             raise StopThread
-        self._request, self._waiting = request, future
+        self._request = request
         self.view.leave()
         self._back.release()
         self._go.acquire()
@@ -359,7 +358,7 @@ async def _go_on() -> None:
     """Return at once: ranks take no turns."""
 
 
-async def _wait_for_end(timeout_s: float | None, future: Future[Any]) -> bool:
+async def _wait_for_end(future: Future[Any], timeout_s: float | None) -> bool:
     """Wait for the end of a future, whatever its outcome."""
     with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
         try:
@@ -369,13 +368,8 @@ async def _wait_for_end(timeout_s: float | None, future: Future[Any]) -> bool:
     return bool(future.done)
 
 
-async def _sleep(seconds: float, _: object) -> None:
-    """Sleep in virtual time."""
-    await trio.sleep(seconds)
-
-
 async def _wait_for_condition(
-    condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float, _: object
+    condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float
 ) -> bool:
     """Wait until a condition holds, and return whether it does at the time limit."""
     with trio.move_on_after(timeout_s):
