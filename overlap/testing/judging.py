@@ -169,13 +169,9 @@ def _sends_of_one_tag(record: Record, end: End) -> list[str]:
 
 def blocked_issues(record: Record) -> dict[int, Issue]:
     """Return the operation in which each rank waits for others, of ranks that do."""
-    issues = {(issue.rank, *_place(issue)): issue for issue in record.issues if not issue.lost}
+    issues = {(issue.rank, issue.call.op, *issue.end.meeting): issue for issue in record.issues if not issue.lost}
     blocking = WaitingWorld(record.views(), record.size).waits
     return {rank: issues[rank, end.call.op, *end.meeting] for rank, (end, *_) in blocking.items()}
-
-
-def _place(issue: Issue) -> tuple[str, str, int]:
-    return issue.call.op, issue.call.key, issue.seq
 
 
 def wrong_group(record: Record, later: Record) -> Verdict | None:
@@ -188,7 +184,7 @@ def wrong_group(record: Record, later: Record) -> Verdict | None:
     """
     world = WaitingWorld(record.views(), record.size)
     blocked = {rank: ends[0] for rank, ends in world.waits.items()}
-    issued = {(issue.rank, *_place(issue)) for issue in later.issues}
+    issued = {(issue.rank, issue.call.op, *issue.end.meeting) for issue in later.issues}
     never = [
         (own, other)
         for other in blocked.values()

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_ulong, py_object, pythonapi
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from transports.delays import Instant
@@ -232,25 +233,16 @@ def shrink(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksF
     assert run.verdict is not None
     if run.verdict.kind in (UNUSED, NEVER_ENDS):  # each try would take as long
         return RanksFailed(run, run.verdict)
-    tries = 0
-
-    def fails(candidate: Setting) -> Run | None:
-        """Return the run of a smaller setting if it fails for the same reason; otherwise None."""
-        nonlocal tries
-        tries += 1
-        try:
-            smaller = make(candidate)
-        except UsageError:  # the setting is refused, such as a fault of a rank that it lacks
-            return None
-        return smaller if shows_fault(smaller) and _same_failure(run, smaller) else None
-
-    best = run
+    best, tries = run, 0
     for candidates in (_calmer_settings, _settings_of_fewer_ranks, _shorter_settings, _earlier_faults):
-        for candidate in candidates(setting):
-            if tries >= _TRIES:
-                break
-            if (smaller_run := fails(candidate)) is not None:
-                setting, best = candidate, smaller_run
+        for candidate in islice(candidates(setting), _TRIES - tries):
+            tries += 1
+            try:
+                smaller = make(candidate)
+            except UsageError:  # the setting is refused, such as a fault of a rank that it lacks
+                continue
+            if shows_fault(smaller) and _same_failure(run, smaller):
+                setting, best = candidate, smaller
                 break
     assert best.verdict is not None
     more = f"made smaller in {tries} {'try' if tries == 1 else 'tries'}" if best is not run else ""

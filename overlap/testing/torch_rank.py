@@ -14,7 +14,7 @@ from ..ranklist import listed
 from ..runtime.future import Future
 from ..torch import private
 from ..torch.process_group import ProcessGroup
-from .record import Record
+from .record import Issue, Record
 from .threads import RankThread
 from .torch_store import SharedStore
 from .watch import ModelWatch, Watch, random_digest
@@ -22,27 +22,22 @@ from .world import RecordingInjector
 
 
 class Pending:
-    """A future of ours, for which a rank's thread waits by giving others the baton; `on_wait` follows a wait.
+    """A future of ours, for which a rank's thread waits by giving others the baton.
 
     Args:
-        on_error: Takes the error of the future.
+        rank: The rank.
+        issue: The operation; None: it is not recorded.
     """
 
-    def __init__(
-        self,
-        thread: RankThread[Any],
-        future: Future[Any],
-        on_wait: Callable[[], None],
-        on_error: Callable[[BaseException], None],
-    ) -> None:
-        self._thread, self._on_wait, self._on_error = thread, on_wait, on_error
+    def __init__(self, rank: TorchRank, future: Future[Any], issue: Issue | None) -> None:
+        self._rank, self._issue = rank, issue
         self.future: Future[Any] = future
 
     @property
     def done(self) -> bool:
         """Whether the operation has ended; the question takes a moment of virtual time."""
         if not self.future.done and RankThread.current() is not None:
-            self._thread.sleep(1e-6)
+            self._rank.thread.sleep(1e-6)
         return bool(self.future.done)
 
     def result(self, timeout: float | None = None) -> Any:
@@ -55,8 +50,8 @@ class Pending:
         """Wait for the end of the operation, and return its error."""
         self._wait(timeout)
         error = self.future.exception(0)
-        if error is not None:
-            self._on_error(error)
+        if error is not None:  # C++ passes on only its text
+            self._rank.record.troubles[self._rank.thread.rank.rank] = error
         return error
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
@@ -70,11 +65,15 @@ class Pending:
 
     def _wait(self, timeout_s: float | None) -> None:
         """Wait for the end of the operation in its rank's thread; other threads find it ended."""
-        if RankThread.current() is not self._thread:
+        thread = self._rank.thread
+        if RankThread.current() is not thread:
             return
-        if not self._thread.wait(self.future, timeout_s):
+        if not thread.wait(self.future, timeout_s):
             raise TimeoutError(f"the operation has not ended within {timeout_s:g} s")
-        self._on_wait()
+        if self._issue is not None:
+            self._rank.watch.operation_awaited(self._issue)
+            if self._issue.waited_ns is None:
+                self._issue.waited_ns = thread.kernel.now_ns
 
 
 class NoPorts:
@@ -169,23 +168,13 @@ class TorchRank:
             future = self.thread.call(method)
         issue, operation = self._injector.unfinished.get(id(future), (None, None))
         if issue is None or operation is None:
-            return Pending(self.thread, future, _ignore_wait, self._save_error)
+            return Pending(self, future, None)
         issue.thread, issue.dropped_by = self._number, self.dropped_by
         issue.randomness = randomness
         arrays = _array_memory(operation)
         self.watch.operation_issued(issue, arrays)
         self.models.operation_issued(issue, self.record.size, arrays)
-
-        def record_wait() -> None:
-            self.watch.operation_awaited(issue)
-            if issue.waited_ns is None:
-                issue.waited_ns = self.thread.kernel.now_ns
-
-        return Pending(self.thread, future, record_wait, self._save_error)
-
-    def _save_error(self, error: BaseException) -> None:
-        """Save the error of an operation: C++ passes on only its text."""
-        self.record.troubles[self.thread.rank.rank] = error
+        return Pending(self, future, issue)
 
     # -- futures of torch, which C++ waits for -----------------------------------------------------------------------
 
@@ -222,10 +211,6 @@ class TorchRank:
             same = self._groups[tuple(ranks)] = self._groups.get(tuple(ranks), 0) + 1
             group = group.group(ranks, name=f"{listed(ranks)}{f', number {same}' if same > 1 else ''}")
         return ProcessGroup(request.store, group, request.timeout)  # type: ignore[arg-type]
-
-
-def _ignore_wait() -> None:
-    """Ignore a wait for an operation that is not recorded."""
 
 
 def _array_memory(operation: Any) -> list[tuple[int, int, bool]]:
