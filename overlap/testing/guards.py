@@ -10,13 +10,13 @@ import signal
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -26,8 +26,9 @@ import torch.multiprocessing
 
 import overlap
 
-from ..errors import UsageError
+from ..errors import OverlapError, UsageError
 from . import torch_threads
+from .faults import FaultPlan
 from .threads import RankThread, UntestableError, owned_threads
 
 Thread: TypeAlias = "RankThread[Any]"
@@ -37,20 +38,8 @@ Original: TypeAlias = "Callable[..., Any]"
 _FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", "oneccl_bindings_for_pytorch": "oneCCL"}
 
 
-class GuardedProgram(Protocol):
-    """Program with all ranks in this process, as its guards see it; see `programs`."""
-
-    opened: dict[int, list[tuple[str, weakref.ref[Any]]]]
-    written: dict[str, str]
-
-    def sleep(self, thread: RankThread[Any], original: Callable[[float], None], seconds: float) -> None:
-        """Let virtual time pass on the calling rank."""
-
-    def set_handler(self, rank: int, handler: Any) -> Any:
-        """Set a rank's handler of SIGTERM, and return the one before."""
-
-    def is_full(self, rank: int) -> bool:
-        """Whether the disk of a rank is full."""
+class ProgramExit(OverlapError):
+    """A program has called `sys.exit` with a code that says it has failed, or was ended by a signal."""
 
 
 class _CommunicationFinder(MetaPathFinder):
@@ -66,32 +55,117 @@ class _CommunicationFinder(MetaPathFinder):
         return None
 
 
-@contextmanager
-def guard_process(program: GuardedProgram) -> Iterator[None]:
-    """Emulate or refuse calls of a program that would change its process, in the threads of ranks."""
-    finder = _CommunicationFinder()
-    patches = Patches(RankThread.current)
-    patches.replace(os, "fork", _refuse(_FORKS))
-    patches.replace(overlap, "run", _refuse(_RUNS))
-    patches.replace(overlap, "run_async", _refuse(_RUNS))
-    for module in (builtins, io):
-        patches.replace(module, "open", partial(_open_and_record, program))
-    patches.replace(torch, "save", partial(_save_unless_full, program))
-    patches.replace(signal, "signal", partial(_set_signal, program))
-    patches.replace(torch.multiprocessing, "spawn", _spawn_in_place)
-    patches.replace(torch.cuda, "is_available", lambda thread, original: False)
-    patches.replace(torch.cuda.nccl, "version", lambda thread, original: (0, 0, 0))
-    patches.replace(time, "sleep", program.sleep)
-    if torch.distributed.rpc.is_available():
-        patches.replace(torch.distributed.rpc, "init_rpc", _refuse(_CALLS_REMOTELY))
-    patches.replace(ThreadPoolExecutor, "submit", torch_threads.submit)
-    patches.stack.enter_context(owned_threads())
-    with patches.stack:
-        sys.meta_path.insert(0, finder)
-        try:
-            yield
-        finally:
-            sys.meta_path.remove(finder)
+class ProcessGuard:
+    """Guard of the process of one run: it emulates or refuses calls that would change the process of all ranks.
+
+    Attributes:
+        plan: Faults of the run; it is set before the run begins.
+        written: By the path of a file, a clause on the rank and the line that wrote it last.
+    """
+
+    plan: FaultPlan
+
+    def __init__(self) -> None:
+        self.written: dict[str, str] = {}
+        self._opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
+        self._handlers: dict[int, Any] = {}  # of SIGTERM, by rank
+        self._sleep_counts: Counter[int] = Counter()  # by rank
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Guard the process in the threads of ranks for the length of a `with`."""
+        finder = _CommunicationFinder()
+        patches = Patches(RankThread.current)
+        patches.replace(os, "fork", _refuse(_FORKS))
+        patches.replace(overlap, "run", _refuse(_RUNS))
+        patches.replace(overlap, "run_async", _refuse(_RUNS))
+        for module in (builtins, io):
+            patches.replace(module, "open", self._open_and_record)
+        patches.replace(torch, "save", self._save_unless_full)
+        patches.replace(signal, "signal", self._set_handler)
+        patches.replace(torch.multiprocessing, "spawn", _spawn_in_place)
+        patches.replace(torch.cuda, "is_available", lambda thread, original: False)
+        patches.replace(torch.cuda.nccl, "version", lambda thread, original: (0, 0, 0))
+        patches.replace(time, "sleep", self._sleep)
+        if torch.distributed.rpc.is_available():
+            patches.replace(torch.distributed.rpc, "init_rpc", _refuse(_CALLS_REMOTELY))
+        patches.replace(ThreadPoolExecutor, "submit", torch_threads.submit)
+        patches.stack.enter_context(owned_threads())
+        with patches.stack:
+            sys.meta_path.insert(0, finder)
+            try:
+                yield
+            finally:
+                sys.meta_path.remove(finder)
+
+    def _sleep(self, thread: Thread, original: Callable[[float], None], seconds: float) -> None:
+        """Let virtual time pass on the calling rank; where ranks have turns, its first sleeps take none.
+
+        As if all other ranks had been held up for longer: nothing may depend on the length of a sleep.
+        """
+        if sys._getframe(2).f_globals.get("__name__", "").startswith(_WAIT_OUTSIDE):
+            original(seconds)
+            return
+        rank = thread.rank.rank
+        self._sleep_counts[rank] += 1
+        is_short = self.plan.turns is not None and self._sleep_counts[rank] <= _SHORT_SLEEPS
+        thread.sleep(0.0 if is_short else seconds)
+
+    def _open_and_record(
+        self, thread: Thread, original: Original, file: Any, mode: str = "r", *args: Any, **keywords: Any
+    ) -> Any:
+        """Open a file; note it if it is written, for a rank that leaves it open."""
+        writes = any(letter in mode for letter in "wax+")
+        if writes:
+            self._record_writer(thread, file)
+        stream = original(file, mode, *args, **keywords)
+        if writes:
+            self._opened.setdefault(thread.rank.rank, []).append((str(file), weakref.ref(stream)))
+        return stream
+
+    def _save_unless_full(
+        self, thread: Thread, original: Original, value: Any, file: Any, *args: Any, **keywords: Any
+    ) -> Any:
+        """Save a value by `torch.save`, unless the disk of the rank is full."""
+        self._record_writer(thread, file)
+        return original(value, file, *args, **keywords)
+
+    def _record_writer(self, thread: Thread, file: Any) -> None:
+        """Note which rank writes a file, and where, for a rank that misses it; fail if a fault has filled its disk."""
+        rank = thread.rank.rank
+        if rank in self.plan.full:
+            reason = f"a fault of this test has filled the disk of rank {rank}: handle it as on a full disk"
+            raise OSError(errno.ENOSPC, f"No space left on device ({reason})", str(file))
+        if isinstance(file, (str, os.PathLike)):
+            late = f"; rank {rank} writes it later, at {thread.line_now()}"
+            self.written[os.path.abspath(file)] = f"{late}: wait for that, by a barrier for example"
+
+    def files_left_open(self, rank: int) -> list[str]:
+        """Return the names of files for writing that a rank, which has ended, has not closed."""
+        opened = [(name, file()) for name, file in self._opened.pop(rank, [])]
+        return [name for name, file in opened if file is not None and not file.closed]
+
+    def _set_handler(self, thread: Thread, original: Original, number: int, handler: Any) -> Any:
+        """Set the rank's handler of SIGTERM, and return the one before; ignore handlers of other signals."""
+        if number != signal.SIGTERM:
+            return None
+        before = self._handlers.get(thread.rank.rank, signal.SIG_DFL)
+        self._handlers[thread.rank.rank] = handler
+        return before
+
+    def terminate(self, rank: int) -> None:
+        """Call the rank's handler of SIGTERM; without one, end its program."""
+        handler = self._handlers.get(rank, signal.SIG_DFL)
+        if callable(handler):
+            handler(signal.SIGTERM, sys._getframe())
+        elif handler is not signal.SIG_IGN:
+            raise ProgramExit("the rank was ended by SIGTERM, which its program does not handle")
+
+
+# Sleeps of a rank that take no time where ranks have turns; loops that poll must come to an end.
+_SHORT_SLEEPS = 8
+# Modules that sleep until a process or a lock outside is done, as torch's compiler does while it holds a lock.
+_WAIT_OUTSIDE = ("subprocess", "filelock.", "torch._inductor.")
 
 
 class Patches:
@@ -139,42 +213,6 @@ _CALLS_REMOTELY = (
     "communicates by torch.distributed.rpc, whose threads and sockets a test has no part in; test what its functions "
     "compute, or send by torch.distributed"
 )
-
-
-def _open_and_record(
-    program: GuardedProgram, thread: Thread, original: Original, file: Any, mode: str = "r", *args: Any, **keywords: Any
-) -> Any:
-    """Open a file; note it if it is written, for a rank that leaves it open."""
-    writes, rank = any(letter in mode for letter in "wax+"), thread.rank.rank
-    if writes:
-        _record_writer(program, thread, file)
-    stream = original(file, mode, *args, **keywords)
-    if writes:
-        program.opened.setdefault(rank, []).append((str(file), weakref.ref(stream)))
-    return stream
-
-
-def _save_unless_full(
-    program: GuardedProgram, thread: Thread, original: Original, value: Any, file: Any, *args: Any, **keywords: Any
-) -> Any:
-    """Save a value by `torch.save`, unless the disk of the rank is full."""
-    _record_writer(program, thread, file)
-    return original(value, file, *args, **keywords)
-
-
-def _record_writer(program: GuardedProgram, thread: Thread, file: Any) -> None:
-    """Note which rank writes a file, and where, for a rank that misses it; fail if a fault has filled its disk."""
-    if program.is_full(rank := thread.rank.rank):
-        reason = f"a fault of this test has filled the disk of rank {rank}: handle it as on a full disk"
-        raise OSError(errno.ENOSPC, f"No space left on device ({reason})", str(file))
-    if isinstance(file, (str, os.PathLike)):
-        late = f"; rank {thread.rank.rank} writes it later, at {thread.line_now()}"
-        program.written[os.path.abspath(file)] = f"{late}: wait for that, by a barrier for example"
-
-
-def _set_signal(program: GuardedProgram, thread: Thread, original: Original, number: int, handler: Any) -> Any:
-    """Set the rank's handler of SIGTERM; ignore handlers of other signals."""
-    return program.set_handler(thread.rank.rank, handler) if number == signal.SIGTERM else None
 
 
 def _spawn_in_place(

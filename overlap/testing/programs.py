@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
-import signal
 import sys
 import threading
-import weakref
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from ctypes import py_object, pythonapi
@@ -20,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import OverlapError, UsageError
+from ..errors import UsageError
 from ..runtime.rank import Rank
 from ..torch.tensors import as_array
 from . import pytorch, torch_store
 from .as_one import AsOne
 from .batches import Batches
 from .folders import RunFolder
-from .guards import guard_process
+from .guards import ProcessGuard, ProgramExit
 from .hashing import NAME, compile_program
 from .judging import blocked_issues, judge, wrong_group
 from .record import Record, Verdict
@@ -44,15 +41,8 @@ if TYPE_CHECKING:
     from ..runtime.world import World
 
 
-# Sleeps of a rank that take no time where ranks have turns; loops that poll must come to an end.
-_SHORT_SLEEPS = 8
-
-
 # Virtual time in which another rank may write the file that a rank misses.
 _LATE_S = 1.0
-
-# Modules that sleep until a process or a lock outside is done, as torch's compiler does while it holds a lock.
-_WAIT_OUTSIDE = ("subprocess", "filelock.", "torch._inductor.")
 
 # The verdict on a program that does not communicate: a test of it tests nothing.
 _SILENT = Verdict(
@@ -60,10 +50,6 @@ _SILENT = Verdict(
     text="the program has ended, and no rank has issued any operation: does it call init_process_group, and does it "
     'run under `if __name__ == "__main__"`?',
 )
-
-
-class ProgramExit(OverlapError):
-    """A program has called `sys.exit` with a code that says it has failed."""
 
 
 class TestedProgram:
@@ -93,10 +79,7 @@ class TestedProgram:
         self._ranks: list[TorchRank] = []
         self._store: dict[str, bytes] = {}
         self._views: list[RankProcess] = []
-        self._handlers: dict[int, Any] = {}
-        self._sleep_counts: Counter[int] = Counter()  # how often, by rank
-        self.opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
-        self.written: dict[str, str] = {}  # by path: a clause on the rank and the line that wrote it last
+        self._guard = ProcessGuard()
 
     def run(self, line: str) -> Run:
         """Run the program once, and return the result with its verdicts."""
@@ -104,7 +87,7 @@ class TestedProgram:
         with ExitStack() as stack:
             stack.enter_context(process_restored())
             stack.enter_context(pytorch.torch_of_ranks())
-            stack.enter_context(guard_process(self))
+            stack.enter_context(self._guard.active())
             if self._new_batches is not None:
                 stack.enter_context(pytorch.recorded_batches())
             if self._folder is not None:
@@ -161,8 +144,8 @@ class TestedProgram:
         """Connect this program to a world that is about to run; return the async function of its ranks."""
         record, plan = clock.record, clock.plan
         clock.injector.released = self._released
-        plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._handle_sigterm(rank))
-        self._plan = plan
+        plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._guard.terminate(rank))
+        self._guard.plan = plan
         self._views = [
             RankProcess(
                 rank, world.size, argv=self._argv, seed=self._setting.seed, folder=self._folder,
@@ -219,7 +202,7 @@ class TestedProgram:
         except FileNotFoundError as error:
             path = os.path.abspath(str(error.filename))
             thread.sleep(_LATE_S)
-            record.late_files[number] = self.written.get(path, "")
+            record.late_files[number] = self._guard.written.get(path, "")
             raise
         record.left.setdefault(number, "")
         clock.injector.record_unfinished(number, sends=True)
@@ -228,9 +211,8 @@ class TestedProgram:
 
     def _record_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
         """Record files that a rank has left open for writing, and threads that it has left running."""
-        for name, file in self.opened.pop(number, []):
-            if (file_left := file()) is not None and not file_left.closed:
-                record.leaks.append((number, f"has left the file {name} open, which it writes", ""))
+        for name in self._guard.files_left_open(number):
+            record.leaks.append((number, f"has left the file {name} open, which it writes", ""))
         ranks = {thread._thread for thread in self._threads.values()}
         for thread in set(threading.enumerate()) - before - ranks:
             if not thread.daemon:
@@ -241,37 +223,6 @@ class TestedProgram:
         for number, thread in self._threads.items():
             if number not in record.left:
                 record.places[number] = thread.line_now()
-
-    def _handle_sigterm(self, rank: int) -> None:
-        """Call the rank's handler of SIGTERM; without one, end its program."""
-        handler = self._handlers.get(rank, signal.SIG_DFL)
-        if callable(handler):
-            handler(signal.SIGTERM, sys._getframe())
-        elif handler is not signal.SIG_IGN:
-            raise ProgramExit("the rank was ended by SIGTERM, which its program does not handle")
-
-    def sleep(self, thread: RankThread[Any], original: Callable[[float], None], seconds: float) -> None:
-        """Let virtual time pass on the calling rank; where ranks have turns, its first sleeps take none.
-
-        As if all other ranks had been held up for longer: nothing may depend on the length of a sleep.
-        """
-        if sys._getframe(2).f_globals.get("__name__", "").startswith(_WAIT_OUTSIDE):
-            original(seconds)
-            return
-        rank = thread.rank.rank
-        self._sleep_counts[rank] += 1
-        is_short = self._plan.turns is not None and self._sleep_counts[rank] <= _SHORT_SLEEPS
-        thread.sleep(0.0 if is_short else seconds)
-
-    def set_handler(self, rank: int, handler: Any) -> Any:
-        """Set a rank's handler of SIGTERM, and return the one before."""
-        before = self._handlers.get(rank, signal.SIG_DFL)
-        self._handlers[rank] = handler
-        return before
-
-    def is_full(self, rank: int) -> bool:
-        """Whether the disk of a rank is full."""
-        return rank in self._plan.full
 
 
 def load_file(
