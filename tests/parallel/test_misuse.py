@@ -31,65 +31,57 @@ def refused(program, *, ranks=1):
     return overlap.run(main, ranks=ranks, timeout_s=60)
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize(
-    ("optimizer", "text"),
-    [
-        (None, "optimizer: expected an optimizer, such as parallel.Adam(1e-3), got one of type NoneType"),
-        (parallel.Adam, "optimizer: Adam is a class; make one, as in Adam(1e-3)"),
-    ],
-)
-def test_what_is_no_optimizer(make, optimizer, text):
-    async def program(rank):
-        make(rank, params(), optimizer=optimizer)
-
-    assert refused(program) == [text]
-
-
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_what_is_no_group(make):
-    async def program(rank):
-        make(rank, params(), optimizer=ADAM, group=[0])
-
-    assert refused(program) == ["group: expected one, such as rank.group([0, 1]) or mesh['dp'], got [0]"]
-
-
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_what_is_no_rank(make):
-    async def program(rank):
-        make(rank.world, params(), optimizer=ADAM)
-
-    assert refused(program) == ["rank: expected the rank that main() is given, got one of type Group"]
-
-
-def test_checkpoints_of_a_model(tmp_path):
-    """They are of a rank; `save` and `restore` take the model."""
-
-    async def program(rank):
-        parallel.Checkpoints(parallel.DataParallel(rank, params(), optimizer=ADAM), tmp_path)
-
-    assert refused(program) == ["rank: expected the rank that main() is given, got one of type DataParallel"]
-
-
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_parameters_that_have_no_mean(make):
-    async def program(rank):
-        make(rank, params() | {"count": np.zeros(1, np.int64)}, optimizer=ADAM)
-
-    assert refused(program) == [
+# What is made with it, and what is said.
+REFUSED = {
+    "no optimizer": (
+        lambda make, rank: make(rank, params(), optimizer=None),
+        "optimizer: expected an optimizer, such as parallel.Adam(1e-3), got one of type NoneType",
+    ),
+    "a class of optimizers": (
+        lambda make, rank: make(rank, params(), optimizer=parallel.Adam),
+        "optimizer: Adam is a class; make one, as in Adam(1e-3)",
+    ),
+    "no group": (
+        lambda make, rank: make(rank, params(), optimizer=ADAM, group=[0]),
+        "group: expected one, such as rank.group([0, 1]) or mesh['dp'], got [0]",
+    ),
+    "no rank": (
+        lambda make, rank: make(rank.world, params(), optimizer=ADAM),
+        "rank: expected the rank that main() is given, got one of type Group",
+    ),
+    "parameters that have no mean": (
+        lambda make, rank: make(rank, params() | {"count": np.zeros(1, np.int64)}, optimizer=ADAM),
         "params: 'count' is int64; a gradient is a mean, so parameters are floats or complex numbers: keep what is not "
-        "trained out of params"
-    ]
-
-
-def test_adam_of_complex_numbers():
-    async def program(rank):
-        parallel.DataParallel(rank, params(np.complex64), optimizer=ADAM)
-
-    assert refused(program) == [
+        "trained out of params",
+    ),
+    "Adam of complex numbers": (
+        lambda make, rank: make(rank, params(np.complex64), optimizer=ADAM),
         "optimizer: Adam is for real numbers, and there are parameters of complex64; pass their real and imaginary "
-        "parts, or use SGD"
-    ]
+        "parts, or use SGD",
+    ),
+    "a name that is no string": (
+        lambda make, rank: make(rank, {1: np.ones(2, np.float32)}, optimizer=ADAM)[1],
+        "name: expected a string, such as '1', got 1",
+    ),
+    "checkpoints of a model": (  # they are of a rank; `save` and `restore` take the model
+        lambda make, rank: parallel.Checkpoints(make(rank, params(), optimizer=ADAM), "checkpoints"),
+        "rank: expected the rank that main() is given, got one of type {make}",
+    ),
+    "checkpoints in what is no folder": (
+        lambda make, rank: parallel.Checkpoints(rank, 3),
+        "folder: expected a path, got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("build", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_meant_is_refused(make, build, text):
+    async def program(rank):
+        build(make, rank)
+
+    name = "DataParallel" if make is parallel.DataParallel else "Sharded"
+    assert refused(program) == [text.replace("{make}", name)]
 
 
 BAD = {
@@ -159,14 +151,6 @@ def test_a_part_that_lacks_an_item_is_told_without_the_error_inside():
     ]
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_a_name_that_is_no_string(make):
-    async def program(rank):
-        make(rank, {1: np.ones(2, np.float32)}, optimizer=ADAM)[1]
-
-    assert refused(program) == ["name: expected a string, such as '1', got 1"]
-
-
 async def nothing(bucket):
     return None
 
@@ -200,13 +184,6 @@ def test_checkpoints_of_what_is_no_model(call, tmp_path):
         "model: expected one of overlap.parallel, such as DataParallel, got dict; arrays of your own are kept by "
         "rank.state.save"
     ]
-
-
-def test_checkpoints_in_what_is_no_folder():
-    async def program(rank):
-        parallel.Checkpoints(rank, 3)
-
-    assert refused(program) == ["folder: expected a path, got 3"]
 
 
 def test_what_is_being_written_is_there_for_other_checkpoints_of_the_same_ranks(tmp_path):

@@ -26,18 +26,6 @@ from overlap.torch.backend import _leave  # noqa: E402
 from .pairs import Ranks, connected, do, ranks  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as two:
-        yield two
-
-
-# Connections that live as long as the module are no leaks of its first test.
-@pytest.fixture(autouse=True)
-def _opened_before_the_census(pair: Ranks) -> None:
-    pass
-
-
 def options(kind: Any, **values: Any) -> Any:
     made = kind()
     for name, value in values.items():

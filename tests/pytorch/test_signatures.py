@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,20 +14,8 @@ import torch.distributed as dist  # noqa: E402
 
 from overlap.torch import ProcessGroup, Work  # noqa: E402
 
-from .pairs import Ranks, ranks  # noqa: E402
+from .pairs import Ranks  # noqa: E402
 from .test_process_group import options  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as two:
-        yield two
-
-
-# Connections that live as long as the module are no leaks of its first test.
-@pytest.fixture(autouse=True)
-def _opened_before_the_census(pair: Ranks) -> None:
-    pass
 
 
 def value(work: Work) -> Any:

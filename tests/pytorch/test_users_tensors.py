@@ -38,11 +38,6 @@ def worlds() -> Iterator[list[overlap.Connection]]:
         yield two
 
 
-@pytest.fixture(autouse=True)
-def _opened_before_the_census(worlds: Any) -> None:
-    pass
-
-
 def freedom(tensor: Any) -> tuple[object, ...]:
     """Return what a tensor can do, after its storage was resized, and is what it was before."""
     storage = tensor.untyped_storage()

@@ -227,19 +227,24 @@ async def test_right(rank):
 """
 
 
+def result_of(folder: Path, tests: str) -> str:
+    """Return what pytest prints of tests in a folder of their own."""
+    (folder / "test_it.py").write_text(tests)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p pytest_overlap -p no:randomly --strict-markers\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False).stdout
+
+
 @pytest.mark.slow
 def test_in_a_project_of_a_stranger(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(PROJECT)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p pytest_overlap -p no:randomly --strict-markers\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert "2 failed, 1 passed" in done.stdout
-    assert "\nranks: 'colour' is unknown; known are ranks, cluster" in done.stdout
+    stdout = result_of(tmp_path, PROJECT)
+    assert "2 failed, 1 passed" in stdout
+    assert "\nranks: 'colour' is unknown; known are ranks, cluster" in stdout
     assert (
         "\nleft: rank 1 has finished its program; rank 0 waits for it in all_reduce #0 of group 'world' (test_it.py:11)"
-        in done.stdout
+        in stdout
     )
-    assert "Traceback" not in done.stdout
+    assert "Traceback" not in stdout
 
 
 PLAIN = """
@@ -271,15 +276,12 @@ def test_own(rank):
 
 @pytest.mark.slow
 def test_a_plain_function_that_asks_for_a_rank_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(PLAIN)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p pytest_overlap -p no:randomly --strict-markers\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    stdout = result_of(tmp_path, PLAIN)
     told = "expected an async function with the mark `@pytest.mark.ranks(n)`, but"
-    assert f"\nrank: {told} test_plain is a plain function; write `async def test_plain(rank)`" in done.stdout
-    assert f"\nsteps: {told} test_steps is a plain function" in done.stdout
-    assert f"\nrank: {told} test_unmarked has no mark" in done.stdout
-    assert "3 passed, 3 errors" in done.stdout
+    assert f"\nrank: {told} test_plain is a plain function; write `async def test_plain(rank)`" in stdout
+    assert f"\nsteps: {told} test_steps is a plain function" in stdout
+    assert f"\nrank: {told} test_unmarked has no mark" in stdout
+    assert "3 passed, 3 errors" in stdout
 
 
 def test_a_plain_function_in_place_of_an_async_one_is_told_with_its_line() -> None:
@@ -319,14 +321,11 @@ def test_fails_by_itself(ranks):
 
 @pytest.mark.slow
 def test_an_answer_that_is_no_and_is_not_asserted_fails_its_test(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(UNASKED)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p pytest_overlap -p no:randomly --strict-markers\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    stdout = result_of(tmp_path, UNASKED)
     told = "an answer is no, and the test does not assert it:"
-    assert f"{told} rank 1 returned 1, rank 0 0\nwrite `assert` before the question" in done.stdout
-    assert f"{told} seed 1: rank 0 returned 1, in the first run 0\n" in done.stdout
-    assert "1 failed, 3 passed, 2 errors" in done.stdout, done.stdout
+    assert f"{told} rank 1 returned 1, rank 0 0\nwrite `assert` before the question" in stdout
+    assert f"{told} seed 1: rank 0 returned 1, in the first run 0\n" in stdout
+    assert "1 failed, 3 passed, 2 errors" in stdout, stdout
 
 
 def line_of(function: Callable[..., object]) -> int:
