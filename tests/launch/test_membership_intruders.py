@@ -287,39 +287,34 @@ async def test_a_silent_host_is_lost_too(make_company: MakeCompany) -> None:
     assert seen == [MemberLost(member=0, reason="no sign of life for 0.4 s")]
 
 
-def test_time_in_which_this_process_was_stopped_is_nobodys_silence() -> None:
+async def test_time_in_which_this_process_was_stopped_is_nobodys_silence(clock: MockClock) -> None:
     lost: list[int] = []
     lines: list[str] = []
-
-    async def main() -> None:
-        ours, theirs = memory_stream_pair()
-        link = ControlLink(ours, limit_bytes=1000)
-        async with trio.open_nursery() as nursery:
-            config = RendezvousConfig(job="", member=0, members=4, endpoint=("", 0), secret=b"secret")
-            nursery.start_soon(watch, 3, link, config, lines.append, lambda m, _: lost.append(m))
-            await trio.testing.wait_all_tasks_blocked()
-            clock.jump(1000)  # nothing ran; what the other said meanwhile waits to be read
-            await trio.testing.wait_all_tasks_blocked()
-            assert not lost
-            assert not lines
-            for _ in range(8):
-                clock.jump(0.5)
-                await trio.testing.wait_all_tasks_blocked()
-            assert not lines
+    ours, theirs = memory_stream_pair()
+    link = ControlLink(ours, limit_bytes=1000)
+    async with trio.open_nursery() as nursery:
+        config = RendezvousConfig(job="", member=0, members=4, endpoint=("", 0), secret=b"secret")
+        nursery.start_soon(watch, 3, link, config, lines.append, lambda m, _: lost.append(m))
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(1000)  # nothing ran; what the other said meanwhile waits to be read
+        await trio.testing.wait_all_tasks_blocked()
+        assert not lost
+        assert not lines
+        for _ in range(8):
             clock.jump(0.5)
             await trio.testing.wait_all_tasks_blocked()
-            assert len(lines) == 1
-            for _ in range(20):
-                assert not lost
-                clock.jump(0.5)
-                await trio.testing.wait_all_tasks_blocked()
-            assert lost
-            assert len(lines) == 1
-            nursery.cancel_scope.cancel()
-        await theirs.aclose()
-
-    clock = MockClock()
-    trio.run(main, clock=clock)
+        assert not lines
+        clock.jump(0.5)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(lines) == 1
+        for _ in range(20):
+            assert not lost
+            clock.jump(0.5)
+            await trio.testing.wait_all_tasks_blocked()
+        assert lost
+        assert len(lines) == 1
+        nursery.cancel_scope.cancel()
+    await theirs.aclose()
 
 
 class Exhausted:
@@ -346,20 +341,15 @@ async def accepting(listener: Exhausted) -> None:
     await acceptor.Host(listener, mine, print).attend()  # type: ignore[arg-type]
 
 
-def test_while_there_are_no_descriptors_left_it_asks_ten_times_a_second_and_no_more() -> None:
+async def test_while_there_are_no_descriptors_left_it_asks_ten_times_a_second_and_no_more(clock: MockClock) -> None:
     listener = Exhausted(errno.EMFILE)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(accepting, listener)
-            for asked in (1, 2, 3):
-                await trio.testing.wait_all_tasks_blocked()
-                assert listener.asked == asked
-                clock.jump(0.1)
-            nursery.cancel_scope.cancel()
-
-    clock = MockClock()
-    trio.run(main, clock=clock)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accepting, listener)
+        for asked in (1, 2, 3):
+            await trio.testing.wait_all_tasks_blocked()
+            assert listener.asked == asked
+            clock.jump(0.1)
+        nursery.cancel_scope.cancel()
 
 
 def test_a_listener_that_is_broken_is_no_reason_to_wait() -> None:

@@ -32,7 +32,7 @@ from overlap.processes.sockets import (
 from overlap.processes.wire import Join, Refused, Waiting, encode
 from tests.interpreters import free_port
 
-from .company import SECRET, UNSHAKEN, Company, Lines, MakeCompany, Puppet, run, wait_and_leave
+from .company import SECRET, UNSHAKEN, Company, Lines, MakeCompany, Puppet, wait_and_leave
 
 
 async def refusal(company: Company, **changes: Any) -> str:
@@ -292,7 +292,9 @@ async def test_both_ends_of_a_connection_last_through_the_outage_that_is_given(
     assert len(made) == 2
 
 
-def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_is_not_there_is_named_with_the_last_trouble(
+    monkeypatch: pytest.MonkeyPatch, clock: MockClock
+) -> None:
     tried = trio.Event()
 
     async def noticed(endpoint: Endpoint, outage_s: float) -> trio.SocketStream:
@@ -314,15 +316,11 @@ def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: py
             async with join_here(config, report=print):
                 raise AssertionError("somebody was there")
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(join_as_client)
-            await tried.wait()
-            await wait_all_tasks_blocked()
-            clock.jump(60)
-
-    clock = MockClock()
-    run(main, clock=clock)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(join_as_client)
+        await tried.wait()
+        await wait_all_tasks_blocked()
+        clock.jump(60)
 
 
 async def test_a_connection_that_ends_too_soon_is_tried_again(make_company: MakeCompany) -> None:

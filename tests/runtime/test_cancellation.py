@@ -199,7 +199,7 @@ async def wait_for(future: "overlap.Future[object]") -> None:
     await future
 
 
-def test_cancelling_waits_for_the_function_that_runs_and_starts_no_other() -> None:
+async def test_cancelling_waits_for_the_function_that_runs_and_starts_no_other() -> None:
     ran: list[str] = []
 
     async def main(rank: R, inside: trio.Event, go_on: trio.Event) -> None:
@@ -214,27 +214,24 @@ def test_cancelling_waits_for_the_function_that_runs_and_starts_no_other() -> No
         rank.compute(function, "second")
         await trio.sleep_forever()
 
-    async def outer() -> None:
-        inside, go_on = trio.Event(), trio.Event()
-        async with trio.open_nursery() as nursery:
-            scope = trio.CancelScope()
+    inside, go_on = trio.Event(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
 
-            async def world() -> None:
-                with scope:
-                    await overlap.run_async(main, inside, go_on, ranks=1)
+        async def world() -> None:
+            with scope:
+                await overlap.run_async(main, inside, go_on, ranks=1)
 
-            nursery.start_soon(world)
-            await inside.wait()
-            scope.cancel()
-            await wait_all_tasks_blocked()
-            assert not ran
-            go_on.set()
-        assert ran == ["first"]
-
-    trio.run(outer)
+        nursery.start_soon(world)
+        await inside.wait()
+        scope.cancel()
+        await wait_all_tasks_blocked()
+        assert not ran
+        go_on.set()
+    assert ran == ["first"]
 
 
-def test_a_compute_that_ends_after_its_rank_starts_nothing_any_more() -> None:
+async def test_a_compute_that_ends_after_its_rank_starts_nothing_any_more() -> None:
     """Rank 0 dawdles while it is cancelled, so the world is still there when the compute of rank 1 ends."""
     arrays = [np.ones(4), np.ones(4)]
     computes: list[overlap.Future[np.ndarray]] = []
@@ -253,27 +250,24 @@ def test_a_compute_that_ends_after_its_rank_starts_nothing_any_more() -> None:
         with trio.CancelScope(shield=rank.rank == 0):
             await last.wait()
 
-    async def outer() -> None:
-        inside, compute, last = trio.Event(), trio.Event(), trio.Event()
-        scope = trio.CancelScope()
+    inside, compute, last = trio.Event(), trio.Event(), trio.Event()
+    scope = trio.CancelScope()
 
-        async def world() -> None:
-            with scope:
-                await overlap.run_async(main, inside, compute, last, ranks=2, transport=make_transport("wire", 2))
+    async def world() -> None:
+        with scope:
+            await overlap.run_async(main, inside, compute, last, ranks=2, transport=make_transport("wire", 2))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(world)
-            await inside.wait()
-            scope.cancel()
-            await wait_all_tasks_blocked()
-            compute.set()
-            while not computes[0].done:
-                await trio.lowlevel.checkpoint()
-            await wait_all_tasks_blocked()
-            last.set()
-        assert scope.cancelled_caught
-
-    trio.run(outer)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world)
+        await inside.wait()
+        scope.cancel()
+        await wait_all_tasks_blocked()
+        compute.set()
+        while not computes[0].done:
+            await trio.lowlevel.checkpoint()
+        await wait_all_tasks_blocked()
+        last.set()
+    assert scope.cancelled_caught
     assert all(array.flags.writeable for array in arrays)
 
 
@@ -295,14 +289,11 @@ def test_errors_while_the_worker_threads_are_busy(path: str) -> None:
         check_threads()
 
 
-def test_cancelled_before_it_begins() -> None:
-    async def outer() -> None:
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await overlap.run_async(never, ranks=2)
-        assert scope.cancelled_caught
-
-    trio.run(outer)
+async def test_cancelled_before_it_begins() -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await overlap.run_async(never, ranks=2)
+    assert scope.cancelled_caught
 
 
 def lasting_threads() -> set[threading.Thread]:

@@ -109,16 +109,13 @@ def test_arrays_come_back_after_a_stall() -> None:
     assert x.flags.writeable
 
 
-def test_a_world_that_ends_in_time_is_none_the_wiser() -> None:
+async def test_a_world_that_ends_in_time_is_none_the_wiser(autojump_clock) -> None:
     async def main(rank: R) -> float:
         await trio.sleep(59)
         return trio.current_time()
 
-    async def world() -> None:
-        started_s = trio.current_time()
-        assert await overlap.run_async(main, ranks=2, timeout_s=60) == [started_s + 59] * 2
-
-    trio.run(world, clock=MockClock(autojump_threshold=0))
+    started_s = trio.current_time()
+    assert await overlap.run_async(main, ranks=2, timeout_s=60) == [started_s + 59] * 2
 
 
 @pytest.mark.parametrize("elements", [3, 1 << 17])

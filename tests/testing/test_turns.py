@@ -39,21 +39,18 @@ def test_without_changes_the_highest_priority_goes_on_until_it_is_blocked() -> N
     assert orders == {"aaabbbccc", "aaacccbbb", "bbbaaaccc", "bbbcccaaa", "cccaaabbb", "cccbbbaaa"}
 
 
-def test_a_task_goes_on_when_it_is_its_turn_and_not_before() -> None:
+async def test_a_task_goes_on_when_it_is_its_turn_and_not_before() -> None:
     turns, went = Turns(0), []
 
     async def go(rank: int) -> None:
         await turns.wait_for_turn(rank)
         went.append(rank)
 
-    async def all_go() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(go, 0)
-            await trio.testing.wait_all_tasks_blocked()
-            assert went == []
-            assert turns.release()
-
-    trio.run(all_go)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(go, 0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert went == []
+        assert turns.release()
     assert went == [0]
 
 
