@@ -470,16 +470,24 @@ def test_advice_names_the_most_exposed_call_and_what_waits_for_it(tmp_path):
     assert item.evidence.endswith("; for the longest waits aten::mm")
 
 
-def test_launches_whose_kernels_are_not_recorded_are_not_the_hosts_fault(tmp_path):
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("cudaLaunchKernel", "3 of 9 launches of kernels have no recorded kernels"),
+        ("cudaGraphLaunch", "3 of 3 launches of CUDA graphs have no recorded kernels"),
+    ],
+)
+def test_launches_whose_kernels_are_not_recorded_are_not_the_hosts_fault(tmp_path, call, told):
     def plant(rec, start):
         busy(rec, start, start + 2_000)
-        rec.op("aten::mm", start + 1_000, start + 9_100)
-        rec.call("cudaLaunchKernel", start + 2_500, start + 2_510)  # its kernel runs until 8,900
+        rec.op("aten::add", start + 1_000, start + 2_600)
+        rec.call(call, start + 2_500, start + 2_510)  # its kernels run until 8,900
+        rec.op("aten::mm", start + 8_900, start + 9_000)
         busy(rec, start + 9_000, start + 10_000)
 
     found = recorded(tmp_path, plant)
     assert costs(found) == {"compute": 3_000, "unrecorded": 6_495, "launch": 505}
-    assert "3 of 9 launches of kernels have no recorded kernels" in found.verdict
+    assert told in found.verdict
 
 
 def test_a_call_of_the_driver_inside_one_of_the_runtime_is_the_same_launch(tmp_path):
@@ -530,19 +538,6 @@ def test_a_backward_belongs_to_the_last_operator_with_its_number(tmp_path):
         rec.kernel(start, start + 10_000, launch=start - 45, tid=AUTOGRAD)
 
     assert recorded(tmp_path, plant).causes[0].places == ("the backward of aten::mm (10 ms)",)
-
-
-def test_graphs_whose_kernels_are_not_recorded_are_not_the_hosts_fault(tmp_path):
-    def plant(rec, start):
-        busy(rec, start, start + 2_000)
-        rec.op("aten::add", start + 1_000, start + 2_600)
-        rec.call("cudaGraphLaunch", start + 2_500, start + 2_510)  # its kernels run until 8,900
-        rec.op("aten::mm", start + 8_900, start + 9_000)
-        busy(rec, start + 9_000, start + 10_000)
-
-    found = recorded(tmp_path, plant)
-    assert costs(found) == {"compute": 3_000, "unrecorded": 6_495, "launch": 505}
-    assert "3 of 3 launches of CUDA graphs have no recorded kernels" in found.verdict
 
 
 def test_events_that_are_left_out_are_the_reason_of_what_they_hide(tmp_path):

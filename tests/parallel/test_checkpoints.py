@@ -2,10 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +15,7 @@ from overlap import parallel
 from overlap.parallel.checkpoints.pieces import Shard, share_pieces
 from overlap.state.files import SavedFile
 from overlap.state.saves import CHECKPOINTS, Saves
+from tests.interpreters import launch
 
 from .example_hooks import power_sgd, top_k
 from .programs import backward, forward, loss_gradient, samples, weights
@@ -396,7 +394,7 @@ def test_where_all_are_damaged_nobody_begins_anew(tmp_path):
 
 
 PROGRAM = """
-import sys, os, signal, trio
+import os, signal, trio
 from tests.parallel.test_checkpoints import MAKES, steps, bits
 from tests.parallel.programs import weights
 from overlap import parallel
@@ -410,7 +408,7 @@ async def main(rank):
     for step in range(begun, 4):
         await steps(rank, model, step + 1)
         await checkpoints.save(model)
-        if sys.argv[1:] == ["dies"] and step == 2 and not rank.restart and rank.rank == 1:
+        if "DIES" in os.environ and step == 2 and not rank.restart and rank.rank == 1:
             await checkpoints.finish()
             os.kill(os.getpid(), signal.SIGKILL)
     await checkpoints.finish()
@@ -425,33 +423,9 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_a_world_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    root = str(Path(__file__).parents[2])
-    environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": root}
-
-    def run(state, *options, dies=False):
-        command = [
-            sys.executable,
-            "-m",
-            "overlap",
-            "run",
-            "--processes",
-            "2",
-            "--state-dir",
-            str(tmp_path / state),
-            *options,
-        ]
-        return subprocess.run(
-            [*command, str(program), *["dies"] * dies],
-            capture_output=True,
-            text=True,
-            env=environ,
-            timeout=120,
-            cwd=root,
-        )
-
-    once, again = run("once"), run("again", "--max-restarts", "1", dies=True)
+    once = launch(tmp_path, PROGRAM, "--processes", "2", "--state-dir", "once", PYTHONHASHSEED="0")
+    options = ("--processes", "2", "--state-dir", "again", "--max-restarts", "1")
+    again = launch(tmp_path, PROGRAM, *options, PYTHONHASHSEED="0", DIES="yes")
     assert once.returncode == again.returncode == 0, once.stderr + again.stderr
     assert "began at 0" in once.stdout
     assert "began at 3 exact True" in again.stdout
