@@ -90,7 +90,7 @@ class Communicators:
 
     def use(self, interceptor: Interceptor) -> None:
         """Let an interceptor decide when operations arrive; before any is issued."""
-        self.intercept = self.inbox.intercept = interceptor
+        self.intercept = interceptor
         self.inbox.arrive = partial(interceptor.arrive, self.inbox)
 
     def get_or_make(self, key: Key, name: str) -> Communicator:

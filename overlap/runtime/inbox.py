@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from transports import Envelope
 
     from .communicators import Communicators
-    from .interceptor import Interceptor
 
 _COUNTED = 1 << 16  # lanes between processes with a count of messages; then all begin at 0, for a tag may be used once
 
@@ -46,7 +45,6 @@ class Inbox:
         here: World ranks of this process; None: all.
         queues: Queues with messages, by name.
         counts: Numbers of messages at both ends of lanes without any under way, if they differ or go over a wire.
-        intercept: Decides when messages arrive; None: at once.
         arrive: Lets a message arrive, the first of its lane: matches it, unless an interceptor holds it.
 
     Args:
@@ -55,7 +53,6 @@ class Inbox:
 
     shared: Communicators
     here: frozenset[int] | None
-    intercept: Interceptor | None = None
 
     def __init__(self, shared: Communicators) -> None:
         self.shared, self._engine, self.here = shared, shared.engine, shared.local
@@ -281,7 +278,7 @@ class Inbox:
         Returns:
             Whether it is withdrawn now; None if that is still open.
         """
-        if self.intercept is not None and self.intercept.withdraw(receive):
+        if self.shared.intercept is not None and self.shared.intercept.withdraw(receive):
             return True
         if receive.request is not None:
             return transfer.withdraw(receive, later)

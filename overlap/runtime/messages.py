@@ -115,15 +115,15 @@ class MessagePort:
             counted = inbox.counts.get((self.group_id, peer, tag, self.group.rank))  # type: ignore[arg-type]
             if not (
                 counted is None or (self.group_id, peer, tag) in inbox.queues
-                or inbox.intercept is not None or shared.left or shared.early or shared.broken
+                or shared.intercept is not None or shared.left or shared.early or shared.broken
                 or context.outstanding.draining or (wire := self.wires.get(peer)) is None  # type: ignore[arg-type]
             ):  # fmt: skip
                 message.seq = counted[1][0]
                 counted[1][0] += 1
         first = wire is not None or inbox.admit(message)
         # record it
-        if inbox.intercept is not None:
-            inbox.intercept.issued(inbox, message)
+        if shared.intercept is not None:
+            shared.intercept.issued(inbox, message)
         message.priority += self.stream.priority
         message.issued_ns = message.started_ns = now_ns = context.now_ns()
         try:
@@ -151,7 +151,7 @@ class MessagePort:
             message.state, lane = MATCHING, message.lane
             if (
                 peer is None or source is not None or not lane.by_wire or lane.returned  # type: ignore[union-attr]
-                or inbox.intercept is not None or shared.left or shared.early or shared.broken
+                or shared.intercept is not None or shared.left or shared.early or shared.broken
             ):  # fmt: skip
                 inbox.arrive(message)
             else:

@@ -241,7 +241,7 @@ def test_arrays_are_given_back() -> None:
 def test_nothing_is_in_the_way_of_who_does_not_ask() -> None:
     async def main(rank: R) -> bool:
         assert np.isnan(await rank.all_reduce(np.array([np.nan])))
-        return rank.world._messages._inbox.intercept is None
+        return rank.world._messages._inbox.shared.intercept is None
 
     assert overlap.run(main, ranks=2, timeout_s=TIMEOUT_S) == [True, True]
 
