@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...units import figure, figure_unit
 from ..measure.metrics import Breakdown
@@ -41,7 +45,7 @@ def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) 
     compared with each row.
     """
     wall_ns = max((row.wall_ns for row in of_steps(rows)), default=0) or 1
-    points = {row.rank: _relative_times(row, wall_ns) for row in rows}
+    points = {row.rank: np.array([getattr(row, f"{name}_ns") for name in _TIME_NAMES]) / wall_ns for row in rows}
     total_ns = sum(blamed_ns.values())
     has_waiting = total_ns > _WAITING_SHARE * sum(row.wall_ns for row in rows)
     culprits = {
@@ -64,20 +68,16 @@ _TIME_NAMES = ("wall", "compute", "overlapped", "waiting", "wire", "kept", "copy
 """Times of a rank by which it is like others; the table has them in this order."""
 
 
-def _relative_times(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
-    """Return a rank's times as parts of the longest wall time, in the order of `_TIME_NAMES`."""
-    return tuple(getattr(row, f"{name}_ns") / wall_ns for name in _TIME_NAMES)
+_Point: TypeAlias = NDArray[np.float64]
+"""A rank's times as parts of the longest wall time, in the order of `_TIME_NAMES`."""
 
 
-def _group_alike(
-    rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]], tolerance: float
-) -> list[list[Breakdown]]:
+def _group_alike(rows: Sequence[Breakdown], points: Mapping[int, _Point], tolerance: float) -> list[list[Breakdown]]:
     """Return groups: a rank joins the first group whose first rank differs by at most `tolerance` in each time."""
     groups: list[list[Breakdown]] = []
     for row in rows:
-        point = points[row.rank]
         for group in groups:
-            if _largest_difference(point, points[group[0].rank]) <= tolerance:
+            if np.abs(points[row.rank] - points[group[0].rank]).max() <= tolerance:
                 group.append(row)
                 break
         else:
@@ -85,16 +85,9 @@ def _group_alike(
     return groups
 
 
-def _largest_difference(times: Sequence[float], other_times: Sequence[float]) -> float:
-    """Return the largest difference between two ranks' times, as part of the longest wall time."""
-    return max(abs(a - b) for a, b in zip(times, other_times, strict=True))
-
-
-def _make_fold(
-    ranks: list[int], points: Mapping[int, tuple[float, ...]], blamed_ns: Mapping[int, int], *, culprit: bool
-) -> Fold:
+def _make_fold(ranks: list[int], points: Mapping[int, _Point], blamed_ns: Mapping[int, int], *, culprit: bool) -> Fold:
     """Return the row of ranks that are sorted by exposed communication: it shows the middle one."""
-    spread = max(max(values) - min(values) for values in zip(*(points[rank] for rank in ranks), strict=True))
+    spread = float(np.ptp([points[rank] for rank in ranks], axis=0).max())
     blamed = sum(blamed_ns.get(rank, 0) for rank in ranks)
     return Fold(
         ranks=tuple(sorted(ranks)), drawn=ranks[(len(ranks) - 1) // 2], spread=spread, blamed_ns=blamed, culprit=culprit
