@@ -12,7 +12,7 @@ from rich.style import Style
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, TimelineView
 from overlap.timeline.draw.axis import ruler, tick_step_ns
-from overlap.timeline.draw.lanes import _paint, coverage, draw_lanes, draw_row, stream_lane
+from overlap.timeline.draw.lanes import Canvas, _paint, coverage, draw_lanes, draw_row, stream_lane
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.intervals import clip, merge
@@ -57,40 +57,40 @@ def test_more_than_sixteen_ranks_get_one_row_each(training, charset):
 
 def test_edges_are_eighths_of_a_cell():
     cover = cover_of([(0, 11), (21, 24)], [(11, 15), (20, 24), (30, 32)])
-    compute, comm = draw_lanes(cover, (0, 32), 4, color=False)
+    compute, comm = draw_lanes(cover, Canvas((0, 32), 4, color=False))
     assert (text_of(compute), text_of(comm)) == ("█▍▐ ", " ▐▕▕")
-    compute, comm = draw_lanes(cover, (0, 32), 4, color=True)
+    compute, comm = draw_lanes(cover, Canvas((0, 32), 4, color=True))
     assert compute == [("█▍", COMPUTE), ("▋", f"reverse {COMPUTE}"), (" ", "")]
 
 
 def test_hidden_communication_is_low_and_exposed_is_full_height():
     cover = cover_of([(0, 24)], [(4, 20), (24, 40)])
-    assert text_of(draw_lanes(cover, (0, 40), 5, color=False)[1]) == "▗▄▖██"
-    assert draw_lanes(cover, (0, 40), 5, color=True)[1] == [("▗▄▖", HIDDEN), ("██", EXPOSED)]
+    assert text_of(draw_lanes(cover, Canvas((0, 40), 5, color=False))[1]) == "▗▄▖██"
+    assert draw_lanes(cover, Canvas((0, 40), 5, color=True))[1] == [("▗▄▖", HIDDEN), ("██", EXPOSED)]
 
 
 def test_an_edge_between_hidden_and_exposed_shows_both_colours():
     left, right = cover_of([(0, 3)], [(0, 8)]), cover_of([(3, 8)], [(0, 8)])
-    assert draw_lanes(left, (0, 8), 1, color=True)[1] == [("▍", f"{HIDDEN} on {EXPOSED}")]
-    assert draw_lanes(right, (0, 8), 1, color=True)[1] == [("▍", f"{EXPOSED} on {HIDDEN}")]
+    assert draw_lanes(left, Canvas((0, 8), 1, color=True))[1] == [("▍", f"{HIDDEN} on {EXPOSED}")]
+    assert draw_lanes(right, Canvas((0, 8), 1, color=True))[1] == [("▍", f"{EXPOSED} on {HIDDEN}")]
 
 
 def test_one_row_has_compute_above_and_communication_below():
     cover = cover_of([(0, 2), (4, 5)], [(1, 4)])
-    assert text_of(draw_row(cover, (0, 6), 6, color=False)) == "▀█▄▄▀ "
-    assert draw_row(cover, (0, 6), 6, color=True) == [
+    assert text_of(draw_row(cover, Canvas((0, 6), 6, color=False))) == "▀█▄▄▀ "
+    assert draw_row(cover, Canvas((0, 6), 6, color=True)) == [
         ("▀", COMPUTE),
         ("▀", f"{COMPUTE} on {HIDDEN}"),
         ("▄▄", EXPOSED),
         ("▀", COMPUTE),
         (" ", ""),
     ]
-    assert text_of(draw_row(cover, (0, 6), 2, color=False)) == "█▞"
-    assert text_of(draw_row(cover, (0, 6), 6, ascii=True)) == "#=!!#."
+    assert text_of(draw_row(cover, Canvas((0, 6), 2, color=False))) == "█▞"
+    assert text_of(draw_row(cover, Canvas((0, 6), 6, ascii=True))) == "#=!!#."
 
 
 def test_ascii_lanes():
-    compute, comm = draw_lanes(cover_of([(0, 2), (4, 5)], [(1, 4)]), (0, 6), 6, ascii=True)
+    compute, comm = draw_lanes(cover_of([(0, 2), (4, 5)], [(1, 4)]), Canvas((0, 6), 6, ascii=True))
     assert (text_of(compute), text_of(comm)) == ("##..#.", ".=!!..")
 
 
@@ -101,8 +101,8 @@ pairs = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 9)).map(lambda 
 def test_no_interval_vanishes(compute, comm, cells):
     cover = cover_of([*compute, (10**6, 10**6 + 1)], comm, length=10**6 + 9)
     window = cover.window
-    lanes = draw_lanes(cover, window, cells, color=False)
-    rows = draw_lanes(cover, window, cells, ascii=True)
+    lanes = draw_lanes(cover, Canvas(window, cells, color=False))
+    rows = draw_lanes(cover, Canvas(window, cells, ascii=True))
     for start, _ in cover.compute:
         cell = min(round_half_up(start - window[0], window, cells * 8) // 8, cells - 1)
         assert text_of(lanes[0])[cell] != " "
@@ -231,7 +231,7 @@ def test_waiting_differs_from_bytes_and_is_named_where_there_is_room():
 
 def test_a_stream_shows_only_what_is_its_own():
     cover = cover_of([], [(0, 40)])
-    assert text_of(stream_lane(merge([(8, 16)]), cover, (0, 40), 5, ascii=False, color=False)) == " █   "
+    assert text_of(stream_lane(merge([(8, 16)]), cover, Canvas((0, 40), 5))) == " █   "
 
 
 @given(

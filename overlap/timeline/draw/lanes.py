@@ -35,6 +35,16 @@ Waits: TypeAlias = NDArray[np.int64]
 NO_WAITS: Waits = np.zeros((0, 3), np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """The drawn window of time, and the cells and the style in which lanes are drawn."""
+
+    window: Interval
+    cells: int
+    ascii: bool = False
+    color: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
     """The merged intervals of one rank inside its window that are drawn."""
@@ -58,31 +68,25 @@ def coverage(activity: Activity, window: RankWindow) -> Coverage:
     )  # fmt: skip
 
 
-def draw_lanes(
-    cover: Coverage, window: Interval, cells: int, waits: Waits = NO_WAITS, *, ascii: bool = False, color: bool = False
-) -> tuple[list[Piece], list[Piece]]:
+def draw_lanes(cover: Coverage, canvas: Canvas, waits: Waits = NO_WAITS) -> tuple[list[Piece], list[Piece]]:
     """Draw a compute and a communication lane; waits name their rank where it fits.
 
     In ASCII, `#` is compute, `%` a kept event loop, `=` hidden, `!` wire, `~` waiting and `.` idle.
     """
-    compute = _draw((cover.kept, cover.compute), window, cells, b".%#", _compute_cell, ascii=ascii, color=color)
-    comm = _draw(_comm_layers(cover), window, cells, b".=~!", _comm_cell, ascii=ascii, color=color)
-    return compute, _label_waits(comm, "~" if ascii else "░", waits, window, cells)
+    compute = _draw((cover.kept, cover.compute), canvas, b".%#", _compute_cell)
+    return compute, _label_waits(_draw(_comm_layers(cover), canvas, b".=~!", _comm_cell), waits, canvas)
 
 
-def stream_lane(
-    active: Merged, cover: Coverage, window: Interval, cells: int, *, ascii: bool, color: bool
-) -> list[Piece]:
+def stream_lane(active: Merged, cover: Coverage, canvas: Canvas) -> list[Piece]:
     """Draw the communication of one stream: the part of `cover` in the intervals in which the stream was active."""
-    layers = [intersect(layer, active) for layer in _comm_layers(cover)]
-    return _draw(layers, window, cells, b".=~!", _comm_cell, ascii=ascii, color=color)
+    return _draw([intersect(layer, active) for layer in _comm_layers(cover)], canvas, b".=~!", _comm_cell)
 
 
-def draw_row(cover: Coverage, window: Interval, cells: int, *, ascii: bool = False, color: bool = False) -> list[Piece]:
+def draw_row(cover: Coverage, canvas: Canvas) -> list[Piece]:
     """Draw one row of half blocks: compute above, communication below; in ASCII, `=` is both."""
-    compute = _paint(window, cells, cover.compute)
-    comm = _paint(window, cells, *_comm_layers(cover))
-    table = _ROW_ASCII if ascii else _ROW_COLOR if color else _ROW_PLAIN
+    compute = _paint(canvas.window, canvas.cells, cover.compute)
+    comm = _paint(canvas.window, canvas.cells, *_comm_layers(cover))
+    table = _ROW_ASCII if canvas.ascii else _ROW_COLOR if canvas.color else _ROW_PLAIN
     return _join_styles([table[busy + 2 * kind] for busy, kind in zip(compute, comm, strict=True)])
 
 
@@ -91,17 +95,18 @@ def _comm_layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
     return cover.hidden, cover.waiting, cover.wire
 
 
-def _label_waits(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cells: int) -> list[Piece]:
+def _label_waits(pieces: list[Piece], waits: Waits, canvas: Canvas) -> list[Piece]:
     """Write the awaited rank into each shaded run that is long enough, if one rank has half of the waiting there."""
     if not len(waits):
         return pieces
-    low, length = window[0], max(window[1] - window[0], 1)
+    shade = "~" if canvas.ascii else "░"
+    low, length = canvas.window[0], max(canvas.window[1] - canvas.window[0], 1)
     named: list[Piece] = []
     offset = 0
     for text, style in pieces:
         for run in re.split(f"({shade}+)", text):
             if run.startswith(shade):
-                first_ns, last_ns = (low + length * cell // cells for cell in (offset, offset + len(run)))
+                first_ns, last_ns = (low + length * cell // canvas.cells for cell in (offset, offset + len(run)))
                 run = _label_run(run, awaited_rank(waits, first_ns, last_ns))
             offset += len(run)
             named.append((run, style))
@@ -159,15 +164,14 @@ def _paint(window: Interval, units: int, *layers: Merged) -> bytes:
 
 
 def _draw(
-    layers: Sequence[Merged], window: Interval, cells: int, glyphs: bytes, cell: Callable[[bytes, bool], Piece], *,
-    ascii: bool, color: bool,
+    layers: Sequence[Merged], canvas: Canvas, glyphs: bytes, cell: Callable[[bytes, bool], Piece]
 ) -> list[Piece]:  # fmt: skip
     """Return a lane: in ASCII, `glyphs` has the character of each layer; else `cell` draws each cell from its units."""
-    if ascii:
-        return [(_paint(window, cells, *layers).translate(glyphs.ljust(256)).decode("ascii"), "")]
-    row = _paint(window, cells * _UNITS_PER_CELL, *layers)
+    if canvas.ascii:
+        return [(_paint(canvas.window, canvas.cells, *layers).translate(glyphs.ljust(256)).decode("ascii"), "")]
+    row = _paint(canvas.window, canvas.cells * _UNITS_PER_CELL, *layers)
     starts = range(0, len(row), _UNITS_PER_CELL)
-    return _join_styles([cell(row[at : at + _UNITS_PER_CELL], color) for at in starts])
+    return _join_styles([cell(row[at : at + _UNITS_PER_CELL], canvas.color) for at in starts])
 
 
 def _join_styles(cells: Sequence[Piece]) -> list[Piece]:

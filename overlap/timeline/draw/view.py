@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,13 +14,13 @@ from ...explain.spans import pieces_of_spans
 from ...ranklist import listed
 from ...units import wrapped
 from ..measure.activity import Activity
-from ..measure.intervals import Interval, Merged, union
+from ..measure.intervals import Merged, union
 from ..measure.metrics import Breakdown, measure_windows
 from ..measure.steps import of_steps, rank_windows
 from ..spans import CUT, ENDED, Timeline
 from .axis import ruler
 from .folding import Fold, fold, table_lines
-from .lanes import NO_WAITS, Coverage, coverage, draw_lanes, draw_row, stream_lane
+from .lanes import NO_WAITS, Canvas, Coverage, coverage, draw_lanes, draw_row, stream_lane
 from .theme import Piece, legend_lines
 
 if TYPE_CHECKING:
@@ -38,18 +37,6 @@ _LINES_PER_ROW = 3  # two lanes, and a line of the table
 _LINES_BESIDE_ROWS = 9  # what the command says before, title, ruler, legend, two blanks, head of the table, the prompt
 
 _Line: TypeAlias = list[Piece]
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Sizes and style of one picture: cells of the axis, glyphs, lanes, and the drawn window."""
-
-    cells: int
-    ascii: bool
-    color: bool
-    two_lanes: bool
-    window: Interval
-    streams: bool
 
 
 class TimelineView:
@@ -146,16 +133,20 @@ class TimelineView:
         wide = max(label, *(len(fold.label) for fold in folds))
         heads = [(fold.drawn, f"{fold.label:>{wide}}") for fold in folds]
         edges = wide + 3 + (len(self._widest_name(folds, streams)) if two_lanes else 0)
-        layout = _Layout(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)
-        mark = "|" if layout.ascii else "╵"
+        canvas = Canvas(window, columns - edges, ascii or self._ascii, color)
+        mark = "|" if canvas.ascii else "╵"
         return [
             *_styled_lines(wrapped(f"{self._title}{_folding_note(folds)}", columns), "bold" if color else ""),
-            *(line for rank, head in heads for line in self._draw_rank(rank, head, layout, columns - layout.cells - 2)),
-            [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), layout.cells, mark=mark), "")],
+            *(
+                line
+                for rank, head in heads
+                for line in self._draw_rank(rank, head, canvas, edges - 2, two_lanes=two_lanes, streams=streams)
+            ),
+            [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), canvas.cells, mark=mark), "")],
             *legend_lines(
                 columns,
                 two_lanes=two_lanes,
-                ascii=layout.ascii,
+                ascii=canvas.ascii,
                 color=color,
                 kept=any(len(each.kept) for each in covers),
             ),
@@ -184,24 +175,27 @@ class TimelineView:
         streams = [self._stream_activity.get(fold.drawn, {}) for fold in folds if shown]
         return max(["compute", "comm", *(name[:9] for names in streams for name in names)], key=len) + " "
 
-    def _draw_rank(self, rank: int, head: str, layout: _Layout, wide: int) -> list[_Line]:
-        """Return the lines of one rank: its lanes, each with its name before it and an edge on both sides."""
-        edge, cover = "|" if layout.ascii else "│", self._covers[rank]
-        names, bodies = [""], [draw_row(cover, layout.window, layout.cells, ascii=layout.ascii, color=layout.color)]
-        if layout.two_lanes:
-            waits = self._waits.get(rank, NO_WAITS)
-            names, bodies = (
-                ["compute", "comm"],
-                [*draw_lanes(cover, layout.window, layout.cells, waits, ascii=layout.ascii, color=layout.color)],
-            )
-        streams = self._stream_activity.get(rank, {})
-        if layout.streams and len(streams) > 1:
-            names = ["compute", *(name[:9] for name in streams)]
-            drawn = [
-                stream_lane(active, cover, layout.window, layout.cells, ascii=layout.ascii, color=layout.color)
-                for active in streams.values()
-            ]
-            bodies = [bodies[0], *drawn]
+    def _draw_rank(
+        self, rank: int, head: str, canvas: Canvas, wide: int, *, two_lanes: bool, streams: bool
+    ) -> list[_Line]:  # fmt: skip
+        """Return the lines of one rank: its lanes, each with its name before it and an edge on both sides.
+
+        Args:
+            rank: The rank.
+            head: Its label.
+            canvas: Where and how lanes are drawn.
+            wide: Width of label and name.
+            two_lanes: Whether compute and communication have a lane each.
+            streams: Whether each stream has one, if the rank has several.
+        """
+        edge, cover = "|" if canvas.ascii else "│", self._covers[rank]
+        names, bodies = [""], [draw_row(cover, canvas)]
+        if two_lanes:
+            names, bodies = ["compute", "comm"], [*draw_lanes(cover, canvas, self._waits.get(rank, NO_WAITS))]
+        active = self._stream_activity.get(rank, {})
+        if streams and len(active) > 1:
+            names = ["compute", *(name[:9] for name in active)]
+            bodies = [bodies[0], *(stream_lane(each, cover, canvas) for each in active.values())]
         heads = [f"{head if not at else '':>{len(head)}} {name}".ljust(wide) for at, name in enumerate(names)]
         return [[(text + edge, ""), *body, (edge, "")] for text, body in zip(heads, bodies, strict=True)]
 
