@@ -6,7 +6,7 @@ has one cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -71,7 +71,7 @@ class Pieces:
         found = cls(sites=parts[0].sites if len(tables) == 1 else tuple(sites), **columns)
         return found.take(np.lexsort((found.start_ns, found.rank)))
 
-    def take(self, which: Mask | Rows) -> Pieces:
+    def take(self, which: Mask | Rows | slice) -> Pieces:
         """Return some pieces: a mask keeps their order, row numbers give the order."""
         return replace(self, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
@@ -133,18 +133,18 @@ class Pieces:
         for rank in np.unique(waits.late).tolist():
             yield rank, waits.take(waits.late == rank)
 
-    def follow_waits(self, every: Pieces, doing: Callable[[Pieces], Pieces] | None = None) -> Pieces:
-        """Return the pieces with each wait divided by what the rank did that it is for in the end.
+    def follow_waits(self, every: Pieces) -> tuple[Pieces, Pieces]:
+        """Return the waits, each divided by what the rank did that it is for in the end, and before them all others.
 
         A late rank that waits itself is followed to the one that it waits for, up to `MAX_CHAIN_RANKS`. Cost: a pass
         over the waits for each rank of the longest chain.
 
         Args:
             every: The pieces of all ranks, without gaps at the time of the waits; they share the table of call sites.
-            doing: Changes waits that were followed to their end; None: nothing does.
         """
         waiting = self.is_cause(WAIT) & (self.late >= 0)
-        waits, done = self.take(waiting), []
+        waits = self.take(waiting)
+        done = [waits.take(slice(0))]
         passed = waits.rank[:, None]
         while len(waits):
             index, parts = every._inside(waits.late, waits.start_ns, waits.end_ns)
@@ -162,10 +162,7 @@ class Pieces:
             )  # fmt: skip
             done.append(parts.take(~further))
             waits, passed = parts.take(further), passed[further]
-        if not done:
-            return self
-        followed = Pieces.concatenate(done)
-        return Pieces.concatenate([self.take(~waiting), doing(followed) if doing else followed])
+        return self.take(~waiting), Pieces.concatenate(done)
 
     def _inside(self, rank: Int64s, low_ns: Int64s, high_ns: Int64s) -> tuple[Rows, Pieces]:
         """Return the pieces of ranks in n windows, cut at their edges, and before it the window of each piece."""

@@ -88,7 +88,7 @@ def divide_exposed(reports: Sequence[RankReport]) -> tuple[Pieces, list[str]]:
     notes = _find_waits(reports) if len(reports) > 1 else []
     pieces = Pieces.concatenate([report.pieces for report in reports])
     every = _fill_gaps(reports, pieces)
-    return replace(pieces, sites=every.sites).follow_waits(every), notes
+    return Pieces.concatenate(replace(pieces, sites=every.sites).follow_waits(every)), notes
 
 
 def _find_waits(reports: Sequence[RankReport]) -> list[str]:

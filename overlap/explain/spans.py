@@ -33,9 +33,8 @@ def pieces_of_spans(activity: Activity) -> Pieces:
     )
     begun_ns = np.full(int(columns.rank.max(initial=0)) + 1, min(window.start_ns for window in windows))
     begun_ns[[window.rank for window in windows]] = [window.start_ns for window in windows]
-    return pieces.within({window.rank: window[2:] for window in windows}).follow_waits(
-        every, lambda waits: _name_excess(waits, columns, site, begun_ns)
-    )
+    others, waits = pieces.within({window.rank: window[2:] for window in windows}).follow_waits(every)
+    return Pieces.concatenate([others, _name_excess(waits, columns, site, begun_ns)])
 
 
 def _all_pieces(activity: Activity) -> tuple[Pieces, Rows]:
