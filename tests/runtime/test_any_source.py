@@ -14,7 +14,7 @@ from overlap.runtime.lane import Lane
 from transports import NeuronLink, Recording
 
 from .companies import Company, Wires, by_shared_memory, by_sockets, in_memory, run_far
-from .worlds import TIMEOUT_S, failing, run
+from .worlds import TIMEOUT_S, failure_of, run
 
 R = overlap.Rank
 HERE = "tests/runtime/test_any_source.py"
@@ -274,9 +274,8 @@ def test_nobody_is_left_to_send() -> None:
         if rank.rank == 0:
             await rank.recv(LIKE, None, tag=5)
 
-    with failing() as seen:
-        run(main, 4)
-    line = str(seen[0])
+    failure = failure_of(run, main, 4)
+    line = str(failure)
     assert line.startswith("rank 0 failed at test_any_source.py:")  # it receives more than is sent
     text = (
         "RankLeftError: all other ranks finished their programs while rank 0 waits in recv from any rank with tag 5 "
@@ -301,9 +300,8 @@ def test_the_world_fails_while_it_waits() -> None:
             raise ValueError("boom")
         await rank.recv(LIKE, None)
 
-    with failing() as seen:
-        run(main, 2)
-    assert seen[0].rank == 1
+    failure = failure_of(run, main, 2)
+    assert failure.rank == 1
 
 
 def test_a_bad_tag_is_refused_at_once() -> None:

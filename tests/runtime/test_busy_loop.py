@@ -22,7 +22,7 @@ from overlap.runtime.blame import reports as world_watch
 from overlap.timeline import Timeline, read_trace, write_trace
 from overlap.timeline.span import Span
 
-from .worlds import TIMEOUT_S, failing
+from .worlds import TIMEOUT_S, failure_of
 
 R = overlap.Rank
 HERE = "tests/runtime/test_busy_loop.py"
@@ -267,9 +267,8 @@ def test_the_end_says_which_function_it_waits_for(monkeypatch: pytest.MonkeyPatc
         raise ValueError("on purpose")
 
     monkeypatch.setattr(world_member, "_SOON_S", 0.01)
-    with failing() as errors:
-        overlap.run(main, ranks=2)
-    assert errors[0].rank == 1
+    failure = failure_of(overlap.run, main, ranks=2)
+    assert failure.rank == 1
     at = f"{HERE}:{main.__code__.co_firstlineno + 2}"
     assert told.lines == [
         f"waiting for compute 'tokenise' ({at}) of rank 0 to return: a function cannot be interrupted"

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 import overlap
 from transports import NeuronLink, Recording, Transport
 
-from .worlds import TIMEOUT_S, failing
+from .worlds import TIMEOUT_S, failure_of
 
 R = overlap.Rank
 LARGE = 1 << 17  # elements: 1 MiB, which the worker threads and the copying threads of the transport handle
@@ -283,9 +283,8 @@ async def large_and_gone(rank: R) -> None:
 @pytest.mark.parametrize("path", ["direct", "mesh"])
 def test_errors_while_the_worker_threads_are_busy(path: str) -> None:
     for _ in range(5):
-        with failing() as errors:
-            overlap.run(large_and_gone, ranks=2, algorithm=path, timeout_s=TIMEOUT_S)
-        assert type(errors[0].cause) is Boom
+        failure = failure_of(overlap.run, large_and_gone, ranks=2, algorithm=path, timeout_s=TIMEOUT_S)
+        assert type(failure.cause) is Boom
         check_threads()
 
 

@@ -15,7 +15,7 @@ import trio
 
 import overlap
 
-from .worlds import TIMEOUT_S, failing, run
+from .worlds import TIMEOUT_S, failure_of, run
 
 CALLER: ContextVar[str] = ContextVar("caller")
 
@@ -230,8 +230,7 @@ def test_blas_has_one_thread_while_a_world_computes_and_what_it_had_afterwards()
         before = blas_threads()
         assert run(main, 2) == [{1}] * 2
         assert blas_threads() == before
-        with failing():
-            run(break_in_compute, 1)
+        failure_of(run, break_in_compute, 1)
         assert blas_threads() == before
 
 
@@ -258,8 +257,7 @@ def test_the_interpreter_is_tuned_while_a_world_runs_and_only_then(
 
     assert run(main, 1) == [pytest.approx(0.0005)]
     assert (sys.getswitchinterval(), gc.get_threshold()) == unusual_settings
-    with failing():
-        run(break_in_compute, 1)
+    failure_of(run, break_in_compute, 1)
     assert (sys.getswitchinterval(), gc.get_threshold()) == unusual_settings
 
 

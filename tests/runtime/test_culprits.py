@@ -8,7 +8,7 @@ import overlap
 from overlap.runtime.memory.buffer_pool import BufferPool
 
 from .companies import run_far
-from .worlds import Turns, failing, run
+from .worlds import Turns, failure_of, run
 
 R = overlap.Rank
 
@@ -33,10 +33,9 @@ def test_no_memory_for_a_result_whose_input_was_computed(scarce: None, path: str
     async def main(rank: R) -> None:
         await rank.all_gather(rank.compute(np.ones, 13))
 
-    with failing() as seen:
-        run(main, 2, path=path)
-    assert isinstance(seen[0].cause, MemoryError)
-    assert "no room for 13" in str(seen[0])
+    failure = failure_of(run, main, 2, path=path)
+    assert isinstance(failure.cause, MemoryError)
+    assert "no room for 13" in str(failure)
 
 
 def test_no_memory_for_a_result_that_waited_for_its_window(scarce: None) -> None:
@@ -47,9 +46,8 @@ def test_no_memory_for_a_result_that_waited_for_its_window(scarce: None) -> None
         await first
         await second
 
-    with failing() as seen:
-        run(main, 2)
-    assert isinstance(seen[0].cause, MemoryError)
+    failure = failure_of(run, main, 2)
+    assert isinstance(failure.cause, MemoryError)
 
 
 def test_an_error_in_the_call_of_the_last_rank_reaches_those_who_wait(scarce: None) -> None:

@@ -20,7 +20,7 @@ from overlap import RankLeftError
 from overlap.runtime import daemons
 from tests.faults.job import Job
 
-from .worlds import TIMEOUT_S, failing
+from .worlds import TIMEOUT_S, failure_of
 
 R = overlap.Rank
 Ended = Callable[[], bool]
@@ -101,9 +101,8 @@ def test_a_daemon_that_ignores_its_cancellation_is_named_again_and_waited_for(
     if end is returns:
         assert overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S) == ["ended", "ended"]
     else:
-        with failing() as failed:
-            overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
-        assert (failed[0].rank, repr(failed[0].cause)) == (0, "ValueError('boom')")
+        failure = failure_of(overlap.run, main, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
+        assert (failure.rank, repr(failure.cause)) == (0, "ValueError('boom')")
     assert set(notices) == {named(0), named(1)}
     assert sorted(ends) == [0, 1]
 

@@ -14,7 +14,7 @@ import topology
 from overlap import PeerFailedError, RankFailedError
 from transports import LinkLostError
 
-from .worlds import FEW_PATHS, TIMEOUT_S, Turns, failing, run
+from .worlds import FEW_PATHS, TIMEOUT_S, Turns, failure_of, run
 
 R = overlap.Rank
 HERE = "tests/runtime/test_failure.py"
@@ -43,9 +43,8 @@ def test_who_raised_what_where_and_doing_what(path: str) -> None:
             boom()
         await rank.barrier(stream=rank.stream("other"))
 
-    with failing() as errors:
-        run(main, 3, path=path)
-    error = errors[0]
+    failure = failure_of(run, main, 3, path=path)
+    error = failure
     assert error.rank == 1
     assert type(error.cause) is Boom
     assert error.__cause__ is error.cause
@@ -83,13 +82,12 @@ def test_what_is_no_exception_names_its_rank_all_the_same(how: str) -> None:
             await halt()
         await rank.barrier()
 
-    with failing() as errors:
-        run(main, 3)
+    failure = failure_of(run, main, 3)
     line = (compute if how == "in a compute" else halt).__code__.co_firstlineno + 1
     told = f"rank 1 failed at test_failure.py:{line}: Halt: on purpose"
-    assert (errors[0].rank, type(errors[0].cause)) == (1, Halt)
-    assert str(errors[0]) == f"{told}; the other 2 ranks were stopped"
-    assert not errors[0].others
+    assert (failure.rank, type(failure.cause)) == (1, Halt)
+    assert str(failure) == f"{told}; the other 2 ranks were stopped"
+    assert not failure.others
 
 
 def test_many_unfinished_operations_are_counted() -> None:
@@ -98,10 +96,9 @@ def test_many_unfinished_operations_are_counted() -> None:
             rank.recv(((1,), float), 0, tag)
         raise Boom("on purpose")
 
-    with failing() as errors:
-        run(main, 1)
-    assert errors[0].doing[4:] == ("and 5 more",)
-    assert len(errors[0].doing) == 5
+    failure = failure_of(run, main, 1)
+    assert failure.doing[4:] == ("and 5 more",)
+    assert len(failure.doing) == 5
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)
@@ -126,17 +123,16 @@ def test_peers_that_wait_get_an_error_that_names_the_culprit(path: str) -> None:
             rank.compute(int)
         await trio.sleep_forever()
 
-    with failing() as errors:
-        run(main, 4, path=path)
+    failure = failure_of(run, main, 4, path=path)
     assert sorted(told) == [0, 1, 2]
     assert len({id(error) for error in told.values()}) == 3
     for error in told.values():
         assert isinstance(error, PeerFailedError)
         assert str(error) == "rank 3 failed: Boom: on purpose"
         assert error.culprit == 3
-        assert error.__cause__ is errors[0].cause
-    assert errors[0].rank == 3
-    assert not errors[0].others
+        assert error.__cause__ is failure.cause
+    assert failure.rank == 3
+    assert not failure.others
 
 
 def test_ranks_that_wait_for_nothing_of_ours_are_cancelled() -> None:
@@ -150,8 +146,7 @@ def test_ranks_that_wait_for_nothing_of_ours_are_cancelled() -> None:
         finally:
             ended.append(rank.rank)
 
-    with failing():
-        run(main, 4)
+    failure_of(run, main, 4)
     assert sorted(ended) == [1, 2, 3]
 
 
@@ -177,8 +172,7 @@ def test_queued_computes_do_not_start_any_more() -> None:
         finally:
             go_on.set()
 
-    with failing():
-        run(main, 2)
+    failure_of(run, main, 2)
     assert ran == ["first"]
 
 
@@ -225,11 +219,10 @@ def test_the_cause_is_the_error_itself_however_deep(program: Callable[[R], Await
             for _ in range(2):
                 nursery.start_soon(wait_for, rank)
 
-    with failing() as errors:
-        run(main, 3, path=path)
-    assert errors[0].rank == 1
-    assert type(errors[0].cause) is Boom
-    assert not errors[0].others
+    failure = failure_of(run, main, 3, path=path)
+    assert failure.rank == 1
+    assert type(failure.cause) is Boom
+    assert not failure.others
 
 
 async def raise_at_once() -> None:
@@ -242,10 +235,9 @@ def test_two_errors_in_one_nursery_come_as_a_group() -> None:
             nursery.start_soon(raise_at_once)
             nursery.start_soon(raise_at_once)
 
-    with failing() as errors:
-        run(main, 1)
-    assert isinstance(errors[0].cause, ExceptionGroup)
-    assert [type(error) for error in errors[0].cause.exceptions] == [Boom, Boom]
+    failure = failure_of(run, main, 1)
+    assert isinstance(failure.cause, ExceptionGroup)
+    assert [type(error) for error in failure.cause.exceptions] == [Boom, Boom]
 
 
 def test_several_ranks_fail_and_the_first_is_the_culprit() -> None:
@@ -264,12 +256,11 @@ def test_several_ranks_fail_and_the_first_is_the_culprit() -> None:
                 raise ValueError("second") from None
             raise
 
-    with failing() as errors:
-        run(main, 3)
-    assert errors[0].rank == 2
-    assert str(errors[0].cause) == "first"
-    assert {rank: str(error) for rank, error in errors[0].others.items()} == {1: "second"}
-    assert "; also failed: rank 1" in str(errors[0])
+    failure = failure_of(run, main, 3)
+    assert failure.rank == 2
+    assert str(failure.cause) == "first"
+    assert {rank: str(error) for rank, error in failure.others.items()} == {1: "second"}
+    assert "; also failed: rank 1" in str(failure)
 
 
 def test_wires_that_break_after_a_failure_are_no_failures() -> None:
@@ -281,20 +272,18 @@ def test_wires_that_break_after_a_failure_are_no_failures() -> None:
         except PeerFailedError:
             raise LinkLostError("process 2 is lost: the connection ended", src=rank.rank, dst=2) from None
 
-    with failing() as errors:
-        run(main, 3)
-    assert (errors[0].rank, errors[0].others) == (2, {})
-    assert "also failed" not in str(errors[0])
+    failure = failure_of(run, main, 3)
+    assert (failure.rank, failure.others) == (2, {})
+    assert "also failed" not in str(failure)
 
 
 def test_all_ranks_fail_at_once() -> None:
     async def main(rank: R) -> None:
         raise Boom(f"rank {rank.rank}")
 
-    with failing() as errors:
-        run(main, 5)
-    assert str(errors[0].cause) == f"rank {errors[0].rank}"
-    everybody = {errors[0].rank: errors[0].cause, **errors[0].others}
+    failure = failure_of(run, main, 5)
+    assert str(failure.cause) == f"rank {failure.rank}"
+    everybody = {failure.rank: failure.cause, **failure.others}
     assert {rank: str(error) for rank, error in everybody.items()} == {rank: f"rank {rank}" for rank in range(5)}
 
 
@@ -308,9 +297,8 @@ def test_a_peer_that_swallows_the_error_does_not_save_the_world() -> None:
             return "all is well"
         return "never"
 
-    with failing() as errors:
-        run(main, 2)
-    assert errors[0].rank == 0
+    failure = failure_of(run, main, 2)
+    assert failure.rank == 0
 
 
 def test_one_world_fails_and_another_one_in_the_same_program_goes_on() -> None:
@@ -429,10 +417,9 @@ def test_errors_that_nurseries_cannot_hold_are_told_like_others(error: BaseExcep
             raise error
         await rank.barrier()
 
-    with failing() as seen:
-        run(main, 2, path=path)
+    failure = failure_of(run, main, 2, path=path)
     line = main.__code__.co_firstlineno + 3
-    assert (seen[0].rank, str(seen[0])) == (1, f"rank 1 failed at test_failure.py:{line}: {told}")
+    assert (failure.rank, str(failure)) == (1, f"rank 1 failed at test_failure.py:{line}: {told}")
 
 
 def test_a_long_line_of_an_error_is_told_by_its_ends() -> None:
@@ -441,9 +428,8 @@ def test_a_long_line_of_an_error_is_told_by_its_ends() -> None:
             raise ValueError("a" + "x" * 10_000_000 + "z")
         await rank.barrier()
 
-    with failing() as seen:
-        run(main, 2)
-    text = str(seen[0])
+    failure = failure_of(run, main, 2)
+    text = str(failure)
     assert len(text) < 3000
     assert text.startswith("rank 1 failed at test_failure.py:")
     assert text.endswith("xxxz")

@@ -11,7 +11,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import overlap
 
-from .worlds import FEW_PATHS, failing, run
+from .worlds import FEW_PATHS, failure_of, run
 
 Program = Callable[[overlap.Rank], Awaitable[None]]
 Issue = Callable[[overlap.Rank], "overlap.Future[object]"]
@@ -355,11 +355,10 @@ async def issue_and_go_on(rank: overlap.Rank) -> None:
 @pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("main", [issue_nothing, issue_collective, issue_and_go_on])
 def test_a_failure_that_nobody_awaits_fails_the_rank(main: Program, path: str) -> None:
-    with failing() as errors:
-        run(main, 1, path=path)
-    assert errors[0].rank == 0
-    assert isinstance(errors[0].cause, Boom)
-    assert errors[0].__cause__ is errors[0].cause
+    failure = failure_of(run, main, 1, path=path)
+    assert failure.rank == 0
+    assert isinstance(failure.cause, Boom)
+    assert failure.__cause__ is failure.cause
 
 
 def test_one_that_was_seen_does_not() -> None:

@@ -9,7 +9,7 @@ import trio.testing
 
 import overlap
 
-from .worlds import failing, run
+from .worlds import failure_of, run
 
 R = overlap.Rank
 ISSUES = {
@@ -46,11 +46,10 @@ def test_issuing_in_a_finally_fails_with_the_failure_of_the_rank(issue) -> None:
         await trio.testing.wait_all_tasks_blocked()
         raise ValueError("own")
 
-    with failing() as seen:
-        run(main, 2)
-    assert (seen[0].rank, str(seen[0].cause), seen[0].others) == (0, "own", {})
+    failure = failure_of(run, main, 2)
+    assert (failure.rank, str(failure.cause), failure.others) == (0, "own", {})
     assert [str(error) for error in errors] == ["rank 0 failed: ValueError: own"]
-    assert errors[0].__cause__ is seen[0].cause
+    assert errors[0].__cause__ is failure.cause
 
 
 @pytest.mark.parametrize("elements", [3, 300_000])
@@ -73,9 +72,8 @@ def test_no_operation_of_a_finally_is_under_way_when_the_nursery_is_closed(eleme
         await trio.testing.wait_all_tasks_blocked()
         raise ValueError("own")
 
-    with failing() as seen:
-        run(main, 2, path="ring")
-    assert (seen[0].rank, str(seen[0].cause), seen[0].others) == (0, "own", {})
+    failure = failure_of(run, main, 2, path="ring")
+    assert (failure.rank, str(failure.cause), failure.others) == (0, "own", {})
 
 
 @pytest.mark.everyday(6)

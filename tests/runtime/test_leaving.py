@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 import overlap
 from overlap import RankLeftError
 
-from .worlds import FEW_PATHS, Turns, failing, run
+from .worlds import FEW_PATHS, Turns, failure_of, run
 
 R = overlap.Rank
 HERE = "tests/runtime/test_leaving.py"
@@ -42,10 +42,9 @@ def test_a_rank_that_leaves_while_others_wait(first: bool, path: str) -> None:
         await everybody.wait()
         raise caught.value
 
-    with failing() as errors:
-        run(main, 3, path=path)
-    assert errors[0].rank == 1
-    assert isinstance(errors[0].cause, RankLeftError)
+    failure = failure_of(run, main, 3, path=path)
+    assert failure.rank == 1
+    assert isinstance(failure.cause, RankLeftError)
     assert sorted(told) == [0, 2]
     assert told[0] is not told[2]
     for error in told.values():
@@ -70,12 +69,11 @@ def test_the_one_that_left_is_named_by_a_rank_with_two_waiting_tasks(path: str) 
             await wait_all_tasks_blocked()
             inside.set()
 
-    with failing() as errors:
-        run(main, 2, path=path)
-    assert errors[0].rank == 1
-    assert isinstance(errors[0].cause, RankLeftError)
-    assert not errors[0].others
-    assert str(errors[0]).startswith("rank 1 left too early: RankLeftError: rank 1 finished its program while rank 0 ")
+    failure = failure_of(run, main, 2, path=path)
+    assert failure.rank == 1
+    assert isinstance(failure.cause, RankLeftError)
+    assert not failure.others
+    assert str(failure).startswith("rank 1 left too early: RankLeftError: rank 1 finished its program while rank 0 ")
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)
@@ -91,11 +89,10 @@ def test_a_rank_that_leaves_its_partner(order: tuple[int, int], sending: bool, p
             future = rank.send(np.ones(1), 1) if sending else rank.recv(((1,), float), 1)
         await future
 
-    with failing() as errors:
-        run(main, 2, path=path)
-    assert errors[0].rank == 1
+    failure = failure_of(run, main, 2, path=path)
+    assert failure.rank == 1
     name = "send #0 to rank 1" if sending else "recv #0 from rank 1"
-    assert str(errors[0].cause).startswith(f"rank 1 finished its program while rank 0 needs it in {name} on")
+    assert str(failure.cause).startswith(f"rank 1 finished its program while rank 0 needs it in {name} on")
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)
@@ -178,8 +175,7 @@ def test_a_rank_that_exits_is_a_rank_that_failed() -> None:
             sys.exit(3)
         await rank.barrier()
 
-    with failing() as errors:
-        run(main, 2)
-    assert errors[0].rank == 1
-    assert isinstance(errors[0].cause, SystemExit)
-    assert errors[0].cause.code == 3
+    failure = failure_of(run, main, 2)
+    assert failure.rank == 1
+    assert isinstance(failure.cause, SystemExit)
+    assert failure.cause.code == 3

@@ -12,7 +12,7 @@ from overlap.processes.control import ControlPlane
 from overlap.runtime.communicators import Communicators
 
 from .companies import Wires, by_shared_memory, by_sockets, run_far
-from .worlds import PATHS, Turns, failing, run
+from .worlds import PATHS, Turns, failure_of, run
 
 Issue = Callable[[overlap.Rank], "overlap.CollectiveFuture"]
 
@@ -91,14 +91,13 @@ def test_the_odd_one_out_is_told_first_whoever_comes_first(order: tuple[int, ...
         await future
 
     turns = Turns(order)
-    with failing() as errors:
-        run(main, 4)
+    failure = failure_of(run, main, 4)
     line = main.__code__.co_firstlineno + 2
     last = "every rank of a group must issue the same operations in the same order; the other 3 ranks were stopped"
     at = f"float64 (3,), op='{{}}') at {HERE}:{line}"
-    other = errors[0].cause.ranks[1]  # type: ignore[attr-defined]
-    assert errors[0].rank == 2
-    assert str(errors[0]) == (
+    other = failure.cause.ranks[1]  # type: ignore[attr-defined]
+    assert failure.rank == 2
+    assert str(failure) == (
         "ranks disagree: CollectiveMismatchError: operation #0 on group 'world' differs between ranks: "
         f"rank 2 called all_reduce({at.format('max')}, rank {other} called all_reduce({at.format('sum')}; {last}"
     )
@@ -113,10 +112,9 @@ def test_two_that_differ_do_not_wait_for_ever_for_a_third() -> None:
         await rank.all_reduce(np.ones(3), "max" if rank.rank else "sum")
         await rank.send(np.ones(1), 2)
 
-    with failing() as errors:
-        run(main, 3)
-    assert isinstance(errors[0].cause, CollectiveMismatchError)
-    assert sorted(errors[0].cause.ranks) == [0, 1]
+    failure = failure_of(run, main, 3)
+    assert isinstance(failure.cause, CollectiveMismatchError)
+    assert sorted(failure.cause.ranks) == [0, 1]
 
 
 def test_the_message() -> None:
@@ -279,10 +277,9 @@ def test_nobody_awaits_it(path: str) -> None:
     async def main(rank: overlap.Rank) -> None:
         rank.all_reduce(np.ones(1 + rank.rank))
 
-    with failing() as errors:
-        run(main, 2, path=path)
-    assert isinstance(errors[0].cause, CollectiveMismatchError)
-    assert "rank 1 called all_reduce(float64 (2,), op='sum') at tests/runtime/test_mismatch.py:" in str(errors[0])
+    failure = failure_of(run, main, 2, path=path)
+    assert isinstance(failure.cause, CollectiveMismatchError)
+    assert "rank 1 called all_reduce(float64 (2,), op='sum') at tests/runtime/test_mismatch.py:" in str(failure)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -8,7 +8,7 @@ import trio
 
 import overlap
 
-from .worlds import failing, run
+from .worlds import failure_of, run
 
 R = overlap.Rank
 
@@ -35,10 +35,9 @@ def test_a_future_of_another_world_is_refused_where_it_is_used(how: str) -> None
     thread.start()
     begun.wait(30)
     try:
-        with failing() as seen:
-            run(stranger, 1)
-        assert isinstance(seen[0].cause, overlap.UsageError)
-        assert "compute 'wait' belongs to another world" in str(seen[0])
+        failure = failure_of(run, stranger, 1)
+        assert isinstance(failure.cause, overlap.UsageError)
+        assert "compute 'wait' belongs to another world" in str(failure)
     finally:
         over.set()
         thread.join()
@@ -77,10 +76,9 @@ def test_an_error_without_a_text_still_names_its_rank() -> None:
             raise Mute
         await rank.barrier()
 
-    with failing() as seen:
-        run(main, 2)
-    assert seen[0].rank == 1
-    assert "Mute: (its text cannot be had: RuntimeError)" in str(seen[0])
+    failure = failure_of(run, main, 2)
+    assert failure.rank == 1
+    assert "Mute: (its text cannot be had: RuntimeError)" in str(failure)
 
 
 def test_how_long_a_thread_waits() -> None:
@@ -105,7 +103,6 @@ def test_a_task_that_is_no_async_function_is_told_by_what_it_returned() -> None:
     async def main(rank: R) -> None:
         await rank.spawn(plain)  # type: ignore[arg-type]
 
-    with failing() as seen:
-        run(main, 1)
-    assert isinstance(seen[0].cause, overlap.UsageError)
-    assert str(seen[0].cause) == "fn: expected an async function, but plain returned 7"
+    failure = failure_of(run, main, 1)
+    assert isinstance(failure.cause, overlap.UsageError)
+    assert str(failure.cause) == "fn: expected an async function, but plain returned 7"

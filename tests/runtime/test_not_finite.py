@@ -18,7 +18,7 @@ import overlap
 from overlap.runtime.checking import first_not_finite
 
 from .companies import run_far
-from .worlds import TIMEOUT_S, failing
+from .worlds import TIMEOUT_S, failure_of
 
 R = overlap.Rank
 Array = npt.NDArray[np.generic]
@@ -57,9 +57,8 @@ def test_the_rank_the_operation_the_step_and_the_line_are_named(clock: str) -> N
                 place.append(line(1))
                 await rank.all_reduce(grad, name="gradients")
 
-    with failing() as seen:
-        overlap.run(main, ranks=3, clock=clock, timeout_s=TIMEOUT_S, check="nan")
-    error = seen[0].cause
+    failure = failure_of(overlap.run, main, ranks=3, clock=clock, timeout_s=TIMEOUT_S, check="nan")
+    error = failure.cause
     assert isinstance(error, overlap.NonFiniteError)
     assert str(error) == (
         f"rank 1 was about to send nan by gradients #2 on group 'world' at {place[0]} in step 2: element [2, 7] of "
@@ -68,9 +67,9 @@ def test_the_rank_the_operation_the_step_and_the_line_are_named(clock: str) -> N
     )
     assert (error.rank, error.seq, error.step, error.call_site) == (1, 2, 2, place[0])
     assert (error.index, error.value, error.count) == ((2, 7), "nan", 2)
-    assert seen[0].rank == 1
-    assert str(seen[0]).startswith(f"rank 1 failed at {Path(__file__).name}:")
-    assert str(error) in str(seen[0])
+    assert failure.rank == 1
+    assert str(failure).startswith(f"rank 1 failed at {Path(__file__).name}:")
+    assert str(error) in str(failure)
 
 
 def test_the_line_is_named_where_others_fail_of_it_first() -> None:
@@ -80,11 +79,10 @@ def test_the_line_is_named_where_others_fail_of_it_first() -> None:
             await trio.sleep_forever()
         await ended
 
-    with failing() as seen:
-        overlap.run(main, ranks=3, timeout_s=TIMEOUT_S, check="nan")
-    assert seen[0].rank == 1
+    failure = failure_of(overlap.run, main, ranks=3, timeout_s=TIMEOUT_S, check="nan")
+    assert failure.rank == 1
     issued = main.__code__.co_firstlineno + 1
-    assert str(seen[0]).startswith(f"rank 1 failed at {Path(__file__).name}:{issued}: NonFiniteError: ")
+    assert str(failure).startswith(f"rank 1 failed at {Path(__file__).name}:{issued}: NonFiniteError: ")
 
 
 def test_others_are_told_whose_it_was() -> None:
@@ -135,10 +133,9 @@ def test_every_type_that_can_say_it(dtype: np.dtype[np.generic]) -> None:
         x[place] = np.array(np.nan).astype(dtype)
         assert first_not_finite(x) == place
         assert first_not_finite(x[place : place + 1]) == 0
-    with failing() as seen:
-        overlap.run(main, x, ranks=2, timeout_s=TIMEOUT_S, check="nan")
-    assert isinstance(seen[0].cause, overlap.NonFiniteError)
-    assert f"element [99999] of {dtype.name} (100000,) is " in str(seen[0])
+    failure = failure_of(overlap.run, main, x, ranks=2, timeout_s=TIMEOUT_S, check="nan")
+    assert isinstance(failure.cause, overlap.NonFiniteError)
+    assert f"element [99999] of {dtype.name} (100000,) is " in str(failure)
     assert first_not_finite(np.ones(0, dtype)) is None
 
 
@@ -180,10 +177,9 @@ def test_every_operation_looks_at_what_leaves(name: str) -> None:
         x = np.array([1, np.nan if rank.rank else 2.0])
         await OPERATIONS[name](rank, x)  # type: ignore[misc]
 
-    with failing() as seen:
-        overlap.run(main, ranks=2, timeout_s=TIMEOUT_S, check="nan")
-    assert isinstance(seen[0].cause, overlap.NonFiniteError)
-    assert seen[0].rank == 1
+    failure = failure_of(overlap.run, main, ranks=2, timeout_s=TIMEOUT_S, check="nan")
+    assert isinstance(failure.cause, overlap.NonFiniteError)
+    assert failure.rank == 1
 
 
 def test_what_does_not_leave_is_not_looked_at() -> None:
@@ -214,18 +210,16 @@ def test_the_step_is_that_of_the_call() -> None:
             released.set()
             await future
 
-    with failing() as seen:
-        overlap.run(main, ranks=1, timeout_s=TIMEOUT_S, check="nan")
-    assert getattr(seen[0].cause, "step", None) == 6
+    failure = failure_of(overlap.run, main, ranks=1, timeout_s=TIMEOUT_S, check="nan")
+    assert getattr(failure.cause, "step", None) == 6
 
     async def threaded(rank: R) -> None:
         with rank.step(8):
             future = await trio.to_thread.run_sync(rank.all_reduce, np.array([np.nan]))
         await future
 
-    with failing() as seen:
-        overlap.run(threaded, ranks=1, timeout_s=TIMEOUT_S, check="nan")
-    assert getattr(seen[0].cause, "step", None) == 8
+    failure = failure_of(overlap.run, threaded, ranks=1, timeout_s=TIMEOUT_S, check="nan")
+    assert getattr(failure.cause, "step", None) == 8
 
 
 def test_arrays_are_given_back() -> None:
@@ -255,9 +249,8 @@ def test_the_variable_says_it_and_nothing_else_can_be_meant(monkeypatch: pytest.
     with pytest.raises(overlap.UsageError, match=r"^check: with shapes_only, arrays have no data to check; leave"):
         overlap.run(main, check="nan", clock=overlap.Virtual(shapes_only=True))
     monkeypatch.setenv("OVERLAP_CHECK", "nan")
-    with failing() as seen:
-        overlap.run(main, ranks=2)
-    assert isinstance(seen[0].cause, overlap.NonFiniteError)
+    failure = failure_of(overlap.run, main, ranks=2)
+    assert isinstance(failure.cause, overlap.NonFiniteError)
     monkeypatch.setenv("OVERLAP_CHECK", "all")
     with pytest.raises(overlap.UsageError, match=r"^check: expected 'nan', got 'all' \(check: OVERLAP_CHECK\)$"):
         overlap.run(main, ranks=2)
@@ -281,10 +274,9 @@ def test_an_input_that_another_view_writes_to_in_flight_fails(check: str | None)
     if check is None:
         overlap.run(main, ranks=2, timeout_s=TIMEOUT_S)
         return
-    with failing() as errors:
-        overlap.run(main, ranks=2, check=check, timeout_s=TIMEOUT_S)
+    failure = failure_of(overlap.run, main, ranks=2, check=check, timeout_s=TIMEOUT_S)
     at = f"tests/runtime/test_not_finite.py:{main.__code__.co_firstlineno + 5}"
-    assert str(errors[0].cause) == (
+    assert str(failure.cause) == (
         f"x: was changed while all_reduce #0 on group 'world' ({at}) was reading it; await that first"
     )
 

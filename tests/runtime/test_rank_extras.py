@@ -7,7 +7,7 @@ import trio
 import overlap
 from overlap.config import overriding
 
-from .worlds import TIMEOUT_S, failing
+from .worlds import TIMEOUT_S, failure_of
 
 
 def run(main, ranks=2):
@@ -34,9 +34,8 @@ def test_an_error_of_a_task_that_nobody_awaits_fails_the_rank():
         if rank.rank == 1:
             rank.spawn(bad)
 
-    with failing() as seen:
-        run(main)
-    assert (seen[0].rank, str(seen[0].__cause__)) == (1, "no")
+    failure = failure_of(run, main)
+    assert (failure.rank, str(failure.__cause__)) == (1, "no")
 
 
 def test_a_rank_waits_for_its_tasks():

@@ -20,7 +20,7 @@ from overlap.runtime.trees import message_of
 
 from .companies import by_shared_memory, by_sockets, in_memory, run_far
 from .test_trees import same
-from .worlds import failing, run
+from .worlds import failure_of, run
 
 R = overlap.Rank
 Main = Callable[[R], Awaitable[Any]]
@@ -271,10 +271,9 @@ def test_a_sender_that_fails_and_one_that_has_left() -> None:
     for way in ("direct", "by_sockets"):
         for main in (fails, leaves):
             if way == "direct":
-                with failing() as seen:
-                    world(main, way)
+                failure = failure_of(world, main, way)
                 assert ("boom" if main is fails else "rank 0 finished its program while rank 1 needs it") in str(
-                    seen[0]
+                    failure
                 )
             else:
                 text = str(world(main, way)[1])

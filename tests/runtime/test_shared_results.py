@@ -18,7 +18,7 @@ from transports.shared_memory.engine import BUILT
 
 from .cases import Case, whole_numbers
 from .companies import Wires, by_shared_memory, by_sockets, in_memory, run_far
-from .worlds import failing, run
+from .worlds import failure_of, run
 
 pytestmark = pytest.mark.skipif(not BUILT, reason="it was not compiled")
 
@@ -159,12 +159,9 @@ def test_ranks_must_agree_on_it(place: str) -> None:
     async def main(rank: overlap.Rank) -> None:
         await rank.all_reduce(np.ones(3, np.float32), shared=rank.rank == 0)
 
-    errors: list[Any]
-    if place == "one process":
-        with failing() as errors:
-            run(main, 2)
-    else:
-        errors = run_far(main, 2, 1, wires=by_shared_memory)
+    errors: list[Any] = (
+        [failure_of(run, main, 2)] if place == "one process" else run_far(main, 2, 1, wires=by_shared_memory)
+    )
     for error in errors:
         cause = error.__cause__  # of two processes one may be told by the other before it sees for itself
         told = isinstance(cause, RemoteError) and cause.type_name == "CollectiveMismatchError"

@@ -14,7 +14,7 @@ from overlap import PeerFailedError, StallError
 from overlap.runtime.blame import stall as stall_watch
 from transports import Faulty, LinkLostError, NeuronLink
 
-from .worlds import TIMEOUT_S, failing
+from .worlds import TIMEOUT_S, failure_of
 
 R = overlap.Rank
 HERE = "tests/runtime/test_stall.py"
@@ -136,14 +136,13 @@ def test_a_link_that_is_cut(elements: int) -> None:
             raise
 
     transport = Faulty(NeuronLink(3), seed=0)
-    with failing() as errors:
-        overlap.run(main, ranks=3, transport=transport, timeout_s=TIMEOUT_S)
-    assert errors[0].rank in (0, 1)
-    assert isinstance(errors[0].cause, LinkLostError)
+    failure = failure_of(overlap.run, main, ranks=3, transport=transport, timeout_s=TIMEOUT_S)
+    assert failure.rank in (0, 1)
+    assert isinstance(failure.cause, LinkLostError)
     assert any(isinstance(error, LinkLostError) for error in told.values())
     for error in told.values():
         assert isinstance(error, (LinkLostError, PeerFailedError))
-        assert not isinstance(error, PeerFailedError) or error.culprit == errors[0].rank
+        assert not isinstance(error, PeerFailedError) or error.culprit == failure.rank
 
 
 def test_a_cut_link_ends_the_operation_on_all_ranks_even_if_they_go_on() -> None:

@@ -11,7 +11,7 @@ import trio.lowlevel
 import overlap
 from overlap.runtime.handover import Handover
 
-from .worlds import failing, run
+from .worlds import failure_of, run
 
 R = overlap.Rank
 
@@ -124,9 +124,8 @@ def test_a_thread_learns_that_the_world_has_failed() -> None:
             raise ValueError("boom")
         await rank.compute(wait, rank)
 
-    with failing() as seen:
-        run(main, 2)
-    assert "boom" in str(seen[0])
+    failure = failure_of(run, main, 2)
+    assert "boom" in str(failure)
 
 
 def test_a_call_after_the_end_says_so() -> None:

@@ -1,8 +1,8 @@
 """Running worlds in tests: a hang becomes a StallError, and a rank's error is what the test gets to see."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -28,13 +28,11 @@ def run(main: Callable[..., Awaitable[T]], ranks: int, *args: object, path: str 
     return overlap.run(main, *args, ranks=ranks, transport=transport, algorithm=algorithm, timeout_s=TIMEOUT_S)
 
 
-@contextmanager
-def failing() -> Iterator[list[overlap.RankFailedError]]:
-    """Expect a rank to fail; the list holds the error afterwards."""
-    seen: list[overlap.RankFailedError] = []
+def failure_of(run: Callable[..., object], *args: Any, **settings: Any) -> overlap.RankFailedError:
+    """Call a function that runs a world, one of whose ranks fails; return the error that the call raises."""
     with pytest.raises(overlap.RankFailedError) as caught:
-        yield seen
-    seen.append(caught.value)
+        run(*args, **settings)
+    return caught.value
 
 
 class Turns:
