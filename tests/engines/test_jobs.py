@@ -24,6 +24,7 @@ from overlap.ray.job import JobSpec, MemberEnd, Outcome, describe_job  # noqa: E
 from overlap.ray.member import MemberActor  # noqa: E402
 from overlap.ray.placement import describe_lack, wait_for_resources  # noqa: E402
 from overlap.ray.restarts import blamed_members, first_failure, run_attempts  # noqa: E402
+from tests.threads import run_threads  # noqa: E402
 
 
 class Store(dict[str, bytes]):
@@ -67,11 +68,7 @@ def once(of: JobSpec) -> Outcome:
     def live(member: int) -> None:
         ends[member] = end_of(of, member, store)
 
-    threads = [threading.Thread(target=live, args=(member,)) for member in range(of.members)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=live, args=(member,)) for member in range(of.members))
     return Outcome(ends=ends, lost={})
 
 

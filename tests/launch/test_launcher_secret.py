@@ -7,6 +7,7 @@ import pytest
 
 from overlap import UsageError
 from overlap.processes.secret import ADVICE, generate, given_secret, hand_over, user_secret
+from tests.threads import run_threads
 
 HEX = "00ff" * 16
 
@@ -77,11 +78,7 @@ def test_what_is_no_secret_is_named_without_being_shown(tmp_path):
 def test_processes_of_one_user_share_a_secret_that_nobody_else_can_read(tmp_path):
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     found = []
-    threads = [threading.Thread(target=lambda: found.append(user_secret(environ))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=lambda: found.append(user_secret(environ))) for _ in range(8))
     assert found == [user_secret(environ)] * 8
     assert len(found[0]) == 32
     [folder] = tmp_path.iterdir()

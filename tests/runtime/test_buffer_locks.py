@@ -10,6 +10,7 @@ import pytest
 
 from overlap.runtime.memory.buffer_locks import BufferLocks
 from overlap.runtime.memory.buffer_pool import BufferPool
+from tests.threads import run_threads
 
 
 def guarded(*arrays: np.ndarray) -> list[bool]:
@@ -137,11 +138,7 @@ def test_threads_lock_and_unlock_the_same_arrays() -> None:
                     wrong.append(turn)
                 locks.unlock((array,))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=work, args=(number,)) for number in range(4))
     assert wrong == []
     assert len(locks) == 0
     assert guarded(*arrays) == [False] * 4

@@ -12,6 +12,7 @@ import pytest
 
 from overlap.runtime.memory import buffer_pool
 from overlap.runtime.memory.buffer_pool import IDLE_NS, SMALLEST_BYTES, BufferPool
+from tests.threads import run_threads
 
 BYTE = np.dtype(np.uint8)
 LARGE = (1 << 20,)
@@ -257,11 +258,7 @@ def test_many_threads_make_and_drop() -> None:
             if not (array == number).all():
                 errors.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=work, args=(number,)) for number in range(4))
     handed.clear()
     figures = pool.statistics()
     assert errors == []

@@ -8,6 +8,7 @@ import trio
 
 import overlap
 from overlap.runtime.interpreter import GC_THRESHOLD, SWITCH_INTERVAL_S, BlasLimit, tuned_interpreter
+from tests.threads import run_threads
 
 
 def settings() -> tuple[float, tuple[int, int, int]]:
@@ -58,10 +59,6 @@ def test_two_worlds_in_two_threads_leave_nothing_changed() -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=live) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=live) for _ in range(2))
     assert failures == []
     assert settings() == before

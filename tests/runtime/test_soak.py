@@ -16,6 +16,7 @@ import trio
 
 import overlap
 from tests.embedded.connecting import TIMEOUT_S, MemoryStore
+from tests.threads import run_threads
 from transports import NeuronLink, Wire
 from transports.wrappers import Wrapper
 
@@ -127,11 +128,7 @@ def test_a_million_operations_between_processes(wire: str) -> None:
         with overlap.connect(rank, 2, store=store, transport=wire) as world:
             program(world)
 
-    threads = [threading.Thread(target=live, args=[rank]) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=live, args=[rank]) for rank in range(2))
     print(*looks, sep="\n")
     assert len(looks) >= LOOKS
     early, late = looks[5 : LOOKS // 2], looks[LOOKS // 2 :]

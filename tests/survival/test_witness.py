@@ -26,6 +26,7 @@ from overlap.survival import witness as module
 from overlap.survival.agreement import AgreementState, EpochWorld
 from overlap.survival.epochs import SurvivingRun
 from overlap.survival.witness import Witness, WitnessError, WitnessReport
+from tests.threads import run_threads
 
 
 async def until(condition):
@@ -105,11 +106,7 @@ def test_many_members_report_at_once_without_waiting_for_each_other(tmp_path):
 
     is_heard, meeting = True, threading.Barrier(64)
     sys.addaudithook(listen)
-    threads = [threading.Thread(target=report, args=(member,)) for member in world.members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=report, args=(member,)) for member in world.members)
     is_heard = False
     assert {member: report.step for member, report in witnesses[0].reports(0, world.members).items()} == dict(
         enumerate(world.members)

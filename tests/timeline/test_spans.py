@@ -9,6 +9,7 @@ import trio
 
 import overlap.timeline
 from overlap.timeline import Recorder, Timeline
+from tests.threads import run_threads
 
 ROOT = Path(overlap.timeline.__file__).parents[2]
 INFO = (("all_reduce", "ring", "dp", 7, 64, "bfloat16", 35), 10, -1, "train.py:4", 0, 9)
@@ -77,11 +78,7 @@ def test_two_threads_lose_no_count():
         for i in range(20_000):
             recorder.append(("compute", "compute", "x", i, i, None))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=work) for _ in range(2))
     assert recorder.dropped == 40_000 - 10
 
 

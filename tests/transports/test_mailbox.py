@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.threads import run_threads
 from transports.signature import parts_agree
 
 from .mailbox_builds import COMPILER, DELAYS, build
@@ -513,11 +514,7 @@ def test_threads_may_send_while_others_close() -> None:
                 box.close()
                 box.send(1, 0, 0, b"", data.ctypes.data, data.nbytes, data)
 
-        threads = [threading.Thread(target=end) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(threading.Thread(target=end) for _ in range(4))
         out = np.zeros(64, np.uint8)
         assert [boxes.wait(1, boxes.receive(1, 0, out)) for _ in range(16)] == [DONE] * 16
 
