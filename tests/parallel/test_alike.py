@@ -7,7 +7,7 @@ import overlap
 from overlap import parallel
 from overlap.parallel import hooks
 
-from ..runtime.worlds import failing
+from ..runtime.worlds import failure_of
 from .test_matrix import STRATEGIES
 
 STAGES = (1, 2, 3)
@@ -173,11 +173,10 @@ def test_a_gradient_of_another_shape(strategy):
         await model.finish()
 
     for at_once in (True, False):
-        with failing() as seen:
-            overlap.run(main, at_once, ranks=3)
+        failure = failure_of(overlap.run, main, at_once, ranks=3)
         told = "reduce: the gradient of 'w' in step 0 has shape (3, 2), the parameter (2, 3)"
-        assert seen[0].rank == 1
-        assert str(seen[0].__cause__).partition(";")[0] == told
+        assert failure.rank == 1
+        assert str(failure.__cause__).partition(";")[0] == told
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -211,10 +210,9 @@ def test_a_gradient_that_is_not_finite(strategy, dtype):
             model.step()
         await model.finish()
 
-    with failing() as seen:
-        overlap.run(main, ranks=3)
-    error = seen[0].__cause__
-    assert (seen[0].rank, type(error)) == (2, overlap.NonFiniteError)
+    failure = failure_of(overlap.run, main, ranks=3)
+    error = failure.__cause__
+    assert (failure.rank, type(error)) == (2, overlap.NonFiniteError)
     assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w'", 2, (1, 0))
     assert str(error).startswith("rank 2 was about to send nan by the gradient of 'w' at tests/parallel/test_alike.py:")
     assert str(error).endswith(

@@ -15,7 +15,7 @@ from overlap.parallel import Local, Pipeline, schedules
 from overlap.parallel.schedules import FAMILIES, ActionKind, Durations, PipelineSchedule
 from tests.parallel import blocks as b
 from tests.runtime.companies import by_sockets, run_far
-from tests.runtime.worlds import TIMEOUT_S, failing, run
+from tests.runtime.worlds import TIMEOUT_S, failure_of, run
 from tests.simulation.worlds import mesh, simulate, spans
 
 Array = np.ndarray
@@ -388,9 +388,8 @@ def test_a_batch_that_cannot_be_meant_is_told(batch: tuple[object, object], rank
     async def main(rank: overlap.Rank) -> None:
         await build(rank, TWO).run(*batch)
 
-    with failing() as seen:
-        run(main, 2)
-    assert (seen[0].rank, str(seen[0].cause)) == (rank, told)
+    failure = failure_of(run, main, 2)
+    assert (failure.rank, str(failure.cause)) == (rank, told)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
@@ -438,11 +437,10 @@ def test_another_shape_than_the_boundary_says_is_told_with_both() -> None:
     async def main(rank: overlap.Rank) -> None:
         await (await build(rank, TWO, boundary=((4, 7), np.float64)).run(*b.batch(0))).loss()
 
-    with failing() as seen:
-        run(main, 2)
-    assert isinstance(seen[0].cause, overlap.UsageError)
-    assert "float64 (4, 6)" in str(seen[0])
-    assert "float64 (4, 7)" in str(seen[0])
+    failure = failure_of(run, main, 2)
+    assert isinstance(failure.cause, overlap.UsageError)
+    assert "float64 (4, 6)" in str(failure)
+    assert "float64 (4, 7)" in str(failure)
 
 
 def test_an_error_in_a_stage_ends_the_run_with_its_rank() -> None:
@@ -450,10 +448,9 @@ def test_an_error_in_a_stage_ends_the_run_with_its_rank() -> None:
         pipeline = build(rank, TWO, params={rank.rank: b.block(0, width=6 + rank.rank)})
         await pipeline.run(*b.batch(0))
 
-    with failing() as seen:
-        run(main, 2)
-    assert seen[0].rank == 1
-    assert isinstance(seen[0].cause, ValueError)
+    failure = failure_of(run, main, 2)
+    assert failure.rank == 1
+    assert isinstance(failure.cause, ValueError)
 
 
 def test_a_pipeline_of_models_that_fit_no_memory() -> None:

@@ -10,7 +10,7 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import schedules
-from tests.runtime.worlds import failing, run
+from tests.runtime.worlds import failure_of, run
 
 
 def product(w: Any, x: Any) -> tuple[Any, Any]:
@@ -86,6 +86,5 @@ def test_a_layer_with_weights_may_not() -> None:
         )
         await pipeline.run(np.ones((8, 4)), np.ones((8, 4)))
 
-    with failing() as seen:
-        run(main, 1)
-    assert "backward: returned None for the gradient of weights; only a layer without weights may" in str(seen[0])
+    failure = failure_of(run, main, 1)
+    assert "backward: returned None for the gradient of weights; only a layer without weights may" in str(failure)
