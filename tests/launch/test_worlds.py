@@ -432,21 +432,22 @@ def test_the_secret_is_not_left_in_the_environment_of_ranks_nor_of_what_they_sta
         return
     there = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     there |= {"MASTER_PORT": str(free_port()), "OVERLAP_SECRET": "correct horse"}
-    ranks = [started(tmp_path, TELLING, RANK=rank, LOCAL_RANK=rank, **there) for rank in "01"]
+    (tmp_path / "train.py").write_text(TELLING)
+    ranks = [started(tmp_path, RANK=rank, LOCAL_RANK=rank, **there) for rank in "01"]
     assert [process.communicate(timeout=LIMIT_S) for process in ranks] == [("False\n", "")] * 2
 
 
-def started(folder: Path, program: str, **variables: str) -> Python:
-    (folder / "train.py").write_text(program)
+def started(folder: Path, **variables: str) -> Python:
     return Python("train.py", cwd=folder, env=environment(**variables))
 
 
 def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None:
     """What torchrun puts into the environment of each of its processes, one rank in each."""
+    (tmp_path / "train.py").write_text(program())
     port = str(free_port())
     ranks = [
         started(
-            tmp_path, program(), RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3",
+            tmp_path, RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3",
             GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
         )
         for rank in range(3)
