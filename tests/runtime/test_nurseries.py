@@ -153,7 +153,9 @@ def test_the_rank_fails_with_the_error_of_a_nursery_that_nobody_handles(clock: A
         overlap.run(main, ranks=1, clock=clock, timeout_s=TIMEOUT_S)
     line = fail.__code__.co_firstlineno + 1
     assert (repr(failed.value.cause), failed.value.others) == ("ValueError(0)", {})
-    assert str(failed.value).startswith(f"rank 0 failed at {HERE}:{line}: ValueError: 0; unfinished there: ")
+    message, unfinished, _ = str(failed.value).partition("; unfinished there: ")
+    assert message == f"rank 0 failed at {HERE}:{line}: ValueError: 0"
+    assert unfinished or clock == "real"  # threads of a busy machine may have ended by then
 
 
 def test_the_await_of_a_failed_future_that_the_nursery_cancels_is_enough() -> None:
