@@ -51,7 +51,7 @@ _PART_OVERHEAD_BYTES = 16
 _REPORTED_LIMIT = 8
 #: Number of refusals that the error repeats: a refused process may be the missing one.
 _REPEATED_LIMIT = 3
-#: Pings one after the other at the beginning: enough that one of them does not wait in a queue.
+#: Pings before joining: enough that one of them did not wait in a queue.
 _CLOCK_SAMPLES = 16
 
 
@@ -381,10 +381,7 @@ class Client:
         self._suspected = False  # whether the present silence of member 0 has been reported
 
     def beat(self, silences: Mapping[int, Silence], now_ns: int) -> list[Action]:
-        """Send a ping, as a sign of life, and judge the silence of member 0.
-
-        The first answer lets this member join, and starts a series of pings, which goes on meanwhile.
-        """
+        """Send a ping, as a sign of life, and judge the silence of member 0; the first answer starts a series."""
         judged = [each for one in silences.values() for each in one.judge(0, self._config, suspected=self._suspected)]
         self._suspected = bool(silences)
         return [SendControl(0, Ping(sent_ns=now_ns)), *judged]
@@ -395,10 +392,11 @@ class Client:
         match message:
             case Pong(sent_ns=sent_ns, server_ns=server_ns):
                 self.clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=now_ns))
-                detail, process = self._config.detail, self._config.process
-                join = [SendControl(0, Join(detail=detail, process=process))] if len(self.clock) == 1 else []
-                ping = [SendControl(0, Ping(sent_ns=now_ns))] if len(self.clock) < _CLOCK_SAMPLES else []
-                return [*join, *ping]
+                if not is_gathering or len(self.clock) > _CLOCK_SAMPLES:
+                    return []
+                if len(self.clock) < _CLOCK_SAMPLES:
+                    return [SendControl(0, Ping(sent_ns=now_ns))]
+                return [SendControl(0, Join(detail=self._config.detail, process=self._config.process))]
             case Refused(reason=reason):
                 return [CutConnection(0, reason if is_gathering else f"has excluded this process: {reason}")]
             case Waiting():

@@ -7,9 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap.processes.clock import DRIFT_PPM, ClockOffset, ClockSample, CoordinatorClock
-from overlap.processes.identity import RendezvousConfig
-from overlap.processes.members import Client, SendControl
-from overlap.processes.wire import Join, Ping, Pong
 
 NANOSECONDS = st.integers(0, 10**9)
 
@@ -72,11 +69,3 @@ def test_only_the_last_samples_count() -> None:
 def test_without_a_sample_nothing_is_known() -> None:
     with pytest.raises(ValueError, match="empty"):
         CoordinatorClock().offset(0)
-
-
-def test_a_member_joins_with_the_first_answer_and_goes_on_to_ask() -> None:
-    client = Client(RendezvousConfig(job="", member=1, members=2, endpoint=("", 0), secret=b"-"))
-    assert client.beat({}, 0) == [SendControl(0, Ping(sent_ns=0))]
-    answers = [client.receive(Pong(sent_ns=at, server_ns=at), at + 1) for at in range(20)]
-    sent = [[type(action.message) for action in actions if isinstance(action, SendControl)] for actions in answers]
-    assert sent == [[Join, Ping], *[[Ping]] * 14, *[[]] * 5]
