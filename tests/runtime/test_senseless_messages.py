@@ -39,7 +39,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.from_type(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+    if isinstance(hint, type) and (issubclass(hint, msgspec.Struct) or hasattr(hint, "_fields")):
         return st.builds(hint, **{name: values(each) for name, each in get_type_hints(hint).items()})
     of, within = get_origin(hint), get_args(hint)
     if of is list:
