@@ -43,6 +43,7 @@ class CallSignature:
         what: The call as errors show it.
         site: "file:line" that issued it; of another process the end of that.
         flat: Whether the shape is open although the number of elements is known.
+        is_tree: Whether it is of a message of a tree; known of signatures of other processes.
     """
 
     fingerprint: int
@@ -50,6 +51,7 @@ class CallSignature:
     what: str
     site: str
     flat: bool = False
+    is_tree: bool = False
 
     def agrees(self, theirs: int) -> bool:
         """Whether an operation with the fingerprint `theirs` may be the same one."""
@@ -119,9 +121,9 @@ def parse(text: bytes, expected: int | None = None) -> CallSignature:
     from .signature_text import decode  # of use between processes only
 
     try:
-        call, what, site, flat = decode(bytes(text))
+        call, what, site, flat, is_tree = decode(bytes(text))
         bits = (expected or 0) if call is None else fingerprint(call, flat=flat)
-        found = CallSignature(bits, call, what, site, flat)
+        found = CallSignature(bits, call, what, site, flat, is_tree)
         if expected is not None and found.fingerprint != expected:
             raise ValueError(f"{found.what} has the fingerprint {found.fingerprint:016x}, not {expected:016x}")
     except Exception as error:  # any that the bytes of a peer can raise

@@ -17,6 +17,9 @@ _KINDS = tuple(Collective)
 # Most bytes of a text before the name of the file, whose end should be readable.
 _HEAD_BYTES = 64
 
+# In place of the form of a tree, where the call is too long.
+_CUT = "..."
+
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -47,6 +50,7 @@ def encode(called: Call | None, what: str, site: str, *, flat: bool) -> bytes:
     text = SignatureText(0, flat, what.encode()[: _HEAD_BYTES - 24].decode(errors="ignore"), number)
     if called is not None:
         kind, key = _KINDS.index(called.kind), called.key
+        text.form = _CUT if key.form else ""
         whole = SignatureText(
             kind, flat, "", number, key.size, key.root, key.dtype, key.shape, key.op, key.exact, key.shared,
             key.algorithm, (key.pairs, key.counts), key.form,
@@ -57,14 +61,17 @@ def encode(called: Call | None, what: str, site: str, *, flat: bool) -> bytes:
     return msgspec.msgpack.encode(text)
 
 
-def decode(text: bytes) -> tuple[Call | None, str, str, bool]:
-    """Return the call of a signature, if all of it is there, what errors show of it, its line, and if it is flat."""
+def decode(text: bytes) -> tuple[Call | None, str, str, bool, bool]:
+    """Return the call of a signature, if all of it is there, what errors show of it, and its line.
+
+    And whether it is flat, and whether it is of a tree.
+    """
     if len(text) > TEXT_BYTES:
         raise ValueError(f"it has {len(text)} bytes, and {TEXT_BYTES} are the most")
     read = msgspec.msgpack.decode(text, type=SignatureText)
     site = f"{read.file}:{read.line}"
     if read.what:
-        return None, f"{read.what} ...", site, read.flat
+        return None, f"{read.what} ...", site, read.flat, bool(read.form)
     if read.kind >= len(_KINDS):
         raise ValueError(f"it has the kind {read.kind}, and only {len(_KINDS)} are known")
     pairs, counts = read.blocks
@@ -73,4 +80,4 @@ def decode(text: bytes) -> tuple[Call | None, str, str, bool]:
         _KINDS[read.kind].text, read.op, dtype, read.shape, read.size, read.root, pairs, counts, read.exact,
         read.shared, read.algorithm, read.form,
     )  # fmt: skip
-    return found, str(found), site, read.flat
+    return found, str(found), site, read.flat, bool(read.form)

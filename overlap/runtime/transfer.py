@@ -125,10 +125,15 @@ def unpack(buffers: ReceiveBuffers, form: str, packed: Array | None, arrays: Arr
 def allocate(message: Message[Any], request: Request) -> Buffer:
     """Return the place of a message whose sender alone knows its shape, or its tree."""
     assert request.theirs is not None
-    call = parse(request.theirs.text, request.theirs.fingerprint).call
-    if call is not None and not call.form:
-        message.fit(call)
+    theirs = parse(request.theirs.text, request.theirs.fingerprint)
+    if theirs.call is not None and not theirs.is_tree:
+        message.fit(theirs.call)
         return bytes_of(cast("Array", message.target).reshape(-1))
+    if not theirs.is_tree:
+        raise UsageError(
+            f"recv: the array that {theirs.site} sends has too many dimensions to come with its shape; "
+            "pass like=(shape, dtype)"
+        )
     message.tree_memory = message.context.arrays.empty((request.nbytes,), np.dtype(np.uint8))
     return message.tree_memory
 

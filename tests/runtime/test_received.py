@@ -422,3 +422,20 @@ def test_a_form_travels_that_packs_into_half_a_control_message(nbytes: int, trav
     else:
         with pytest.raises(overlap.UsageError, match=r"^x: a tree of 1 arrays is too large for one message; send its"):
             text_of(tree, leaves)
+
+
+@pytest.mark.parametrize("way", ["by_sockets", "by_shared_memory"])
+def test_an_array_whose_shape_is_too_long_for_its_signature_needs_like(way: str) -> None:
+    x = np.arange(2.0).reshape(*[1] * 63, 2)
+
+    async def main(rank: R) -> bool:
+        if rank.rank == 0:
+            await rank.send(x, 1)
+            await rank.send(x, 1)
+            return True
+        received = await rank.recv(x.copy(), 0)
+        with pytest.raises(overlap.UsageError, match=r"test_received\.py:\d+ sends has too many dimensions .*like="):
+            await rank.recv(src=0)
+        return bool((received == x).all()) and received.shape == x.shape
+
+    assert world(main, way) == [True, True]
