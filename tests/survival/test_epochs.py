@@ -165,10 +165,10 @@ def one_process(monkeypatch):
     epochs._member[:], epochs._last[:] = member, last
 
 
-@pytest.mark.parametrize("first", range(0, 80, 40))
-def test_invariants_by_seed(one_process, tmp_path, first):
+def test_invariants_by_seed(one_process, tmp_path):
+    """The order in which tasks run is Trio's own draw: of one seed, a member is out in one run and not in the next."""
     numbers, ends = set(), Counter()
-    for seed in range(first, first + 40):
+    for seed in range(80):
         job = Job(tmp_path / str(seed), seed)
         one_process.append(job)
 
@@ -190,8 +190,8 @@ def test_invariants_by_seed(one_process, tmp_path, first):
                 )
         assert job.dead | job.ends.keys() == set(job.members), f"seed {seed}: a member has no end"
     assert len(numbers) >= 3
-    assert ends["finished"] > 50
-    assert ends["out"]
+    assert ends["finished"] > 100
+    assert ends["out"]  # 14 in the mean
 
 
 def follow_losses(jobs, folder, losses, reports_s):
