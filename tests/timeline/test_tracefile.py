@@ -209,7 +209,7 @@ BAD = {
         "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these",
     ),
     "no header": (
-        b'[{"ph": "X", "name": "f", "cat": "compute", "pid": 0, "args": {"start_ns": 1}}]',
+        b'[{"ph": "X", "name": "f", "cat": "compute", "pid": 0, "tid": 1, "ts": 0, "dur": 1, "args": {"start_ns": 1}}]',
         "damaged trace file: a span before the header",
     ),
     "header": (b'{"traceEvents": [], "overlap": 3}', "damaged trace file: the field 'overlap' is not an object"),
@@ -271,7 +271,7 @@ def test_of_a_file_cut_anywhere_comes_what_is_complete(tmp_path, training, name)
         (("args", "site"), None, "Expected `str`, got `null` - at `$[AT].args.site`"),
         (("args", "ranks"), "x", "'x' is not a rank or a range such as 3-5"),
         (("args",), [], "Expected `object`, got `array` - at `$[AT].args`"),
-        (("cat",), "gpu", "unknown category 'gpu'"),
+        (("cat",), "gpu", "Invalid enum value 'gpu' - at `$[AT].cat`"),
         (("pid",), "a", "Expected `int`, got `str` - at `$[AT].pid`"),
     ],
 )

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from typing import BinaryIO, Literal, cast
 
 import msgspec
 
-from ..span import Role
+from ..columnar import NONE
+from ..span import Kind, Role
 from ..spans import CUT, LEFT_OUT, Timeline
 from .events import OF_OBJECT, EventReader
-from .sections import Event, ReadArgs, checked_header, decode_columns, describe_left_out
+from .sections import checked_header, decode_columns, describe_left_out
+from .trace import SpanArgs, SpanEvent
 
 VERSION = 1
 """Version of this form."""
 
 
-class _Args(ReadArgs, gc=False):
+class _Args(SpanArgs, gc=False):
     """Fields of an event, of which some had other names."""
 
+    start_ns: int = NONE
     op: str = msgspec.field(default="", name="Collective name")
     group: str = msgspec.field(default="", name="Process Group Name")
     ranks: str = msgspec.field(default="", name="Process Group Ranks")
@@ -25,7 +28,14 @@ class _Args(ReadArgs, gc=False):
     role: Role = ""
 
 
-class _EarlierEvent(Event, gc=False):
+class _EarlierEvent(msgspec.Struct, gc=False):
+    """Event of a span, or of category "issue": one that only viewers need."""
+
+    ph: str = ""
+    pid: int = 0
+    cat: Kind | Literal["issue"] = "issue"
+    dur: float = 0.0
+    name: str = ""
     args: _Args = msgspec.field(default_factory=_Args)
 
 
@@ -37,13 +47,15 @@ def earlier_timeline(file: BinaryIO) -> Timeline:
         OverflowError: A number has more than 64 bits.
         UsageError: A later version has written it, or it has no event.
     """
-    reader = EventReader(file, _EarlierEvent, OF_OBJECT)
+    reader = EventReader[_EarlierEvent](file, _EarlierEvent, OF_OBJECT)
     try:
         events = [event for piece in reader for event in piece if event.ph == "X" and event.cat != "issue"]
     except msgspec.ValidationError as error:
         raise ValueError(str(error).replace("`$[", "`$.traceEvents[")) from error
     header = checked_header(reader.fields.get("overlap"), VERSION)
-    columns = decode_columns(events)
+    columns = decode_columns(cast("list[SpanEvent]", events))
+    if (columns.start_ns == NONE).any():
+        raise ValueError("a span has no start_ns")
     backwards = columns.start_ns > columns.end_ns
     meta = header.meta if reader.is_complete else header.meta | {CUT: "only what is complete"}
     if backwards.any():

@@ -46,7 +46,7 @@ class EventReader(Generic[Event]):
 
     is_strict: ClassVar[bool] = True  # whether an event of the wrong types ends the reading, with an error
 
-    def __init__(self, file: BinaryIO, kind: type[Event], begin: re.Pattern[bytes]) -> None:
+    def __init__(self, file: BinaryIO, kind: object, begin: re.Pattern[bytes]) -> None:
         self._file, self._kind, self._begin, self._data = file, kind, begin, b""
         self._decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
         self._cut = False

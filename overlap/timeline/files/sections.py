@@ -4,48 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from ...errors import UsageError
 from ...ranklist import unlisted
 from ..columnar import KINDS, NONE, ROLES, Int64s, SpanColumns, SpanGroup, Table
-from ..span import Role
 from ..spans import CUT, LEFT_OUT, Timeline
 from .events import OF_ARRAY, EventReader
 from .merge import CLOCK_ERROR, merged
-from .trace import CLOCK, DEFAULT_ROLES, END, HEADER, VERSION, ClockAt, Header, SpanArgs, TraceEnd
-
-
-class ReadArgs(SpanArgs, gc=False):
-    """The fields of spans and of our metadata; a field that an event does not have is UNSET or at its default."""
-
-    role: Role | UnsetType = UNSET
-    tag: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
-    version: int | UnsetType = UNSET
-    world_size: int | UnsetType = UNSET
-    clock: str | UnsetType = UNSET
-    dropped: int | UnsetType = UNSET
-    meta: dict[str, str] | UnsetType = UNSET
-    process: int | UnsetType = UNSET
-    run: str | UnsetType = UNSET
-    at_ns: int | UnsetType = UNSET
-    offset_ns: int | UnsetType = UNSET
-    error_ns: int | UnsetType = UNSET
-
-
-class Event(msgspec.Struct, gc=False):
-    """Event of a trace file of ours, as far as it is read; the names of the fields are Chrome's."""
-
-    ph: str = ""
-    pid: int | UnsetType = UNSET
-    cat: str = ""
-    dur: float = 0.0
-    name: str | UnsetType = UNSET
-    args: ReadArgs = msgspec.field(default_factory=ReadArgs)
+from .trace import CLOCK, DEFAULT_ROLES, END, HEADER, VERSION, ClockAt, Header, NoteEvent, SpanEvent, TraceEnd
 
 
 class _TraceSection:
@@ -80,7 +51,7 @@ class Sections:
     def __init__(self, file: BinaryIO) -> None:
         self._sections: list[_TraceSection] = []
         self._left_out: list[SpanColumns] = []
-        reader = EventReader(file, Event, OF_ARRAY)
+        reader = EventReader[SpanEvent | NoteEvent](file, SpanEvent | NoteEvent, OF_ARRAY)
         for events in reader:
             self._add(events)
         self._is_complete = reader.is_complete
@@ -103,29 +74,24 @@ class Sections:
             raise UsageError("the run was killed before it had recorded anything; run it again")
         return replace(found, meta=meta)
 
-    def _add(self, events: list[Event]) -> None:
-        """Add events to the sections that they belong to."""
-        begin = 0
-        for at, event in enumerate(events):
-            if event.ph == "M" and event.name in (HEADER, CLOCK, END):
-                self._add_spans(events[begin:at])
-                begin = at
-                self._add_note(event)
-        self._add_spans(events[begin:])
+    def _add(self, events: list[SpanEvent | NoteEvent]) -> None:
+        """Add events to the sections that they belong to; a header begins one."""
+        spans: list[SpanEvent] = []
+        for event in events:
+            if isinstance(event, SpanEvent):
+                spans.append(event)
+            elif event.name == HEADER:
+                self._add_spans(spans)
+                spans = []
+                self._sections.append(_TraceSection(checked_header(event.args, VERSION)))
+            elif self._sections and event.name == CLOCK:
+                self._sections[-1].clocks.append(msgspec.convert(event.args, ClockAt))
+            elif self._sections and event.name == END:
+                self._sections[-1].end = msgspec.convert(event.args, TraceEnd)
+        self._add_spans(spans)
 
-    def _add_note(self, event: Event) -> None:
-        """Begin a section, or add the facts of a metadata event to the last one."""
-        fields = {name: value for name in event.args.__struct_fields__ if (value := getattr(event.args, name)) != UNSET}
-        if event.name == HEADER:
-            self._sections.append(_TraceSection(checked_header(fields, VERSION)))
-        elif self._sections and event.name == CLOCK:
-            self._sections[-1].clocks.append(msgspec.convert(fields, ClockAt))
-        elif self._sections:
-            self._sections[-1].end = msgspec.convert(fields, TraceEnd)
-
-    def _add_spans(self, events: list[Event]) -> None:
+    def _add_spans(self, spans: list[SpanEvent]) -> None:
         """Add spans to the last section."""
-        spans = [event for event in events if event.ph == "X"]
         if not spans:
             return
         if not self._sections:
@@ -184,68 +150,48 @@ def _on_common_clock(columns: SpanColumns, clocks: Sequence[ClockAt]) -> SpanCol
     return replace(columns, **instants)
 
 
-# -- columns -------------------------------------------------------------------------------------------------------
+_NUMBERS = ("start_ns", "end_ns", "met_ns", "seq", "nbytes", "priority", "step", "issued_ns", "awaited_ns")
+_ROLE_NUMBERS: dict[object, int] = {UNSET: -1, **{role: number for number, role in enumerate(ROLES)}}
 
 
-def decode_columns(events: Sequence[Event]) -> SpanColumns:
-    """Return the columns of events of spans, one row each, in their order; errors as for `_check_fields`."""
-    args = [event.args for event in events]
-    _check_fields(events, args)
+def decode_columns(events: Sequence[SpanEvent]) -> SpanColumns:
+    """Return the columns of events of spans, one row each, in their order.
+
+    Raises:
+        ValueError: An operation has no instant of its call.
+        OverflowError: A number has more than 64 bits.
+    """
+    args, kinds = [event.args for event in events], [event.cat for event in events]
     texts, groups = Table[str](), Table[tuple[str, str, int]]()
     texts[""], groups["", "", 0]
-    kinds = [_KIND_NUMBERS[event.cat] for event in events]
-    numbers: dict[str, list[Any]] = {
+    numbers: dict[str, list[int]] = {name: [getattr(each, name) for each in args] for name in _NUMBERS} | {
         "rank": [event.pid for event in events],
-        "kind": kinds,
-        "role": [
-            DEFAULT_ROLES[kind] if each.role is UNSET else _ROLE_NUMBERS[each.role]
-            for each, kind in zip(args, kinds, strict=True)
-        ],
-        "name": [texts[event.name] for event in events],  # type: ignore[index]
-        "lane": [texts[each.lane or event.cat] for each, event in zip(args, events, strict=True)],
-        "op": [
-            -1 if each.seq is UNSET else texts[each.op or event.name]  # type: ignore[index]
-            for each, event in zip(args, events, strict=True)
-        ],
-        "met_ns": [0 if each.seq is UNSET else each.start_ns if each.met_ns is UNSET else each.met_ns for each in args],
-        "seq": [0 if each.seq is UNSET else each.seq for each in args],
+        "kind": list(map(KINDS.index, kinds)),
+        "role": [_ROLE_NUMBERS[each.role] for each in args],
+        "name": [texts[event.name] for event in events],
+        "lane": [texts[each.lane or kind] for each, kind in zip(args, kinds, strict=True)],
+        "op": [texts[each.op or event.name] for each, event in zip(args, events, strict=True)],
         "group": [groups[each.group, each.ranks, each.tag] for each in args],
         "algorithm": [texts[each.algorithm] for each in args],
         "dtype": [texts[each.dtype] for each in args],
         "call_site": [texts[each.site] for each in args],
     }
-    numbers["end_ns"] = [
-        each.start_ns + round(event.dur * 1000) if each.end_ns is UNSET else each.end_ns  # type: ignore[operator]
-        for each, event in zip(args, events, strict=True)
-    ]
-    for name in ("start_ns", "nbytes", "priority"):
-        numbers[name] = [getattr(each, name) for each in args]
-    for name in ("step", "issued_ns", "awaited_ns"):
-        numbers[name] = [NONE if (number := getattr(each, name)) is UNSET else number for each in args]
     columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
+    start_ns, is_operation = columns["start_ns"], columns["seq"] != NONE
+    if (is_operation & (columns["issued_ns"] == NONE)).any():
+        raise ValueError("an operation has no 'issued_ns'")
+    dur_ns = np.array([round(event.dur * 1000) for event in events], np.int64)
     known_groups = Table[SpanGroup]()  # one group may be listed in several ways
     index = [known_groups[SpanGroup(name, unlisted(ranks) if ranks else (), tag)] for name, ranks, tag in groups]
-    columns["group"] = np.array(index)[columns["group"]]
+    columns |= {
+        "end_ns": np.where(columns["end_ns"] == NONE, start_ns + dur_ns, columns["end_ns"]),
+        "met_ns": np.where(is_operation, np.where(columns["met_ns"] == NONE, start_ns, columns["met_ns"]), 0),
+        "seq": np.where(is_operation, columns["seq"], 0),
+        "op": np.where(is_operation, columns["op"], -1),
+        "role": np.where(columns["role"] < 0, np.array(DEFAULT_ROLES)[columns["kind"]], columns["role"]),
+        "group": np.array(index)[columns["group"]],
+    }
     return SpanColumns.from_named(columns, texts, known_groups)
-
-
-_KIND_NUMBERS: dict[str, int] = {kind: number for number, kind in enumerate(KINDS)}
-_ROLE_NUMBERS: dict[str, int] = {role: number for number, role in enumerate(ROLES)}
-
-
-def _check_fields(events: Sequence[Event], args: Sequence[ReadArgs]) -> None:
-    """Refuse events of unknown kinds, and spans and operations that lack a field.
-
-    Raises:
-        ValueError: One does; the field is named.
-    """
-    if unknown := {event.cat for event in events} - _KIND_NUMBERS.keys():
-        raise ValueError(f"unknown category {min(unknown)!r}")
-    for name, owners in {"pid": events, "name": events, "start_ns": args}.items():
-        if any(getattr(owner, name) is UNSET for owner in cast(Sequence[object], owners)):
-            raise ValueError(f"a span has no {name}")
-    if any(each.issued_ns is UNSET for each in args if each.seq is not UNSET):
-        raise ValueError("an operation has no 'issued_ns'")
 
 
 def describe_left_out(columns: SpanColumns) -> str:

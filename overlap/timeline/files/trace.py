@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from msgspec import UNSET, UnsetType
 from ...errors import UsageError
 from ...ranklist import listed
 from ..columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NONE, ROLES, SpanColumns, SpanGroup
-from ..span import Clock
+from ..span import Clock, Kind, Role
 from ..spans import Timeline
 from .packed import open_unpacked
 
@@ -44,26 +44,29 @@ _KIND_ORDER = {"compute": 0, "comm": 1, "copy": 2, "program": 3, "wires": 4, "st
 
 
 class SpanArgs(msgspec.Struct, omit_defaults=True, gc=False):
-    """Fields of a span that have no field of an event: see `Span` and `CollectiveInfo`. Only operations have `seq`."""
+    """Fields of a span that have no field of an event: see `Span` and `CollectiveInfo`.
 
-    start_ns: int | UnsetType = UNSET
-    end_ns: int | UnsetType = UNSET  # UNSET: `dur` is exact, as below 52 days
-    step: int | UnsetType = UNSET
-    issued_ns: int | UnsetType = UNSET
+    A number that a span does not have is `NONE`, that object itself: it is left out. Only operations have `seq`.
+    """
+
+    start_ns: int
+    end_ns: int = NONE  # `NONE`: `dur` is exact, as below 52 days
+    step: int = NONE
+    issued_ns: int = NONE
     site: str = ""
     lane: str = ""  # "": that of the kind
-    role: str | UnsetType = UNSET  # UNSET: "program" for computes and operations, "" for others
-    seq: int | UnsetType = UNSET
+    role: Role | UnsetType = UNSET  # UNSET: "program" for computes and operations, "" for others
+    seq: int = NONE
     nbytes: int = 0
-    met_ns: int | UnsetType = UNSET  # UNSET: at the start
-    awaited_ns: int | UnsetType = UNSET
+    met_ns: int = NONE  # `NONE`: at the start
+    awaited_ns: int = NONE
     priority: int = 0
     op: str = ""  # "": the name of the span
     algorithm: str = ""
     dtype: str = ""
     group: str = ""
     ranks: str = ""
-    tag: int = 0
+    tag: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
 class SpanEvent(msgspec.Struct, tag="X", tag_field="ph", gc=False):
@@ -73,9 +76,18 @@ class SpanEvent(msgspec.Struct, tag="X", tag_field="ph", gc=False):
     tid: int
     ts: float
     dur: float
-    cat: str
+    cat: Kind
     name: str
     args: SpanArgs
+
+
+class NoteEvent(msgspec.Struct, tag="M", tag_field="ph", kw_only=True):
+    """Event of metadata: for viewers, or a `Header`, a `ClockAt` or a `TraceEnd` of ours."""
+
+    name: str
+    pid: int = 0
+    tid: int | UnsetType = UNSET
+    args: dict[str, Any] = {}
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,24 +126,24 @@ class SectionWriter:
 
     def note(self, name: str, content: Header | ClockAt | TraceEnd) -> bytes:
         """Return a metadata event of ours."""
-        return b",\n" + _encode({"ph": "M", "name": name, "pid": 0, "args": msgspec.to_builtins(content)})
+        return b",\n" + _encode(NoteEvent(name=name, args=msgspec.to_builtins(content)))
 
     def spans(self, columns: SpanColumns, *, offset_ns: int = 0) -> bytes:
         """Return the events of spans, b"" of none; `offset_ns` is the offset of the common clock."""
-        events: list[SpanEvent | dict[str, object]] = []
+        events: list[SpanEvent | NoteEvent] = []
         texts, groups = columns.texts, [(group.name, _listed(group), group.tag) for group in columns.groups]
         numbers = zip(*(getattr(columns, name).tolist() for name in _COLUMNS), strict=True)
         for rank, start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns, *indexes in numbers:
             kind, lane, name, op, algorithm, dtype, site, group, role = indexes
             dur = (end_ns - start_ns) / 1000
-            end = UNSET if round(dur * 1000) == end_ns - start_ns else end_ns
+            end = NONE if round(dur * 1000) == end_ns - start_ns else end_ns
             own_lane = "" if texts[lane] == KINDS[kind] else texts[lane]
             own_role = UNSET if role == DEFAULT_ROLES[kind] else ROLES[role]
-            in_step, issued = UNSET if step == NONE else step, UNSET if issued_ns == NONE else issued_ns
+            in_step, issued = NONE if step == NONE else step, NONE if issued_ns == NONE else issued_ns
             if op < 0:
                 args = SpanArgs(start_ns, end, in_step, issued, texts[site], own_lane, own_role)
             else:
-                met, awaited = UNSET if met_ns == start_ns else met_ns, UNSET if awaited_ns == NONE else awaited_ns
+                met, awaited = NONE if met_ns == start_ns else met_ns, NONE if awaited_ns == NONE else awaited_ns
                 args = SpanArgs(
                     start_ns, end, in_step, issued, texts[site], own_lane, own_role, seq, nbytes, met, awaited,
                     priority, "" if op == name else texts[op], texts[algorithm], texts[dtype], *groups[group],
@@ -141,11 +153,11 @@ class SectionWriter:
         try:
             lines = _ENCODER.encode_lines(events)
         except UnicodeEncodeError:  # halves of characters, which UTF-8 cannot encode
-            lines = b"".join(_encode(msgspec.to_builtins(event)) + b"\n" for event in events)
+            lines = b"".join(_encode(event) + b"\n" for event in events)
         return b",\n" + lines[:-1].replace(b"\n", b",\n") if events else b""
 
     def _row(
-        self, events: list[SpanEvent | dict[str, object]], rank: int, kind: int, lane: str, start_ns: int, end_ns: int
+        self, events: list[SpanEvent | NoteEvent], rank: int, kind: int, lane: str, start_ns: int, end_ns: int
     ) -> int:
         """Return the `tid` of the first free row of a lane; add the events that name a new one to `events`."""
         rows = self._rows.setdefault((rank, kind, lane), [])
@@ -156,10 +168,9 @@ class SectionWriter:
         tid = self._counts[rank] = self._counts.get(rank, 0) + 1
         rows.append([tid, end_ns])
         title = ("steps" if KINDS[kind] == "step" else lane) + (f" ({len(rows)})" if len(rows) > 1 else "")
-        facts: list[tuple[str, dict[str, object]]] = [("process_name", {"name": f"rank {rank}"})] if tid == 1 else []
-        facts += [("thread_name", {"name": title}), ("thread_sort_index", {"sort_index": _KIND_ORDER[KINDS[kind]]})]
-        for name, args in facts:
-            events.append({"ph": "M", "name": name, "pid": rank, "tid": tid, "args": args})
+        facts: dict[str, dict[str, object]] = {"process_name": {"name": f"rank {rank}"}} if tid == 1 else {}
+        facts |= {"thread_name": {"name": title}, "thread_sort_index": {"sort_index": _KIND_ORDER[KINDS[kind]]}}
+        events += [NoteEvent(name=name, pid=rank, tid=tid, args=args) for name, args in facts.items()]
         return tid
 
 
@@ -169,12 +180,12 @@ DEFAULT_ROLES = [ROLES.index("program" if kind in ("compute", "comm") else "") f
 _ENCODER = msgspec.json.Encoder()
 
 
-def _encode(value: object) -> bytes:
+def _encode(event: SpanEvent | NoteEvent) -> bytes:
     """Return JSON with sorted keys; lone surrogates, which UTF-8 cannot encode, become escapes."""
     try:
-        return msgspec.json.encode(value, order="sorted")
+        return msgspec.json.encode(event, order="sorted")
     except UnicodeEncodeError:
-        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(msgspec.to_builtins(event), sort_keys=True, separators=(",", ":")).encode()
 
 
 @lru_cache(maxsize=1024)
