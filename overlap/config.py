@@ -142,7 +142,6 @@ def variable_name(name: str) -> str:
 
 
 def _read_variable(read: Callable[[str], object], text: str, variable: str) -> object:
-    """Read the text of a variable; the error names the variable."""
     try:
         return read(text)
     except UsageError as error:

@@ -48,8 +48,8 @@ class OverlapError(Exception):
     agreed = False  # Whether all ranks of a group raise it: each of them is given it at its await
 
     def __reduce__(self) -> tuple[object, ...]:
-        fields = {name: _picklable(value) for name, value in self.__dict__.items()}
-        return _rebuild, (type(self), self.args, fields, _picklable(self.__cause__), self.__suppress_context__)
+        fields = {name: _make_picklable(value) for name, value in self.__dict__.items()}
+        return _rebuild, (type(self), self.args, fields, _make_picklable(self.__cause__), self.__suppress_context__)
 
 
 def mark_agreed(error: OverlapError) -> OverlapError:
@@ -73,10 +73,10 @@ def _rebuild(
     return error
 
 
-def _picklable(value: Any) -> Any:
+def _make_picklable(value: Any) -> Any:
     """Return a value that can be pickled, in place of an error or of a dict of errors that may not."""
     if isinstance(value, dict):
-        return {key: _picklable(item) for key, item in value.items()}
+        return {key: _make_picklable(item) for key, item in value.items()}
     if not isinstance(value, BaseException) or isinstance(value, OverlapError):
         return value
     try:

@@ -216,7 +216,6 @@ async def _run_in_real_time(
 def _run_in_virtual_time(
     main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, writer: TraceWriter
 ) -> list[T]:
-    """Run a world in virtual time."""
     from .simulation.simulated_backend import SimulatedBackend
 
     assert config.virtual is not None

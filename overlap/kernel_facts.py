@@ -90,7 +90,6 @@ def read_stat(pid: int) -> tuple[str, str]:
 
 
 def _read_stat_fields(pid: int) -> list[str]:
-    """Return the fields of a process that come after its name: proc(5)."""
     return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
@@ -147,7 +146,6 @@ def _read_oom_count(file: Path) -> int:
 
 
 def _read_lines(file: Path) -> list[str]:
-    """Return the lines of a file; none if it cannot be read."""
     with suppress(OSError):
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     return []

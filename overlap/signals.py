@@ -279,7 +279,6 @@ def _call_once(do: Callable[[], None]) -> Callable[[], None]:
 
 
 def _raise_terminated(number: signal.Signals, frame: FrameType | None) -> NoReturn:
-    """Raise the error of a signal that ends the process."""
     raise Terminated(number)
 
 
@@ -290,5 +289,4 @@ def _raise_default(number: int) -> None:
 
 
 def _print_lines(lines: Sequence[str]) -> None:
-    """Print lines for the user on stderr."""
     notify("\n  ".join(lines))

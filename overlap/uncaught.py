@@ -25,7 +25,6 @@ def report_uncaught() -> None:
 
 
 def _error_kinds() -> tuple[type[Exception], ...]:
-    """Return the kinds of errors that this package raises."""
     from topology import TopologyError  # not at the top: a program without errors needs no machines
 
     return OverlapError, TopologyError, TransportError

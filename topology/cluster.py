@@ -217,7 +217,6 @@ def _check_edition(machine: Machine, edition: int) -> int:
 
 
 def _positive_or_default(key: str, value: int | None, default: int) -> int:
-    """Return a number, or its default; refuse numbers below 1."""
     if value is not None and value < 1:
         raise TopologyError(f"{key}: expected 1 or more, found {value}")
     return default if value is None else value
@@ -251,7 +250,6 @@ def _fit_world(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tup
 
 @lru_cache(maxsize=256)
 def _make_wiring(machine: Machine, devices: int) -> Wiring:
-    """Return the wires between the devices of a node; made once for each machine."""
     return Wiring.from_spec(machine.wires, devices)
 
 

@@ -106,7 +106,7 @@ def _merge_rings(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycl
     colours: Colours = {
         frozenset(edge): colour for colour, rings in enumerate(factors) for ring in rings for edge in edges(ring)
     }
-    squares = _squares(graph)
+    squares = _find_squares(graph)
     pick = random.Random(0)
     counts = [len(rings) for rings in factors]
     for _ in range(_MERGE_STEPS):
@@ -120,8 +120,7 @@ def _merge_rings(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycl
     )
 
 
-def _squares(graph: Graph) -> list[tuple[frozenset[int], ...]]:
-    """Return the squares of a graph, each as its four edges in order."""
+def _find_squares(graph: Graph) -> list[tuple[frozenset[int], ...]]:
     corners = {
         (a, b, c, d)
         for a in graph
@@ -160,7 +159,6 @@ def _colour_edges(colours: Colours, square: tuple[frozenset[int], ...], even: in
 
 
 def _count_rings(colours: Colours, colour: int, graph: Graph) -> int:
-    """Return the number of rings of one colour."""
     remaining, count = set(graph), 0
     while remaining:
         remaining -= set(_follow_colour(colours, colour, next(iter(remaining)), graph))
@@ -169,7 +167,6 @@ def _count_rings(colours: Colours, colour: int, graph: Graph) -> int:
 
 
 def _follow_colour(colours: Colours, colour: int, start: int, graph: Graph) -> Cycle:
-    """Return the ring of one colour from a vertex."""
     cycle, previous = [start], -1
     while True:
         vertex = cycle[-1]

@@ -55,7 +55,7 @@ def rings(cluster: RankMap, ranks: Iterable[int]) -> tuple[Cycle, ...]:
         No ring at all where the wires hold none, as on a chain: see `ring_order`.
     """
     devices = by_device(cluster, ranks)
-    per_unit = [_unit_rings(cluster, unit) for unit in _units(cluster, devices)]
+    per_unit = [_unit_rings(cluster, unit) for unit in _devices_by_unit(cluster, devices)]
     joined = (tuple(device for part in parts for device in part) for parts in zip(*per_unit, strict=False))
     return tuple(tuple(rank for device in ring for rank in devices[device]) for ring in joined)
 
@@ -71,8 +71,8 @@ def ring_order(cluster: RankMap, ranks: Iterable[int]) -> Cycle:
         return disjoint_rings[0]
     devices = by_device(cluster, ranks)
     order: list[int] = []
-    for unit in _units(cluster, devices):
-        graph = _graph(cluster, unit)
+    for unit in _devices_by_unit(cluster, devices):
+        graph = _neighbour_graph(cluster, unit)
         for start in unit:
             _visit_depth_first(graph, start, order)
     return tuple(rank for device in order for rank in devices[device])
@@ -87,8 +87,7 @@ def _visit_depth_first(graph: dict[int, tuple[int, ...]], start: int, order: lis
             stack.extend(reversed(graph[device]))
 
 
-def _units(cluster: RankMap, devices: Iterable[int]) -> list[list[int]]:
-    """Return devices by their unit."""
+def _devices_by_unit(cluster: RankMap, devices: Iterable[int]) -> list[list[int]]:
     size, units = cluster.devices_per_node * cluster.servers, dict[int, list[int]]()
     for device in devices:
         units.setdefault(device // size, []).append(device)
@@ -100,11 +99,10 @@ def _unit_rings(cluster: RankMap, devices: list[int]) -> tuple[Cycle, ...]:
     if cluster.wiring.complete and cluster.servers == 1:
         # Behind a switch every ring of a device shares its one port, so a second ring adds nothing.
         return zigzag_cycles(devices)[: 1 if cluster.wiring.switched else None]
-    return disjoint_cycles(_graph(cluster, devices), _axis_rings(cluster, devices))
+    return disjoint_cycles(_neighbour_graph(cluster, devices), _axis_rings(cluster, devices))
 
 
-def _graph(cluster: RankMap, devices: list[int]) -> dict[int, tuple[int, ...]]:
-    """Return the wired neighbours of each device among some devices."""
+def _neighbour_graph(cluster: RankMap, devices: list[int]) -> dict[int, tuple[int, ...]]:
     used = set(devices)
     return {device: tuple(sorted(used.intersection(_neighbours(cluster, device)))) for device in devices}
 
@@ -120,7 +118,7 @@ def _neighbours(cluster: RankMap, device: int) -> list[int]:
 
 def _axis_rings(cluster: RankMap, devices: list[int]) -> list[list[Cycle]]:
     """Return the rings along each axis of the torus that some devices fill."""
-    shape = _find_box(cluster, devices)
+    shape = _find_grid(cluster, devices)
     if shape is None:
         return []
     return [
@@ -153,11 +151,10 @@ def grid(cluster: RankMap, ranks: Iterable[int]) -> Grid | None:
     """
     devices = by_device(cluster, ranks)
     even = len({len(members) for members in devices.values()}) == 1
-    return _find_box(cluster, list(devices)) if even and len(_units(cluster, devices)) == 1 else None
+    return _find_grid(cluster, list(devices)) if even and len(_devices_by_unit(cluster, devices)) == 1 else None
 
 
-def _find_box(cluster: RankMap, devices: list[int]) -> Grid | None:
-    """Return the grid that devices of one unit fill, None if they fill none."""
+def _find_grid(cluster: RankMap, devices: list[int]) -> Grid | None:
     inside = cluster.wiring.grid
     if inside is None:
         return None

@@ -73,7 +73,6 @@ def _builtin_table(name: str) -> Table:
 
 
 def _parse_toml(text: str, where: str) -> Table:
-    """Return the table of a TOML document."""
     import tomllib  # here, because it takes 15 ms to import, which programs without a machine should not pay
 
     try:
@@ -93,7 +92,6 @@ def _resolve_extends(table: Table, *, where: str) -> Table:
 
 
 def _merge_tables(base: Table, changes: Table) -> Table:
-    """Return a table with some keys changed."""
     result = dict(base)
     for key, value in changes.items():
         result[key] = _merge_values(key, result.get(key), value)
@@ -146,7 +144,7 @@ def parse(table: Table, *, where: str) -> Machine:
     try:
         wires = table.get("wires")
         link = wires.get("link") if isinstance(wires, dict) else None
-        defaults = {"collectives": _collectives(collectives, where, link)}
+        defaults = {"collectives": _read_collectives(collectives, where, link)}
         machine = record(Machine, rest, "", where, defaults=defaults)
         _check_tables(machine)
     except ValueError as error:
@@ -154,7 +152,7 @@ def parse(table: Table, *, where: str) -> Machine:
     return machine
 
 
-def _collectives(table: object, where: str, link: object) -> Collectives:
+def _read_collectives(table: object, where: str, link: object) -> Collectives:
     """Read `[collectives]`; `host_copies` and `between_nodes` begin with its own keys, and replace some of them.
 
     Args:
@@ -210,7 +208,7 @@ def _check_tables(machine: Machine) -> None:
         joined: WiringSpec | Network | UltraServer | None = getattr(machine, key)
         if joined and joined.link not in ("none", *kinds):
             raise wrong(f"{key}.link", f"{LINKED}: {', '.join(kinds) or 'none is declared'}", joined.link)
-    for key, overheads in _overheads(machine.collectives):
+    for key, overheads in _list_overheads(machine.collectives):
         for wire in overheads.wires:
             if wire.kind not in kinds:
                 raise ValueError(f"{key}.wires.{wire.kind}: expected {LINKED}: {', '.join(kinds)}")
@@ -222,7 +220,7 @@ def _check_tables(machine: Machine) -> None:
     _check_devices(machine.devices, machine.wires)
 
 
-def _overheads(collectives: Collectives) -> Iterator[tuple[str, Overheads]]:
+def _list_overheads(collectives: Collectives) -> Iterator[tuple[str, Overheads]]:
     """Yield the overheads of a machine's collectives, with their keys."""
     yield "collectives", collectives.usual
     for name in ("host_copies", "between_nodes"):

@@ -39,20 +39,19 @@ def draw(cluster: Cluster, *, ascii: bool = False, width: int = 80) -> str:
         Lines joined by newlines, without colour, none ending in a blank.
     """
     parts = [
-        _title(cluster, width),
+        _title_lines(cluster, width),
         picture(cluster, width=width),
         _device_table(cluster),
         _link_table(cluster, width),
-        _fabric(cluster, width),
-        _summary(cluster, width),
+        _fabric_text(cluster, width),
+        _summary_text(cluster, width),
     ]
     lines = "\n\n".join(part for part in parts if part).split("\n")
     text = "\n".join(line.rstrip() for line in lines)
     return text.translate(_TO_ASCII) if ascii else text
 
 
-def _title(cluster: Cluster, width: int) -> str:
-    """Return name, description and size of a cluster as lines."""
+def _title_lines(cluster: Cluster, width: int) -> str:
     size = f"{cluster.world_size} rank{'s' * (cluster.world_size > 1)}"
     if cluster.nodes > 1:
         size = f"{cluster.nodes} nodes of {cluster.ranks_per_node} ranks, {size} in all; node 0 is shown"
@@ -73,7 +72,7 @@ def picture(cluster: Cluster, *, width: int = 80) -> str:
     for style in _STYLES:
         lines = _picture_lines(cluster, rows, style, width)
         if max(map(len, lines)) <= width:
-            return "\n".join([*lines, *_remark(cluster, width)])
+            return "\n".join([*lines, *_remark_lines(cluster, width)])
     return ""
 
 
@@ -112,7 +111,6 @@ def _arrange_rows(cluster: Cluster) -> list[list[int]]:
 
 
 def _box_texts(cluster: Cluster, device: int, *, short: bool) -> list[str]:
-    """Return the texts of a device's box: number, ranks, adapter."""
     lines = [f"dev {device}" if short else f"device {device}", _describe_ranks(cluster, device)]
     if short:
         lines[1] = lines[1].replace("ranks ", "r ").replace("rank ", "r ")
@@ -122,7 +120,6 @@ def _box_texts(cluster: Cluster, device: int, *, short: bool) -> list[str]:
 
 
 def _describe_ranks(cluster: Cluster, device: int) -> str:
-    """Return the ranks of a device in words."""
     first = device * cluster.ranks_per_device
     ranks = range(first, min(first + cluster.ranks_per_device, cluster.ranks_per_node))
     return f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}" if ranks else "no rank"
@@ -196,7 +193,7 @@ def _text_line(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes:
     return line + (f"├{wire}" if closes else "│")
 
 
-def _remark(cluster: Cluster, width: int) -> list[str]:
+def _remark_lines(cluster: Cluster, width: int) -> list[str]:
     """Return lines on wires that the picture does not draw."""
     kind, remark = cluster.machine.wires.link, ""
     if cluster.wiring.complete and cluster.devices_per_node > 1:
@@ -207,14 +204,12 @@ def _remark(cluster: Cluster, width: int) -> list[str]:
 
 
 def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a head and left-aligned columns as text."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (head, *rows)]
     return "\n".join([lines[0], "─" * len(lines[0].rstrip()), *lines[1:]])
 
 
 def _device_table(cluster: Cluster) -> str:
-    """Return a table of the devices of a node; "" for more than a page of them."""
     if cluster.devices_per_node > _LISTED_DEVICES:
         return ""
     numa, pcie = cluster.machine.numa, cluster.machine.pcie
@@ -222,7 +217,7 @@ def _device_table(cluster: Cluster) -> str:
         [
             str(device),
             _describe_ranks(cluster, device).removeprefix("ranks ").removeprefix("rank "),
-            _neighbours(cluster, device),
+            _neighbour_text(cluster, device),
             str(_nic(cluster, device)) if cluster.nics_per_node else "none",
             str(numa[device]) if numa else "-",
             str(pcie[device]) if pcie else "-",
@@ -232,8 +227,7 @@ def _device_table(cluster: Cluster) -> str:
     return _format_table(["device", "ranks", "connected to", "nic", "numa", "pcie"], rows)
 
 
-def _neighbours(cluster: Cluster, device: int) -> str:
-    """Return the devices wired to a device as text."""
+def _neighbour_text(cluster: Cluster, device: int) -> str:
     devices = cluster.wiring.adjacent(device)
     if len(devices) > _WIDEST_ROW and len(devices) == cluster.devices_per_node - 1:
         return "all others"
@@ -241,7 +235,6 @@ def _neighbours(cluster: Cluster, device: int) -> str:
 
 
 def _link_table(cluster: Cluster, width: int) -> str:
-    """Return a table of the links, with the sources of their figures."""
     rows = [
         [
             spec.kind,
@@ -259,7 +252,7 @@ def _link_table(cluster: Cluster, width: int) -> str:
     return "\n".join(lines)
 
 
-def _fabric(cluster: Cluster, width: int) -> str:
+def _fabric_text(cluster: Cluster, width: int) -> str:
     """Draw the levels of the switches between nodes, from the top downwards; "" if nothing is known of them."""
     fabric, network = cluster.machine.fabric, cluster.machine.network
     if fabric is None or network is None:
@@ -278,7 +271,7 @@ def _fabric(cluster: Cluster, width: int) -> str:
     return "\n".join([*lines, "  " * depth + ("└─ " if depth else "   ") + node])
 
 
-def _summary(cluster: Cluster, width: int) -> str:
+def _summary_text(cluster: Cluster, width: int) -> str:
     """Return bandwidths and processors of the cluster as text."""
     facts = [f"bisection {cluster.bisection_bytes_per_s() / 1e9:.1f} GB/s one way"]
     if cluster.nics_per_node:
@@ -299,7 +292,7 @@ def paragraph(text: str, width: int, *, first: str = "", rest: str = "") -> list
     """
     lines = [first]
     begin = len(first)
-    for blank, piece in _pieces(text, width - max(len(first), len(rest))):
+    for blank, piece in _split_pieces(text, width - max(len(first), len(rest))):
         glue = blank if len(lines[-1]) > begin else ""
         if glue + piece and len(lines[-1]) + len(glue + piece) > width and len(lines[-1]) > begin:
             lines.append(rest)
@@ -308,7 +301,7 @@ def paragraph(text: str, width: int, *, first: str = "", rest: str = "") -> list
     return lines
 
 
-def _pieces(text: str, room: int) -> Iterator[tuple[str, str]]:
+def _split_pieces(text: str, room: int) -> Iterator[tuple[str, str]]:
     """Yield unbreakable pieces of text, each with the blank before it on a line."""
     for word in text.split():
         blank = " "

@@ -206,7 +206,6 @@ def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
 
 
 def _links_between_devices(cluster: RankMap, node: int, src: int, dst: int) -> tuple[Link, ...]:
-    """Return the links between two devices of a node, through the switch if there is one."""
     ports = [WireEnd("device", node, device) for device in cluster.wiring.path(src, dst)]
     kind = cluster.machine.wires.link
     if cluster.wiring.switched and src != dst:
@@ -215,7 +214,6 @@ def _links_between_devices(cluster: RankMap, node: int, src: int, dst: int) -> t
 
 
 def _links_between_servers(cluster: RankMap, src: int, dst: int, device: int) -> tuple[Link, ...]:
-    """Return the links of a device from server to server of an UltraServer."""
     first = src - src % cluster.servers
     way = torus(cluster.servers).path(src - first, dst - first)
     assert cluster.machine.ultraserver is not None
@@ -225,7 +223,6 @@ def _links_between_servers(cluster: RankMap, src: int, dst: int, device: int) ->
 
 
 def _links_between(cluster: RankMap, kind: LinkKind, ports: list[WireEnd]) -> tuple[Link, ...]:
-    """Return the links of one kind from port to port."""
     if len(ports) < 2:
         return ()
     latency_s, rate = cluster.latency_s(kind), cluster.bandwidth_bytes_per_s(kind)

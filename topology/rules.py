@@ -44,7 +44,7 @@ class Finding:
         warnings.warn(f"{group}: {self}", TopologyWarning, stacklevel=stacklevel + 1)
 
 
-def _violations(cluster: RankMap, group: Local) -> Iterator[Rule]:
+def _broken_rules(cluster: RankMap, group: Local) -> Iterator[Rule]:
     """Yield the rules that a group breaks, in the order of the file."""
     rules, local = cluster.rules, _indices_by_node(cluster, group)
     parts = sorted(set(local.values()))
@@ -151,7 +151,7 @@ _WHOLE: dict[RuleKind, Callable[[Rule, Parts, RankMap], bool]] = {
 def judge(cluster: RankMap, ranks: Sequence[int]) -> tuple[Finding, ...]:
     """List the rules that a group breaks; see `Cluster.judge`."""
     group = _sorted_group(cluster, ranks)
-    return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in _violations(cluster, group))
+    return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in _broken_rules(cluster, group))
 
 
 def check_group(cluster: RankMap, ranks: Sequence[int], *, strict: bool, warn: bool = True) -> tuple[Finding, ...]:
@@ -195,7 +195,6 @@ def _sorted_group(cluster: RankMap, ranks: Sequence[int]) -> Local:
 
 
 def _indices_by_node(cluster: RankMap, group: Local) -> Parts:
-    """Return the local indices of a group by node."""
     parts: dict[int, list[int]] = {}
     for rank in group:
         node, index = divmod(rank, cluster.ranks_per_node)
@@ -237,7 +236,7 @@ def nearest(cluster: RankMap, group: Local) -> tuple[Local, ...]:
             candidate,
         ),
     )
-    legal = (candidate for candidate in ranked if _passes(cluster, candidate))
+    legal = (candidate for candidate in ranked if _is_legal(cluster, candidate))
     return tuple(candidate for candidate, _ in zip(legal, range(_SUGGESTIONS), strict=False))
 
 
@@ -246,14 +245,14 @@ def legal_groups(cluster: RankMap, size: int) -> tuple[Local, ...]:
     return tuple(local for local in _legal_local(cluster) if len(local) == size)
 
 
-def _passes(cluster: RankMap, group: Local) -> bool:
+def _is_legal(cluster: RankMap, group: Local) -> bool:
     """Whether a group breaks no rule of the severity "error"."""
-    return not any(rule.severity == "error" for rule in _violations(cluster, group))
+    return not any(rule.severity == "error" for rule in _broken_rules(cluster, group))
 
 
 @lru_cache(maxsize=64)
 def _legal_local(cluster: RankMap) -> tuple[Local, ...]:
-    return tuple(local for local in _local_candidates(cluster) if len(local) > 1 and _passes(cluster, local))
+    return tuple(local for local in _local_candidates(cluster) if len(local) > 1 and _is_legal(cluster, local))
 
 
 def _local_candidates(cluster: RankMap) -> Iterator[Local]:

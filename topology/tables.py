@@ -68,7 +68,7 @@ def _read_record(
 ) -> Record:
     """Return the record of a table; each key is read by the annotation of its field."""
     if not isinstance(table, dict):
-        raise _mistake(key, "a table", table)
+        raise _value_error(key, "a table", table)
     annotations = {name: annotation for name, annotation in annotations.items() if name not in defaults}
     origin = {"source": where, **_ORIGIN}
     values = {name: origin[name] for name in annotations if name in origin} | dict(defaults)
@@ -107,7 +107,7 @@ def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
         return _read_items(kind, annotation, value, key, where)
     known = get_args(kind) if get_origin(kind) is Literal else None
     if type(value) is not kind if known is None else not isinstance(value, str) or value not in known:
-        raise _mistake(key, _describe_form(annotation), value)
+        raise _value_error(key, _describe_form(annotation), value)
     return value
 
 
@@ -126,7 +126,6 @@ def _split_annotation(annotation: Any) -> tuple[tuple[Any, ...], Words | None]:
 
 
 def _describe_form(annotation: Any) -> str:
-    """Return in words the values that an annotation allows."""
     (kind, *_), words = _split_annotation(annotation)
     if kind is Figure and words is not None:
         return f"{words.expected}, or {{ value, source, confidence }}"
@@ -141,7 +140,7 @@ def _read_figure(kinds: tuple[Any, ...], numbers: Numbers, value: object, key: s
     """Return a figure or a curve; a bare number is a figure of the user's own."""
     if not isinstance(value, dict):
         if not numbers.allow(value):
-            raise _mistake(key, _describe_form(Annotated[Figure, numbers]), value)
+            raise _value_error(key, _describe_form(Annotated[Figure, numbers]), value)
         return Figure(value=float(cast("float", value)), source=where, confidence="E")
     if Curve in kinds:
         if ("value" in value) == ("points" in value):
@@ -156,7 +155,7 @@ def _read_number(kind: type, numbers: Numbers, value: object, key: str) -> float
     if numbers.text is not None and value == numbers.text:
         return None
     if not numbers.allow(value):
-        raise _mistake(key, numbers.expected, value)
+        raise _value_error(key, numbers.expected, value)
     number = cast("float", value)
     return number if kind is int else float(number)
 
@@ -164,7 +163,7 @@ def _read_number(kind: type, numbers: Numbers, value: object, key: str) -> float
 def _read_text(words: Parsed, value: object, key: str) -> object:
     """Return the converted text of a key."""
     if not isinstance(value, str):
-        raise _mistake(key, words.expected, value)
+        raise _value_error(key, words.expected, value)
     try:
         return words.parse(value)
     except ValueError as error:
@@ -174,7 +173,7 @@ def _read_text(words: Parsed, value: object, key: str) -> object:
 def _read_by_name(item: Any, words: ByName, value: object, key: str, where: str) -> tuple[object, ...]:
     """Return the records, or names with figures, of a table by names."""
     if not isinstance(value, dict):
-        raise _mistake(key, words.expected, value)
+        raise _value_error(key, words.expected, value)
     for name in value:
         if words.known and name not in words.known:
             raise _unknown_key(_join_key(key, name), name, words.known)
@@ -187,11 +186,10 @@ def _read_by_name(item: Any, words: ByName, value: object, key: str, where: str)
 
 
 def _read_items(kind: Any, annotation: Any, value: object, key: str, where: str) -> tuple[object, ...]:
-    """Return the items of a list, each read by its annotation."""
     items = get_args(kind)
     many = items[-1] is Ellipsis
     if not isinstance(value, list) or (not many and len(value) != len(items)):
-        raise _mistake(key, _describe_form(annotation), value)
+        raise _value_error(key, _describe_form(annotation), value)
     return tuple(
         _read_value(items[0 if many else index], item, f"{key}[{index}]", where) for index, item in enumerate(value)
     )
@@ -201,7 +199,7 @@ def _join_key(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _mistake(key: str, expected: str, found: object) -> ValueError:
+def _value_error(key: str, expected: str, found: object) -> ValueError:
     """Return the error of a value, with the expected and the found one."""
     shown = repr(as_written(found))
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."

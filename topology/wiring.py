@@ -164,7 +164,7 @@ class Wiring:
             return (src,) if src == dst else (src, dst)
         if self.grid is not None:
             return self.grid.path(src, dst)
-        towards = _distances(self, dst)
+        towards = _hops_to(self, dst)
         if towards[src] < 0:
             raise ValueError(
                 f"no wires lead from device {src} to device {dst}; add wires between the parts of the machine: in its "
@@ -179,14 +179,14 @@ class Wiring:
         """Count the hops of a shortest way, None if there is none."""
         if src == dst or self.complete:
             return int(src != dst)
-        hops = _distances(self, dst)[src]
+        hops = _hops_to(self, dst)[src]
         return None if hops < 0 else hops
 
     def unreachable_devices(self) -> tuple[int, ...]:
         """Return the devices without a way to device 0: none in a connected graph."""
         if self.complete:
             return ()
-        return tuple(device for device, hops in enumerate(_distances(self, 0)) if hops < 0)
+        return tuple(device for device, hops in enumerate(_hops_to(self, 0)) if hops < 0)
 
     def bisection_wires(self) -> int:
         """Count the wires, one way, that join two halves of the devices where the cut is smallest.
@@ -201,16 +201,15 @@ class Wiring:
         if self.grid is not None:
             return self.grid.cut_wires() if self.devices > 1 else 0
         if self.devices > _EXHAUSTIVE_DEVICES:
-            return self._cut(frozenset(range(half)))
-        return min(self._cut(frozenset(part)) for part in combinations(range(self.devices), half))
+            return self._count_wires_out(frozenset(range(half)))
+        return min(self._count_wires_out(frozenset(part)) for part in combinations(range(self.devices), half))
 
-    def _cut(self, part: frozenset[int]) -> int:
-        """Return the number of wires out of a part of the devices."""
+    def _count_wires_out(self, part: frozenset[int]) -> int:
         return sum(other not in part for device in part for other in self.neighbours[device])
 
 
 @lru_cache(maxsize=4096)
-def _distances(wiring: Wiring, goal: int) -> tuple[int, ...]:
+def _hops_to(wiring: Wiring, goal: int) -> tuple[int, ...]:
     """Return the hops from each device to a goal; -1 where no wire leads."""
     hops = [-1] * wiring.devices
     hops[goal], reached = 0, [goal]

@@ -218,7 +218,6 @@ async def _receive_frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
 
 
 async def _send(stream: trio.abc.Stream, data: bytes) -> None:
-    """Send bytes; `HandshakeError` if the connection breaks."""
     try:
         await stream.send_all(data)
     except trio.BrokenResourceError as error:
@@ -249,7 +248,6 @@ def _broken_error(error: trio.BrokenResourceError, *, strange: bool = False) -> 
 
 
 def _hung_up_error(*, strange: bool = False) -> HandshakeError:
-    """Return the error of a connection that ended within the handshake."""
     return HandshakeError(
         "the other side hung up during the handshake; see what it has printed", why="protocol" if strange else "left"
     )
@@ -302,14 +300,12 @@ def _secrets_error(how: str) -> HandshakeError:
 
 
 def _check_secret(secret: bytes) -> bytes:
-    """Return a secret; `ArgumentError` if it is empty."""
     if not secret:
         raise ArgumentError("the secret is empty; without one anybody is a member")
     return secret
 
 
 def _pack_hello(hello: Hello) -> bytes:
-    """Return a hello as bytes; `ArgumentError` if it is too long."""
     packed = msgspec.msgpack.encode(astuple(hello))
     if len(packed) > HELLO_LIMIT_BYTES:
         raise ArgumentError(f"a hello of {len(packed)} bytes, the limit is {HELLO_LIMIT_BYTES}; shorten job or detail")

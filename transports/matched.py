@@ -342,7 +342,7 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
         view, transport = as_bytes(data), self._transport
         lane = (self.rank, dst, tag)
         link = transport.link(lane, dst)
-        if link.engine.gone is not None and (error := link.engine.lost(lane)) is not None:
+        if link.engine.gone is not None and (error := link.engine.loss_error(lane)) is not None:
             raise error
         if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view, signature):
             return None
@@ -389,7 +389,7 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
     def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
         """Return the error of a receive from a process that is lost or has left."""
         lane = (src, self.rank, tag)
-        return self._transport.link(lane, src).engine.lost(lane)
+        return self._transport.link(lane, src).engine.loss_error(lane)
 
     @contextmanager
     def watch(self, notify: Callable[[], None]) -> Iterator[None]:

@@ -163,7 +163,7 @@ class Meeting(Generic[Result]):
         try:
             self._record_result(place, await dial(*place))
         except TransportError as error:
-            self._fail(error)
+            self._end_with_error(error)
 
     async def _serve_place(self, connection: socket.socket) -> None:
         """Shake hands with a process that dials, and record the result at its place; a failure frees the place."""
@@ -171,7 +171,7 @@ class Meeting(Generic[Result]):
         try:
             result = await self.welcome(connection, partial(self._admit, admitted))
         except LinkLostError as error:
-            self._fail(error)
+            self._end_with_error(error)
             return
         if result is not None:
             self._record_result(admitted[0], result)
@@ -184,14 +184,14 @@ class Meeting(Generic[Result]):
         if self._places <= self.results.keys():
             self._complete.set()
 
-    def _fail(self, error: TransportError) -> None:
+    def _end_with_error(self, error: TransportError) -> None:
         """End the meeting with an error; the first error counts."""
         self._failure = self._failure or error
         self._complete.set()
 
     def lose(self, member: int, reason: str) -> None:
         """Fail the meeting because a process is lost."""
-        self._fail(LinkLostError(f"process {member} is lost: {reason}"))
+        self._end_with_error(LinkLostError(f"process {member} is lost: {reason}"))
 
     # -- connections --------------------------------------------------------------------------------------------------
 

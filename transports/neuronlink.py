@@ -158,7 +158,6 @@ class NeuronLink(Transport):
         await cancel_shielded_checkpoint()
 
     def _mailbox_at(self, rank: int) -> _Mailbox:
-        """Return the mailbox of a rank; `ArgumentError` if the rank does not live here."""
         try:
             return self.mailboxes[rank]
         except KeyError:
@@ -182,11 +181,11 @@ class NeuronLink(Transport):
         wanted, sent, sent_bytes = receiver.signature, sender.signature, sender.nbytes
         agree = wanted is sent or wanted is None or sent is None or wanted.agrees(sent.fingerprint)
         if not (agree and sent_bytes == receiver.nbytes):
-            error, expected_bytes = receiver.refusal(sent_bytes, _plain(sent)), receiver.nbytes
+            error, expected_bytes = receiver.refusal(sent_bytes, _to_plain(sent)), receiver.nbytes
             if error is not None:
                 if expected_bytes == OPEN:
                     expected_bytes = sent_bytes
-                theirs = sender.difference(_plain(wanted), sent_bytes=sent_bytes, expected_bytes=expected_bytes)
+                theirs = sender.difference(_to_plain(wanted), sent_bytes=sent_bytes, expected_bytes=expected_bytes)
                 self.end((receiver, error), (sender, theirs or sender.refused_error()))
                 return
         if receiver.wants_loan:
@@ -297,7 +296,7 @@ class _NeuronLinkWire(Wire):
         """Return the sends to this rank that no receive has met."""
         sends = self._link.mailboxes[self.rank].sends.values()
         return [
-            Envelope(src=src, dst=dst, tag=of, nbytes=send.nbytes, since_ns=send.since_ns, signature=_plain(sent))
+            Envelope(src=src, dst=dst, tag=of, nbytes=send.nbytes, since_ns=send.since_ns, signature=_to_plain(sent))
             for send in chain(*sends)
             for (src, dst, of), sent in ((send.lane, send.signature),)
             if tag in (None, of)
@@ -320,6 +319,6 @@ def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], 
         token.run_sync_soon(function)
 
 
-def _plain(signature: Signature | None) -> PlainSignature:
+def _to_plain(signature: Signature | None) -> PlainSignature:
     """Return a signature as the other end of a message gets it."""
     return OPEN_SIGNATURE if signature is None else PlainSignature(signature.fingerprint, signature.text)

@@ -167,7 +167,6 @@ class PlannedWire:
             transfer.planned(at_s + self._latency_s)
 
     def _drop_first_transfer(self) -> None:
-        """Remove the first message, which has left."""
         first = self._queue.pop(0)
         self._busy_until_s = first.sent_at_s
         self._forget_tag(first)

@@ -72,7 +72,6 @@ class Router(Transport):
         return any(lost)
 
     def _find_part(self, rank: int, peer: int) -> Transport:
-        """Return the first part that joins two ranks; `ArgumentError` if none does."""
         for part in self.parts:
             if peer in part.peers:
                 return part

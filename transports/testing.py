@@ -121,7 +121,7 @@ def _check_endpoints(ends: object) -> tuple[Wire, Wire]:
 
 
 def _describe_failure(cause: BaseException, check: Rule, scale: Scale) -> str:
-    """Return a text for a failed check: the broken promise, or the error and the promise of the check."""
+    """Return the text of a failed check: the broken promise, or the error and the promise of the check."""
     if isinstance(cause, BrokenPromise):
         return str(cause)
     late = isinstance(cause, trio.TooSlowError)

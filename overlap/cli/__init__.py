@@ -81,11 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run_command(list(sys.argv[1:] if argv is None else argv))
     except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
-        code = _report(error)
+        code = _report_error(error)
     try:
         sys.stdout.flush()
     except OSError as error:  # nobody reads it, or it is full
-        lost = _report(error)
+        lost = _report_error(error)
         code = code or lost
     try:
         sys.stderr.flush()
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _report(error: BaseException) -> int:
+def _report_error(error: BaseException) -> int:
     """Report an error and return the exit code; the code for that is loaded only now."""
     try:
         code: int = import_module("..launch.report", __name__).report(error)
@@ -105,7 +105,6 @@ def _report(error: BaseException) -> int:
 
 
 def _run_command(argv: list[str]) -> int:
-    """Run the command that `argv` names with its other words, and return its exit code."""
     name, *words = argv or ["--help"]
     if name in ("-h", "--help", "--help-all", "--version"):
         _overview_parser().parse_args([name])  # shows it and exits

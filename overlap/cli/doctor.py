@@ -102,7 +102,7 @@ def findings() -> Iterator[CheckResult]:
     with suppress(metadata.PackageNotFoundError):  # a checkout that is not installed
         yield from packages(metadata.requires("overlap") or [], metadata.version)
     yield from shadowing(sys.path)
-    yield cores(len(os.sched_getaffinity(0)), os.getloadavg()[0], _quota())
+    yield cores(len(os.sched_getaffinity(0)), os.getloadavg()[0], _granted_cores())
     yield engine_finding(BUILT)
     yield limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield sockets()
@@ -157,8 +157,7 @@ def shadowing(path: Sequence[str]) -> Iterator[CheckResult]:
                 yield CheckResult(subject=name, state="note", text=text)
 
 
-def _quota() -> float | None:
-    """Return the cores that a control group grants, or None."""
+def _granted_cores() -> float | None:
     with suppress(OSError, ValueError, IndexError):
         granted, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return int(granted) / int(period)

@@ -107,7 +107,6 @@ def option_flag(name: str, one: Option) -> str:
 
 
 def _add_option(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
-    """Add an option, and `--no-...` if it can be off."""
     flag = option_flag(name, option)
     details: dict[str, Any] = {"action": "store_true", "default": None}
     if option.metavar is not None:

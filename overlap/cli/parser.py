@@ -92,7 +92,6 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().add_usage(usage or " ".join(["%(prog)s [options]", *needed]), actions, *rest)
 
     def _expand_help(self, action: argparse.Action) -> str:
-        """Return the help of an option (called by argparse)."""
         text = super()._expand_help(action)
         return text if self.everything else text.partition(";")[0]
 

@@ -98,7 +98,7 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
     if config.log_dir is not None:
         _make_log_folder(config.log_dir)
     with (
-        _witness(config, hosts) as witness,
+        _witness_folder(config, hosts) as witness,
         _listening(endpoint, is_first=0 in members, again=bool(config.max_restarts)) as (listener, bound),
     ):
         if witness is not None:
@@ -148,7 +148,6 @@ def _join_trace(path: str | os.PathLike[str], job: str) -> None:
 
 
 def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
-    """Report how the run ended, and return its exit code."""
     if outcome.asked is not None:
         # the note of a terminated process about the saved state, which is equal on all processes
         notes = [ending.status.line for ending in outcome.endings if ending.status and not ending.status.text]
@@ -223,7 +222,7 @@ def _make_log_folder(path: str) -> None:
 
 
 @contextmanager
-def _witness(config: RunConfig, hosts: int) -> Iterator[str | None]:
+def _witness_folder(config: RunConfig, hosts: int) -> Iterator[str | None]:
     """Yield the folder of the witness, in memory where the system has a folder there; None if no program can use it.
 
     The first process makes it, because a program may ask for it by `overlap.run(..., survive=True)`.
@@ -235,7 +234,7 @@ def _witness(config: RunConfig, hosts: int) -> Iterator[str | None]:
             yield None
             return
     if hosts > 1:
-        with _shared_witness(config, config.node_rank or 0) as folder:
+        with _shared_witness_folder(config, config.node_rank or 0) as folder:
             yield str(folder)
         return
     if config.witness is not None:
@@ -245,7 +244,7 @@ def _witness(config: RunConfig, hosts: int) -> Iterator[str | None]:
 
 
 @contextmanager
-def _shared_witness(config: RunConfig, host: int) -> Iterator[Path]:
+def _shared_witness_folder(config: RunConfig, host: int) -> Iterator[Path]:
     """Yield the folder of the witness that the user names, with a file of this host; the last host removes it."""
     if config.witness is None:
         raise UsageError(

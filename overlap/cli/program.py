@@ -177,11 +177,11 @@ def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verd
             _print_note(
                 f"trace in {shown_path}{more}; look at it with `overlap timeline {shown_path}` or at ui.perfetto.dev"
             )
-            if well and verdict and (sentence := _verdict(files[-1])):
+            if well and verdict and (sentence := _trace_verdict(files[-1])):
                 _print_note(sentence)
 
 
-def _verdict(file: Path) -> str:
+def _trace_verdict(file: Path) -> str:
     """Return the verdict on a trace, if the file is small enough to be read at once."""
     from ..explain.recorded import explain_timeline
     from ..timeline import read_trace

@@ -104,23 +104,23 @@ def main(args: argparse.Namespace) -> int:
         path, package = spec.origin, spec.parent
     try:
         with _ending_by_force(args.timeout + _LOCKED_S):
-            run = Ranks(repeating=partial(_repeating, ["-m", args.program] if args.module else None)).program(
+            run = Ranks(repeating=partial(_repeat_command, ["-m", args.program] if args.module else None)).program(
                 path, arguments, package=package, ranks=args.ranks, seeds=args.seeds, seed=args.seed,
                 cluster=args.cluster, faults=args.faults or (), as_one=args.as_one, real_timeout_s=args.timeout,
             )  # fmt: skip
     except RanksFailed as failed:
         run = failed.run
         lines = [f"{args.program} is wrong with {run.size} ranks, seed {run.seed}", str(failed)]
-        return show(args, partial(_document, args, run), lambda: lines) or 1
+        return show(args, partial(_json_document, args, run), lambda: lines) or 1
     problem = ""
     if (args.same or args.same_updates) and run.error is None:
         problem = run.same("model weights after each update" if args.same_updates else "model weights").problem
     took_s = time.perf_counter() - began_s
-    show(args, partial(_document, args, run, problem), partial(_page, args, run, problem, took_s))
+    show(args, partial(_json_document, args, run, problem), partial(_page_lines, args, run, problem, took_s))
     return int(bool(problem))
 
 
-def _page(args: argparse.Namespace, run: Run, problem: str, took_s: float) -> Iterator[str]:
+def _page_lines(args: argparse.Namespace, run: Run, problem: str, took_s: float) -> Iterator[str]:
     """Yield the lines of the page of a run in which no rank has failed; `problem` is a difference between ranks."""
     if args.verbose:
         for rank, text in enumerate(run.output):
@@ -140,8 +140,7 @@ def _page(args: argparse.Namespace, run: Run, problem: str, took_s: float) -> It
         yield run.tried or f"{', '.join(map(str, run.faults))} happened{ended}"
 
 
-def _document(args: argparse.Namespace, run: Run, problem: str = "") -> dict[str, object]:
-    """Return the result of a run for JSON."""
+def _json_document(args: argparse.Namespace, run: Run, problem: str = "") -> dict[str, object]:
     verdicts = [
         {"kind": verdict.kind, "text": verdict.text, "ranks": verdict.ranks, "lines": verdict.lines}
         for verdict in run.verdicts
@@ -178,10 +177,9 @@ def _ending_by_force(seconds: float) -> Iterator[None]:
         thread.join()
 
 
-def _repeating(
+def _repeat_command(
     module: Sequence[str] | None, path: str | os.PathLike[str], args: Sequence[str], setting: Setting
 ) -> str:
-    """Return the command that repeats a run."""
     words = ["overlap", "test", *(module or [os.fspath(path)]), "--ranks", str(setting.ranks)]
     words += ["--cluster", str(setting.cluster)] if setting.cluster != "local" else []
     words += ["--seed", str(setting.seed)] if setting.seed else []

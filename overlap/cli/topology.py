@@ -66,11 +66,10 @@ def main(args: argparse.Namespace) -> int:
         return (
             show(args, lambda: verdict, partial(_group_lines, machine, ranks)) or (not verdict["legal"]) * ILLEGAL_EXIT
         )
-    return show(args, partial(describe, machine), partial(_page, machine, ascii=bool(args.ascii)))
+    return show(args, partial(describe, machine), partial(_machine_page, machine, ascii=bool(args.ascii)))
 
 
-def _page(machine: Cluster, *, ascii: bool) -> list[str]:
-    """Return the lines of the page of a machine."""
+def _machine_page(machine: Cluster, *, ascii: bool) -> list[str]:
     # A text file in memory has no encoding, and takes every character.
     blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
     width = max(page_width(), _LEAST_WIDTH)

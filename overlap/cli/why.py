@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     against = {"against": {"judgement": comparison.judgement, "sentence": comparison.sentence}} if comparison else {}
     heading = [comparison.sentence, ""] if comparison else []
     show(args, lambda: report.as_dict() | against, lambda: [*heading, *page_lines(report)], version=SCHEMA_VERSION)
-    failed = [sentence for test in tests if (sentence := _failure_text(test, report, comparison))]
+    failed = [sentence for test in tests if (sentence := _met_condition_text(test, report, comparison))]
     for sentence in failed:
         notify(f"why: --fail-if: {sentence}")
     return 1 if failed else 0
@@ -105,8 +105,8 @@ def _parse_condition(test: str, *, comparing: bool) -> Limit | None:
     return None
 
 
-def _failure_text(limit: Limit | None, report: Why, comparison: Comparison | None) -> str:
-    """Return how a condition is met; "" if it is not."""
+def _met_condition_text(limit: Limit | None, report: Why, comparison: Comparison | None) -> str:
+    """Return the figure and the limit, if the condition of `--fail-if` is met; "" if it is not."""
     if limit is None:
         return comparison.sentence if comparison and comparison.judgement == REGRESSION else ""
     value: float = report.step_ns if limit.name == "step" else report.cost_ns(limit.name)

@@ -81,23 +81,23 @@ class Replay:
         write = _add_bases(batch.write[cells], batch.dbuf[cells], self.layout.shared)
         stamp[write] = row + 1
         if (stamp[write] != row + 1).any():
-            waves = self._fan_in(row, write)
+            waves = self._split_into_waves(row, write)
         seen = stamp[read]
         # In shared memory a local row may copy a cell to itself: that changes nothing.
         changed = (seen > first) & ((seen != row + 1) | (read != write))
         if changed.any():
-            self._refuse(np.isin(write, read[changed]), row, "another row of its step reads")
+            self._raise_at_first(np.isin(write, read[changed]), row, "another row of its step reads")
         local_step, local_reads = self._local_reads
         is_local = bool(self.schedule.src[first] == self.schedule.dst[first])
         if local_step == step and not is_local and (stamp[local_reads] > first).any():
-            self._refuse(np.isin(write, local_reads), row, "a local row of its step reads")
+            self._raise_at_first(np.isin(write, local_reads), row, "a local row of its step reads")
         earlier_reads = local_reads if is_local and local_step == step else read[:0]
         self._local_reads = (
             (step, np.concatenate([earlier_reads, read[read != write]])) if is_local else (-1, earlier_reads)
         )
         return waves
 
-    def _fan_in(self, row: Ints, write: Ints) -> list[NDArray[np.intp]]:
+    def _split_into_waves(self, row: Ints, write: Ints) -> list[NDArray[np.intp]]:
         """Return positions such that no wave writes a cell twice, and a cell's writes keep their order.
 
         Accept several writes to a cell only if all are ADDs of one group.
@@ -106,7 +106,7 @@ class Replay:
         again = np.append(False, write[order][1:] == write[order][:-1])
         group, op = self.schedule.group[row[order]], self.schedule.op[row[order]]
         together = (group[1:] == group[:-1]) & (group[1:] >= 0) & (op[1:] == Op.ADD) & (op[:-1] == Op.ADD)
-        self._refuse(again & ~np.append(True, together), row[order], "another row of its step writes")
+        self._raise_at_first(again & ~np.append(True, together), row[order], "another row of its step writes")
         firsts = np.flatnonzero(~again)
         # The n-th write of a cell is in wave n.
         nth = np.arange(len(write)) - np.repeat(firsts, np.diff(np.append(firsts, len(write))))
@@ -115,7 +115,7 @@ class Replay:
         by_wave = np.argsort(nth, kind="stable")
         return np.split(order[by_wave], np.cumsum(np.bincount(nth))[:-1])
 
-    def _refuse(self, bad: Flags, row: Ints, conflict: str) -> None:
+    def _raise_at_first(self, bad: Flags, row: Ints, conflict: str) -> None:
         """Raise the error of the first cell that is bad, if there is one."""
         if bad.any():
             raise hazard_error(self.schedule, int(row[int(bad.argmax())]), conflict)

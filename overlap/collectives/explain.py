@@ -98,7 +98,6 @@ def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
 
 
 def _last_write(schedule: Schedule, rank: int, slot: int) -> int | None:
-    """Return the step that writes a slot of OUT last; None if none does."""
     s = schedule
     rows = (s.dst == rank) & (s.dbuf == Buffer.OUT) & (s.dslot <= slot) & (slot < s.dslot + s.count)
     return int(s.step[np.flatnonzero(rows)[-1]]) if rows.any() else None

@@ -59,7 +59,7 @@ def fuse(schedule: Schedule, selected: Flags) -> Fused:
 
 def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Links, Flags]:
     """Return the links, and the copies that must stay because another row than one ADD reads them."""
-    cell, row, write = _scratch_timeline(schedule, selected)
+    cell, row, write = _scratch_accesses(schedule, selected)
     follows = np.append(cell[1:] == cell[:-1], False)
     is_copy = write & copies[row]
     next_row = np.append(row[1:], 0)
@@ -76,7 +76,7 @@ def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Li
     return _Links(copy, add, shift), blocked
 
 
-def _scratch_timeline(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, Flags]:
+def _scratch_accesses(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, Flags]:
     """Return all accesses to SCRATCH, cell by cell, in table order."""
     parts: list[tuple[Ints, Ints, Flags]] = []
     for rank, buffer, slot, reads_or_writes in (

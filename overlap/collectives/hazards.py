@@ -69,7 +69,7 @@ def find_waits(
     first = np.flatnonzero(np.diff(queue, prepend=-1))
     # The position of each step in its queue, from 1.
     nth = np.arange(len(queue)) - np.repeat(first, np.diff(np.append(first, len(queue)))) + 1
-    cell, task, write, changes, of_input = _timeline(schedule, row, accesses)
+    cell, task, write, changes, of_input = _order_accesses(schedule, row, accesses)
     copies = bool((write & ~changes).any())
     segment = np.cumsum(np.diff(cell, prepend=-1) != 0) * np.int64(len(row) + 2)
     waits: list[list[tuple[int, int]]] = [[] for _ in range(len(row))]
@@ -98,7 +98,7 @@ class _AccessHistory(NamedTuple):
     input: NDArray[np.bool_]  # Whether the step reads the input
 
 
-def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _AccessHistory:
+def _order_accesses(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _AccessHistory:
     """Return all accesses of cells, ordered by cell and then by row."""
     columns: list[tuple[NDArray[np.generic], ...]] = []
     for access in accesses:

@@ -74,7 +74,7 @@ class Fingerprint:
         return sums
 
     def _permute_values(self, rank: Ints, slot: Ints) -> Words:
-        """Return the values that a permute delivers; unwritten where a rank has no source."""
+        """Return the values that a permute delivers; "unwritten" where a rank has no source."""
         source = np.full(self.schedule.size, -1)
         for src, dst in self.schedule.pairs:
             source[dst] = src

@@ -100,7 +100,7 @@ class _Edges:
     group: Ints
 
 
-def _edges(pattern: Pattern, slots: Ints, flag: NDArray[np.bool_]) -> _Edges:
+def _join_edges(pattern: Pattern, slots: Ints, flag: NDArray[np.bool_]) -> _Edges:
     """Join edges whose chunks, at `slots`, are neighbours."""
     p = pattern
     if not (p.src[1:] == p.src[:-1]).any():
@@ -124,7 +124,7 @@ def _add_forward_rows(
         source: Buffer that owners send from.
         block_slots: Slots of an owner's block, if `source` holds that alone.
     """
-    edges = _edges(pattern, slot[pattern.chunk], pattern.owner[pattern.chunk] == pattern.src)
+    edges = _join_edges(pattern, slot[pattern.chunk], pattern.owner[pattern.chunk] == pattern.src)
     buffer = np.where(edges.flag, np.uint8(source), np.uint8(Buffer.OUT))
     sslot = edges.slot
     if block_slots is not None:
@@ -142,7 +142,7 @@ def _add_backward_rows(table: TableWriter, pattern: Pattern, slot: Ints) -> None
     inner[pattern.src, slots] = True
     inner[pattern.owner, slot] = True
     _add_copies(table, inner)
-    edges = _edges(pattern, slots, inner[pattern.dst, slots])
+    edges = _join_edges(pattern, slots, inner[pattern.dst, slots])
     source = np.where(edges.flag, np.int8(Buffer.SCRATCH), np.int8(Buffer.IN))
     columns = (edges.step, edges.dst, edges.src, edges.slot, edges.channel, edges.group, source)
     when, src, dst, cell, channel, group, source = _last_step_first(columns)

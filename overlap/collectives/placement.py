@@ -235,7 +235,6 @@ def _shift_link(link: Link, nodes: int) -> Link:
 
 
 def _sort_key(link: Link) -> tuple[tuple[str, int, int], ...]:
-    """Return the ends of a link as tuples that can be sorted."""
     return tuple((port.role, port.node, port.index) for port in (link.src, link.dst))
 
 

@@ -92,7 +92,6 @@ def _pause_garbage_collection() -> Iterator[None]:
 
 
 def _make_programs(schedule: Schedule, ranks: Sequence[int] | None) -> list[Program]:
-    """Return the programs of some ranks, or of all, from the rows of a schedule."""
     selected = list(range(schedule.size)) if ranks is None else list(ranks)
     tasks = _select_tasks(schedule, selected)
     lanes = 2 * schedule.channels
@@ -175,9 +174,9 @@ def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
     waits = find_waits(schedule, row, tasks.queue, lanes, _accesses(schedule, tasks))
     count = schedule.count[row]
     peer = np.where(kind == _SEND, schedule.dst[row], schedule.src[row])
-    base = _extents(tasks.fused.base_buffer[row], tasks.fused.base_slot[row], count)
-    source = _extents(schedule.sbuf[row], schedule.sslot[row], count)
-    target = _extents(schedule.dbuf[row], schedule.dslot[row], count)
+    base = _shared_extents(tasks.fused.base_buffer[row], tasks.fused.base_slot[row], count)
+    source = _shared_extents(schedule.sbuf[row], schedule.sslot[row], count)
+    target = _shared_extents(schedule.dbuf[row], schedule.dslot[row], count)
     # The base matters at the receiving end only.
     base = [None if k == _SEND else extent for k, extent in zip(kind.tolist(), base, strict=True)]
     kinds, ops = [_KINDS[k] for k in kind.tolist()], [(Op.MOVE, Op.ADD)[o] for o in schedule.op[row].tolist()]
@@ -190,7 +189,7 @@ def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
     ]
 
 
-def _extents(buffer: NDArray[np.integer], slot: Ints, count: Ints) -> list[Extent | None]:
+def _shared_extents(buffer: NDArray[np.integer], slot: Ints, count: Ints) -> list[Extent | None]:
     """Return one shared object for equal extents, and None where the buffer is negative."""
     extent_of: dict[tuple[int, int, int], Extent | None] = {}
     extents = []

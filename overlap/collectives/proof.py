@@ -43,12 +43,12 @@ def verify(schedule: Schedule) -> None:
     check_header(schedule)
     bounds = phases(schedule)
     layout, prints = SlotLayout(schedule), [Fingerprint(schedule, seed) for seed in _SEEDS]
-    replay = Replay(schedule, layout, _memories(schedule, layout, prints))
+    replay = Replay(schedule, layout, _proof_memories(schedule, layout, prints))
     replay.run(bounds)
     replay.check_results()
 
 
-def _memories(schedule: Schedule, layout: SlotLayout, prints: list[Fingerprint]) -> list[ReplayMemory]:
+def _proof_memories(schedule: Schedule, layout: SlotLayout, prints: list[Fingerprint]) -> list[ReplayMemory]:
     """Return the memories in which a proof runs: inputs apart from results, and shared where layouts differ."""
     if layout.shared == layout.apart:
         return [ReplayMemory(layout, layout.apart, prints)]

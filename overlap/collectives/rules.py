@@ -28,13 +28,13 @@ _ANYWHERE = {("IN", "OUT"), ("IN", "SCRATCH"), ("SCRATCH", "SCRATCH"), ("SCRATCH
 _MOVING = {(Op.MOVE, _LOCAL): _ANYWHERE, (Op.MOVE, _REMOTE): _ANYWHERE}
 
 
-def _legal(words: Mapping[tuple[Op, bool], set[tuple[str, str]]]) -> Flags:
+def _legal_combinations(words: Mapping[tuple[Op, bool], set[tuple[str, str]]]) -> Flags:
     """Return a table over (op, local, sbuf, dbuf), flattened."""
     everything = product(Op, (_REMOTE, _LOCAL), Buffer, Buffer)
     return np.array([(s.name, d.name) in words.get((op, local), ()) for op, local, s, d in everything])
 
 
-_LEGAL = {True: _legal(_REDUCING), False: _legal(_MOVING)}
+_LEGAL = {True: _legal_combinations(_REDUCING), False: _legal_combinations(_MOVING)}
 
 
 def check_header(schedule: Schedule) -> None:
@@ -77,9 +77,9 @@ def phases(schedule: Schedule) -> NDArray[np.intp]:
         late = (step[at + 1] < step[at]) | ((step[at + 1] == step[at]) & remote[at])
         if late.any():
             what = "a place in the table that is not in order of steps, or a negative step"
-            _refuse(schedule, start + 1 + int(at[late.argmax()]), late[late], what)
+            _raise_at_first(schedule, start + 1 + int(at[late.argmax()]), late[late], what)
         begins.append(at + start + 1)
-    _refuse(schedule, 0, schedule.step[:1] < 0, "a negative step")
+    _raise_at_first(schedule, 0, schedule.step[:1] < 0, "a negative step")
     return np.concatenate([*begins, [len(schedule)]])
 
 
@@ -92,22 +92,22 @@ def check_rows(schedule: Schedule, start: int, stop: int) -> None:
     s, rows = schedule, slice(start, stop)
     src, dst, op, sbuf, dbuf = s.src[rows], s.dst[rows], s.op[rows], s.sbuf[rows], s.dbuf[rows]
     if max(int(sbuf.max()), int(dbuf.max())) > 2 or int(op.max()) > 1:
-        _refuse(s, start, (sbuf > 2) | (dbuf > 2) | (op > 1), "an unknown buffer or operation")
+        _raise_at_first(s, start, (sbuf > 2) | (dbuf > 2) | (op > 1), "an unknown buffer or operation")
     # Seen as unsigned, negative numbers are too large.
     if max(int(src.view(np.uint32).max()), int(dst.view(np.uint32).max())) >= s.size:
         bad = (src.view(np.uint32) >= s.size) | (dst.view(np.uint32) >= s.size)
-        _refuse(s, start, bad, f"ranks outside 0..{s.size - 1}")
+        _raise_at_first(s, start, bad, f"ranks outside 0..{s.size - 1}")
     _check_slots(s, start, s.sslot[rows], s.dslot[rows], s.count[rows])
     word = ((op * np.uint8(2) + (src == dst)) * np.uint8(3) + sbuf) * np.uint8(3) + dbuf
     legal = _LEGAL[s.reduces]
     if not (legal[word[0]] and (word == word[0]).all()):
-        _refuse(s, start, ~legal[word], "a transfer that is not in the vocabulary")
+        _raise_at_first(s, start, ~legal[word], "a transfer that is not in the vocabulary")
     if int(s.channel[rows].min()) < 0 or int(s.group[rows].min()) < -1:
-        _refuse(s, start, (s.channel[rows] < 0) | (s.group[rows] < -1), "a negative channel or group")
+        _raise_at_first(s, start, (s.channel[rows] < 0) | (s.group[rows] < -1), "a negative channel or group")
     if s.collective in ("broadcast", "scatter"):
-        _refuse(s, start, (sbuf == Buffer.IN) & (src != s.root), "a source that only the root has")
+        _raise_at_first(s, start, (sbuf == Buffer.IN) & (src != s.root), "a source that only the root has")
     if s.collective in ("reduce", "gather"):
-        _refuse(s, start, (dbuf == Buffer.OUT) & (dst != s.root), "a target that only the root has")
+        _raise_at_first(s, start, (dbuf == Buffer.OUT) & (dst != s.root), "a target that only the root has")
 
 
 def _check_slots(
@@ -116,17 +116,17 @@ def _check_slots(
     """Refuse rows with slots that do not exist, or with ends in different places of a block."""
     s, rows = schedule, slice(start, start + len(sslot))
     if min(int(count.min()) - 1, int(sslot.min()), int(dslot.min())) < 0:
-        _refuse(s, start, (count < 1) | (sslot < 0) | (dslot < 0), "slots that do not exist")
+        _raise_at_first(s, start, (count < 1) | (sslot < 0) | (dslot < 0), "slots that do not exist")
     for buffer, last in ((s.sbuf[rows], sslot + count), (s.dbuf[rows], dslot + count)):
         if int(last.max()) > min(s.slots):
-            _refuse(s, start, last > np.array(s.slots, np.int32)[buffer], "slots that do not exist")
+            _raise_at_first(s, start, last > np.array(s.slots, np.int32)[buffer], "slots that do not exist")
     shift = sslot - dslot
     if shift.any():
         uneven = shift % np.int32(s.slots_per_block) != 0
-        _refuse(s, start, uneven, "ends of different lengths (their slots differ modulo k)")
+        _raise_at_first(s, start, uneven, "ends of different lengths (their slots differ modulo k)")
 
 
-def _refuse(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
+def _raise_at_first(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
     """Raise the error of the first bad row, if there is one."""
     if bad.any():
         row = start + int(bad.argmax())

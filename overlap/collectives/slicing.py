@@ -143,11 +143,11 @@ def slice_rows(schedule: Schedule, slices: int) -> Schedule:
     """
     if slices == 1:
         return schedule
-    blocks = [_slice(schedule, number, slices) for number in range(slices)]
+    blocks = [_rows_of_slice(schedule, number, slices) for number in range(slices)]
     return with_rows(schedule, blocks, slots_per_block=schedule.slots_per_block * slices)
 
 
-def _slice(schedule: Schedule, number: int, slices: int) -> Columns:
+def _rows_of_slice(schedule: Schedule, number: int, slices: int) -> Columns:
     """Return the rows of one slice of a schedule: its steps, slots and groups among all slices."""
     rows: Columns = {name: getattr(schedule, name) for name in COLUMNS}
     local = rows["src"] == rows["dst"]  # a local row works on each slice as soon as it arrives

@@ -89,7 +89,6 @@ class TableWriter:
         )
 
     def _column(self, name: str, dtype: type[np.integer]) -> NDArray[np.integer]:
-        """Return a column of all blocks as one array."""
         parts = [block[name] for block in self._blocks]
         column = np.empty(sum(part.size for part in parts), dtype)
         start = 0
@@ -120,7 +119,7 @@ def adjacent_runs(*ascending: NDArray[np.integer], same: tuple[NDArray[np.intege
     return np.flatnonzero(np.concatenate([np.ones(min(len(same[0]), 1), np.bool_), ~continues_run]))
 
 
-def backwards(scatter: Schedule) -> Schedule:
+def reverse_scatter(scatter: Schedule) -> Schedule:
     """Return the gather that is a scatter read backwards: its messages the other way round, with IN and OUT exchanged.
 
     Cost: as many steps, messages and bytes as the scatter has.

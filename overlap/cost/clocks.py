@@ -225,7 +225,7 @@ class _Clocks:
         if step.local is not None:
             self._run_local_work(step.local)
         if step.beside is not None:
-            self._run_copies(step.beside)
+            self._run_unawaited_copies(step.beside)
         if not len(step.src):
             return
         now = self._now
@@ -253,7 +253,7 @@ class _Clocks:
             self._terms = replace(self._terms, ready=terms)
         self._now = replace(now, ready=np.where(works, np.maximum(now.ready, now.left) + local, now.ready))
 
-    def _run_copies(self, beside: Ints) -> None:
+    def _run_unawaited_copies(self, beside: Ints) -> None:
         """Let ranks copy data that no message waits for: their last message leaves later."""
         now, done = self._now, self._now.ready + beside
         last = (beside > 0) & (done > now.left)

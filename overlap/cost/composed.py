@@ -273,7 +273,6 @@ class _Levels:
     # -- tables --------------------------------------------------------------------------------------------------
 
     def _generate_table(self, names: _Names, slices: int) -> Schedule:
-        """Generate the table of these algorithms for a number of slices."""
         return self._one_level_table(names, slices) if self.has_one_level else self._two_level_table(names, slices)
 
     def _one_level_table(self, names: _Names, slices: int) -> Schedule:

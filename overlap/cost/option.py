@@ -270,7 +270,6 @@ class Phased(AlgorithmOption):
             slices += 1 if slices < _FEW else slices
 
     def _price_in_slices(self, slices: int, nbytes: float) -> Price:
-        """Return the price with the data in `slices` slices, with the launch."""
         phases_s = [part.total_s(nbytes / slices) for part in self.parts]
         return Price(total_s=self._parameters.launch_s + self.in_slices_s(phases_s, slices), slices=slices)
 
@@ -329,7 +328,6 @@ class Formula(AlgorithmOption):
         return Price(total_s=sum(self._terms(nbytes)))
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the formula for `nbytes`."""
         terms = self._terms(nbytes)
         return CostBreakdown(
             waiting_s=0.0,

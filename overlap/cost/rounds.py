@@ -155,7 +155,6 @@ def _copy_round(round_: Round, plays: Ints, size: int) -> Round:
 
 
 def _change_amounts(round_: Round, change: Callable[[Floats], Floats]) -> dict[str, Any]:
-    """Return the amounts of a round, by name, each changed by `change`."""
     amounts = {name: change(getattr(round_, name)) for name in AMOUNTS}
     return amounts if round_.beside is None else {**amounts, "beside": change(round_.beside)}
 

@@ -226,7 +226,7 @@ def _cached_plan(
     options = [option for option in options if option.tabled or not programs_only]
     library, lacking = "", options[:0]
     if not exact and not programs_only:
-        library, options, lacking = _by_library(op, cluster, options)
+        library, options, lacking = _split_by_library(op, cluster, options)
     if not options:
         raise ScheduleError(f"{op}: {'; '.join(f'{r.algorithm} does not apply: {r.why}' for r in rejected)}")
     (price, best), *slower = _sort_options(options, nbytes)
@@ -279,7 +279,7 @@ def _sort_options(options: list[AlgorithmOption], nbytes: int) -> list[tuple[Pri
     return [(price, best), *_price_options(others, nbytes, below_s=price.total_s)]
 
 
-def _by_library(
+def _split_by_library(
     op: str, cluster: Cluster, options: list[AlgorithmOption]
 ) -> tuple[str, list[AlgorithmOption], list[AlgorithmOption]]:
     """Separate the algorithms of the machine's own library from the others.
@@ -326,7 +326,6 @@ def _busiest_wire(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
 def _list_alternatives(
     priced: Sequence[tuple[Price, AlgorithmOption]], rejected: Sequence[Rejected]
 ) -> tuple[Alternative, ...]:
-    """Return priced options as alternatives with their times, then rejected ones with their reasons."""
     slower = (
         Alternative(algorithm=option.algorithm, detail=option.detail, predicted_s=price.total_s)
         for price, option in priced

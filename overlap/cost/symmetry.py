@@ -52,7 +52,6 @@ class EqualNodes:
 
     @cached_property
     def _home_ranks(self) -> tuple[int, ...]:
-        """World ranks of the home node."""
         return tuple(self.geometry.ranks[index] for index in self.geometry.nodes[self.home])
 
     @cached_property

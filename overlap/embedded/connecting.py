@@ -90,7 +90,7 @@ def connect(
     if not isinstance(job, str) or not job or len(job) > LONGEST_JOB - 17 or not job.isprintable():
         raise UsageError(f"job: expected 1 to {LONGEST_JOB - 17} printable characters, got {job!r}")
     strong = None if secret is None else strong_secret("secret", secret)
-    run_config = _run_config(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
+    run_config = _make_run_config(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
     if run_config.survive and endpoint is not None:
         raise UsageError(
             "survive: after a loss, a program that owns its main thread cannot be called again; start it with "
@@ -118,8 +118,6 @@ def connect(
 def _open_connection(
     rank: int, size: int, meeting: Meeting | None, run_config: RunConfig, timeout_s: float
 ) -> Connection:
-    """Start a world, and return its connection."""
-
     async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
         """Set up the world, alone or with the other processes, and run its rank until the connection closes."""
         from ..processes.connect import place_and_setup  # and with it all that processes need to meet
@@ -134,14 +132,13 @@ def _open_connection(
 
 
 def _check_rank(rank: int, size: int) -> None:
-    """Refuse impossible sizes and ranks of a world."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise UsageError(f"size: expected a positive integer, got {size!r}")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < size:
         raise UsageError(f"rank: expected 0 to {size - 1}, got {rank!r}")
 
 
-def _run_config(cluster: str | topology.Cluster, transport: str | Wires | None, **settings: Any) -> RunConfig:
+def _make_run_config(cluster: str | topology.Cluster, transport: str | Wires | None, **settings: Any) -> RunConfig:
     """Return the settings of a connection, from its arguments and the environment, after their checks."""
     name, wires = (transport, None) if isinstance(transport, str) else (None, transport)
     is_default = isinstance(cluster, str) and cluster == "local"

@@ -243,7 +243,7 @@ class Connection:
             interrupts.enter_context(deferring_interrupts())
             start_thread(self._thread)
             register_for_forks(self)
-            atexit.register(_at_exit, weakref.ref(self), _last_error())
+            atexit.register(_end_at_exit, weakref.ref(self), _last_error())
             try:
                 wait_until_settled(self._has_joined)
             except BaseException:  # Ctrl-C
@@ -265,7 +265,6 @@ class Connection:
             settle(self._has_joined, None)
 
     async def _run_world(self) -> None:
-        """Run the world in a scope that `close` can cancel."""
         self._token, self._closing = trio.lowlevel.current_trio_token(), trio.Event()
         with self._scope:
             await self._live(self._on_start, self._wait_for_end)
@@ -292,7 +291,7 @@ def _last_error() -> BaseException | None:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
-def _at_exit(connection: weakref.ref[Connection], before: BaseException | None) -> None:
+def _end_at_exit(connection: weakref.ref[Connection], before: BaseException | None) -> None:
     """End a connection that the program has left open; if the program ends with an error, fail with it.
 
     Args:

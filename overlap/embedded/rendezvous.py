@@ -97,12 +97,12 @@ def rendezvous_through_store(
             store.set(_ask_key(job, rank, turn), ask.encode())
             key = _answer_key(job, rank, ask, turn)
             with _warn_if_late(rank, 0):
-                answer = _get(store, key)
+                answer = _wait_for_value(store, key)
         else:
             asks: dict[int, str] = {}
             for other in range(1, size):
                 with _warn_if_late(rank, other):
-                    asks[other] = _get(store, _ask_key(job, other, turn)).decode()
+                    asks[other] = _wait_for_value(store, _ask_key(job, other, turn)).decode()
     except BaseException:
         _turns["store", job, rank, size] -= 1  # nobody was met: the next attempt asks where the others wait
         raise
@@ -128,8 +128,8 @@ def rendezvous_through_store(
 
 
 @interruptible
-def _get(store: RendezvousStore, key: str) -> bytes:
-    """Return a value of the store, waiting until there is one; an interrupt ends the wait."""
+def _wait_for_value(store: RendezvousStore, key: str) -> bytes:
+    """Return a value of the store once it is there; an interrupt ends the wait."""
     return bytes(store.get(key))
 
 
@@ -169,7 +169,7 @@ def _answer_requests(
     def answer_new() -> None:
         """Answer each request that has changed since the last look."""
         for rank, last_ask in asks.items():
-            ask = _get(store, _ask_key(job, rank, turn)).decode()
+            ask = _wait_for_value(store, _ask_key(job, rank, turn)).decode()
             if ask != last_ask:
                 asks[rank] = ask
                 store.set(_answer_key(job, rank, ask, turn), answer)
@@ -234,7 +234,7 @@ def _count_nodes(machines: Sequence[str]) -> int:
 
 
 def _find_outward_address() -> str:
-    """Return the address of this machine that others probably reach."""
+    """Return the address of this machine that other machines probably reach."""
     with suppress(OSError):
         return local_address(("192.0.2.1", 9))  # RFC 5737: an address for documentation, on no host
     with suppress(OSError):

@@ -211,7 +211,7 @@ class Jobs:
                 if each := record.ranks_each:
                     job.ranks = range(node * each, (node + 1) * each)
                 self._end_peace_early(now_s)
-                return [*self._report_joining(), *self._check_missing(now_s)]
+                return [*self._report_joining(), *self._end_if_awaited_is_missing(now_s)]
         return []
 
     def exit(self, now_s: float, node: int, returncode: int) -> list[Action]:
@@ -238,16 +238,16 @@ class Jobs:
                 self.survived.append(job)
                 actions.append(Line(f"{job.name} is lost; the others go on"))
             else:
-                actions += self._fail(now_s, job)
-        return [*actions, *self._check_missing(now_s)]
+                actions += self._end_after_failure(now_s, job)
+        return [*actions, *self._end_if_awaited_is_missing(now_s)]
 
     def interrupt(self, now_s: float, number: signal.Signals) -> list[Action]:
         """Pass on a signal of the launcher: the first one as it is, a repeated one as SIGKILL."""
         if self.asked is not None:
-            return self._stop(signal.SIGKILL, self.running)
+            return self._send_signal(signal.SIGKILL, self.running)
         self.asked = number
         self._patience_ends_s = now_s + PATIENCE_S
-        return self._ask(now_s, number)
+        return self._request_end(now_s, number)
 
     def tick(self, now_s: float) -> list[Action]:
         """Do what is due."""
@@ -265,7 +265,7 @@ class Jobs:
             self._end_peace_early(now_s)
         if self._phase is JobPhase.PEACE and now_s >= self._phase_ends_s:
             # members that wait for all to join would not notice that one never will; stopped ones notice nothing
-            actions += self._ask(now_s, signal.SIGTERM)
+            actions += self._request_end(now_s, signal.SIGTERM)
             actions += self._end_stopped(self.jobs)
         elif self._phase is JobPhase.GRACE and now_s >= self._phase_ends_s:
             actions += self._kill_late(now_s)
@@ -291,16 +291,16 @@ class Jobs:
         """Number of the last world that a process waits for others to join; 0: none."""
         return max((job.awaited_world for job in self.jobs.values()), default=0)
 
-    def _check_missing(self, now_s: float) -> list[Action]:
+    def _end_if_awaited_is_missing(self, now_s: float) -> list[Action]:
         """End the others if one of them waits for a process that has ended with code 0 without joining."""
         awaited = self._awaited_world
         missing = [job for job in self.ended if job.returncode == 0 and job.drained and job.last_world < awaited]
         if not missing or self._phase is not JobPhase.RUNS:
             return []
         missing[0].missed = True
-        return self._ask(now_s, signal.SIGTERM)
+        return self._request_end(now_s, signal.SIGTERM)
 
-    def _fail(self, now_s: float, job: Job) -> list[Action]:
+    def _end_after_failure(self, now_s: float, job: Job) -> list[Action]:
         """Begin to end the other processes after the first failure; one that is at fault may report its error before.
 
         After a kill, which no report can make another process's fault, processes that have entered no world end at
@@ -311,7 +311,9 @@ class Jobs:
         if self._phase is JobPhase.RUNS:
             self._phase, self._phase_ends_s = JobPhase.SEARCH, now_s + SEARCH_S
             was_killed = (job.returncode or 0) < 0 and job.status is None and not job.stopped
-            actions = self._stop(signal.SIGTERM, [each for each in self.running if was_killed and not each.last_world])
+            actions = self._send_signal(
+                signal.SIGTERM, [each for each in self.running if was_killed and not each.last_world]
+            )
         if self._phase is JobPhase.SEARCH and self._has_fault:
             self._phase_ends_s = now_s
         return actions
@@ -321,14 +323,14 @@ class Jobs:
         if self._phase is JobPhase.PEACE and all(job.awaited_world for job in self.running):
             self._phase_ends_s = now_s
 
-    def _ask(self, now_s: float, number: signal.Signals) -> list[Action]:
+    def _request_end(self, now_s: float, number: signal.Signals) -> list[Action]:
         """Send all processes a signal to end, after which they have the grace period."""
         if self._phase is not JobPhase.GRACE:
             self._phase, self._grace_ends_s = JobPhase.GRACE, now_s + self._spec.grace_s
             self._phase_ends_s = self._grace_ends_s
             for job in self.running:
                 job.queued_s = self._look(job.node).queued_s
-        return self._stop(number, self.running)
+        return self._send_signal(number, self.running)
 
     def _judge_standstills(self) -> list[Action]:
         """Report a process that does not run while others wait for it to join; kill one that stays stopped.
@@ -354,7 +356,7 @@ class Jobs:
     def _end_stopped(self, nodes: Collection[int]) -> list[Action]:
         """Kill processes that are stopped: they would not act on SIGTERM."""
         running = [job for job in self.running if job.node in nodes]
-        return self._stop(signal.SIGKILL, [job for job in running if self._look(job.node).letter == "T"])
+        return self._send_signal(signal.SIGKILL, [job for job in running if self._look(job.node).letter == "T"])
 
     def _kill_late(self, now_s: float) -> list[Action]:
         """Kill the processes after the grace period, to which the time in the queue for a processor is added."""
@@ -364,10 +366,9 @@ class Jobs:
         due = [job for job in late if min(owed_s[job.node], _MOST_QUEUED * grace_s) <= over_s]
         self._phase_ends_s = inf if len(due) == len(late) else now_s + LOOK_S
         lines = [Line(f"process {job.node} did not end within {grace_s:g} s and is killed") for job in due]
-        return [*lines, *self._stop(signal.SIGKILL, due)]
+        return [*lines, *self._send_signal(signal.SIGKILL, due)]
 
-    def _stop(self, number: signal.Signals, jobs: Iterable[Job]) -> list[Action]:
-        """Send a signal to processes."""
+    def _send_signal(self, number: signal.Signals, jobs: Iterable[Job]) -> list[Action]:
         actions: list[Action] = []
         for job in jobs:
             job.stopped = job.stopped or job.status is None

@@ -110,11 +110,10 @@ class _Launcher:
             nursery.start_soon(self._tick)
             async with trio.open_nursery() as lives:
                 for child in self.children.values():
-                    lives.start_soon(self._watch, child)
+                    lives.start_soon(self._watch_child, child)
             nursery.cancel_scope.cancel()
 
-    def _act(self, actions: Iterable[Action]) -> None:
-        """Perform the actions of a stimulus."""
+    def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case Kill(node, number):
@@ -127,7 +126,7 @@ class _Launcher:
         while True:
             with trio.CancelScope(deadline=self.jobs.next_s) as self._pause:
                 await trio.sleep_forever()
-            self._act(self.jobs.tick(trio.current_time()))
+            self._perform(self.jobs.tick(trio.current_time()))
 
     async def _handle_signals(self, signals: AsyncIterator[int]) -> None:
         """Pass on the signals of the launcher."""
@@ -136,16 +135,16 @@ class _Launcher:
                 for job in self.jobs.running:
                     self.children[job.node].ask()
             else:
-                self._act(self.jobs.interrupt(trio.current_time(), signal.Signals(number)))
+                self._perform(self.jobs.interrupt(trio.current_time(), signal.Signals(number)))
 
-    async def _watch(self, child: NodeChild) -> None:
+    async def _watch_child(self, child: NodeChild) -> None:
         """Show the output of one process, handle its records, and act on its end."""
         async with trio.open_nursery() as nursery:
             for relay in child.relays:
                 nursery.start_soon(relay.run)
             nursery.start_soon(self._read_records, child)
             returncode = await child.wait_and_reap()
-            self._act(self.jobs.exit(trio.current_time(), child.node, returncode))
+            self._perform(self.jobs.exit(trio.current_time(), child.node, returncode))
             with trio.move_on_after(DRAIN_S):  # a child of it may hold the pipe open
                 await child.drained.wait()
             child.listening.cancel()
@@ -153,7 +152,7 @@ class _Launcher:
                 relay.hurry()
             survived = self._others_go_on(self.jobs.jobs[child.node])
             drained = child.drained.is_set()
-            self._act(self.jobs.close(trio.current_time(), child.node, drained=drained, survived=survived))
+            self._perform(self.jobs.close(trio.current_time(), child.node, drained=drained, survived=survived))
 
     async def _read_records(self, child: NodeChild) -> None:
         """Handle the records of a process; with a log, write the text of the last one into it."""
@@ -161,7 +160,7 @@ class _Launcher:
             async for line in _read_lines(child.reports, LONGEST_BYTES):
                 if (record := read_record(line)) is not None:
                     child.log_status(record)
-                    self._act(self.jobs.report(trio.current_time(), child.node, record))
+                    self._perform(self.jobs.report(trio.current_time(), child.node, record))
             child.drained.set()
 
     def _others_go_on(self, job: Job) -> bool:
@@ -199,11 +198,11 @@ class NodeChild:
         self._log, self._peak_bytes = log, 0
         self._returncode: int | None = None
         with ExitStack() as theirs, ExitStack() as ours:
-            lifeline, _ = _pipe(theirs, ours)
-            reports, status = _pipe(ours, theirs)
-            from_stderr, stderr = _pipe(ours, theirs)
+            lifeline, _ = _open_pipe(theirs, ours)
+            reports, status = _open_pipe(ours, theirs)
+            from_stderr, stderr = _open_pipe(ours, theirs)
             # Output for one file goes through one pipe: two would lose its order.
-            from_stdout, stdout = _pipe(ours, theirs) if log is None else (None, stderr)
+            from_stdout, stdout = _open_pipe(ours, theirs) if log is None else (None, stderr)
             descriptors = {"secret": secret, "lifeline": lifeline, "status": status}
             if node == 0 and spec.listener is not None:
                 descriptors["listener"] = spec.listener
@@ -219,7 +218,7 @@ class NodeChild:
                     # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
                     # of its own for the scheduler, so that processes which share cores could not let each other run.
                     process_group=0,
-                    stdin=None if node == 0 and not _is_terminal() else subprocess.DEVNULL,
+                    stdin=None if node == 0 and not _stdin_is_terminal() else subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
                 )
@@ -296,7 +295,7 @@ def _blocking_signal(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     """Open a pipe; each of the two stacks closes one end."""
     reads, writes = os.pipe()
     reader.callback(os.close, reads)
@@ -304,8 +303,7 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     return reads, writes
 
 
-def _is_terminal() -> bool:
-    """Whether stdin of the launcher is a terminal."""
+def _stdin_is_terminal() -> bool:
     try:
         return os.isatty(0)
     except OSError:

@@ -138,8 +138,8 @@ class Relay:
     async def run(self) -> None:
         """Show the output until the stream ends; its owner closes the stream."""
         while data := await self._read():
-            await self._show(self._lines.feed(data, now_s=trio.current_time()))
-        await self._show(self._lines.end())
+            await self._write_lines(self._lines.feed(data, now_s=trio.current_time()))
+        await self._write_lines(self._lines.end())
 
     def hurry(self) -> None:
         """Show what is left in the pipe, for `DRAIN_S` at most, because the process has ended."""
@@ -172,7 +172,7 @@ class Relay:
                 return data
         return b""
 
-    async def _show(self, lines: Sequence[bytes]) -> None:
+    async def _write_lines(self, lines: Sequence[bytes]) -> None:
         """Write lines to the log if there is one, else to the screen with the prefix of the process."""
         self.tail.extend(lines)
         if self._log is not None:

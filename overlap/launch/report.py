@@ -78,12 +78,12 @@ def report(error: BaseException, *, command: bool = True) -> int:
 
     if isinstance(error, (UsageError, TopologyError)):
         return _print_report(
-            _name_place(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE
+            _locate(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE
         )
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
         return _print_report(str(error), EXIT_FAILED)  # its message is complete
     if _wants_our_port(error):
-        return _print_report(_name_place(error, command, above=f"{os.sep}torch{os.sep}") + _FOR_OTHERS, EXIT_FAILED)
+        return _print_report(_locate(error, command, above=f"{os.sep}torch{os.sep}") + _FOR_OTHERS, EXIT_FAILED)
     if isinstance(error, SystemExit):
         return _exit_code(error)
     if isinstance(error, MemoryError) and _needs_no_traceback(error):
@@ -115,7 +115,6 @@ def _needs_no_traceback(cause: BaseException) -> bool:
 
 
 def _print_report(text: str, code: int) -> int:
-    """Print a text on stderr, and return the exit code."""
     notify(text)
     return code
 
@@ -149,7 +148,7 @@ def _exit_code(end: SystemExit) -> int:
     return EXIT_FAILED
 
 
-def _name_place(error: BaseException, command: bool, *, above: str = "") -> str:
+def _locate(error: BaseException, command: bool, *, above: str = "") -> str:
     """Return "file:line: " of the program's innermost frame, or nothing if no program runs.
 
     Args:

@@ -32,7 +32,7 @@ def culprit(endings: Sequence[Job]) -> Job | None:
         endings: All processes that have ended, in that order.
     """
     failed = [ending for ending in endings if ending.returncode != 0 or ending.missed or ending.vanished]
-    first = signs.culprit(Sign(process=at, evidence=_evidence(ending), at_ns=at) for at, ending in enumerate(failed))
+    first = signs.culprit(Sign(process=at, evidence=_evidence_on(ending), at_ns=at) for at, ending in enumerate(failed))
     if first is None or first.evidence is not Evidence.REPORTED:
         return None if first is None else failed[first.process]
     ending = failed[first.process]
@@ -41,7 +41,7 @@ def culprit(endings: Sequence[Job]) -> Job | None:
     return replace(hung[0], accuser=ending) if hung else ending
 
 
-def _evidence(ending: Job) -> Evidence:
+def _evidence_on(ending: Job) -> Evidence:
     """Return the evidence on a process: without a report it has ended by itself."""
     if ending.stopped:
         return Evidence.STOPPED_BY_LAUNCHER

@@ -212,7 +212,6 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         return reduced
 
     async def _await_weights(self) -> Params:
-        """Wait for all updates; return the weights."""
         await self.wait_updates()
         return self.rebuild_tree(self._parameters.views)
 
@@ -240,12 +239,11 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def _issue_due_updates(self) -> None:
-        """Issue the updates of all buckets that have one due."""
         for bucket in self._buckets:
             self._prepare_bucket(bucket)
 
     def _issue_update(self, bucket: AveragedBucket) -> None:
-        """Issue the update of a bucket, and note it as the newest of the bucket's weights."""
+        """Issue the update of a bucket, and make it the newest of the bucket's weights."""
         newest = bucket.update(*self._factors)
         issued = self._issued
         while issued and issued[0].done and not issued[0].failed:
@@ -262,7 +260,6 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         self._all_hidden = sum(not future.done for future in reduced) <= 1
 
     def _reorder(self, order: Sequence[str]) -> None:
-        """Make new buckets for that order."""
         if order != self._backward:
             self._issue_due_updates()
             self._backward = list(order)

@@ -242,40 +242,42 @@ class Sequential:
         await trio.lowlevel.checkpoint()
         xs, kept = self._split_parts(x), dict[str, list[object]]()
         for name, layer in self.layers.items():
-            passed = [await issue_forward(layer, _weights(w, name), part) for part in xs]
+            passed = [await issue_forward(layer, _layer_weights(w, name), part) for part in xs]
             xs, kept[name] = [y for y, _ in passed], [each for _, each in passed]
-        return self._join(xs), kept
+        return self._join_parts(xs), kept
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue layer after layer, from the last."""
         dys, gradients = self._split_parts(dy), dict[str, object]()
         for name in reversed(self.layers):
-            dys, halves = self._first_halves(name, w, kept, dys)
-            gradients[name] = self._second_halves(name, w, halves)
-        return self._join(dys), gradients
+            dys, halves = self._issue_input_gradients(name, w, kept, dys)
+            gradients[name] = self._issue_weight_gradients(name, w, halves)
+        return self._join_parts(dys), gradients
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of the input; of layers whose backward cannot be split, all of backward."""
         dys, halves = self._split_parts(dy), dict[str, list[Half]]()
         for name in reversed(self.layers):
-            dys, halves[name] = self._first_halves(name, w, kept, dys)
-        return self._join(dys), halves
+            dys, halves[name] = self._issue_input_gradients(name, w, kept, dys)
+        return self._join_parts(dys), halves
 
     def backward_weights(self, w: object, kept: object) -> object:
         """Issue the weight gradients of all layers, from the last."""
         halves = cast("Mapping[str, list[Half]]", kept)
-        return {name: self._second_halves(name, w, halves[name]) for name in reversed(self.layers)}
+        return {name: self._issue_weight_gradients(name, w, halves[name]) for name in reversed(self.layers)}
 
-    def _first_halves(self, name: str, w: object, kept: object, dys: list[object]) -> tuple[list[object], list[Half]]:
+    def _issue_input_gradients(
+        self, name: str, w: object, kept: object, dys: list[object]
+    ) -> tuple[list[object], list[Half]]:
         """Issue a layer's input gradients for all parts; return these, and what the second halves need."""
-        layer, weights = self.layers[name], _weights(w, name)
+        layer, weights = self.layers[name], _layer_weights(w, name)
         parts = cast("Sequence[object]", pick(kept, (name,)))
         each = [first_half(layer, weights, part, dy) for part, dy in zip(parts, dys, strict=True)]
         return [dx for dx, _ in each], [half for _, half in each]
 
-    def _second_halves(self, name: str, w: object, halves: list[Half]) -> object:
+    def _issue_weight_gradients(self, name: str, w: object, halves: list[Half]) -> object:
         """Issue a layer's weight gradients for all parts, and return their sum."""
-        layer, weights = self.layers[name], _weights(w, name)
+        layer, weights = self.layers[name], _layer_weights(w, name)
         if len(halves) == 1:
             return second_half(layer, weights, halves[0])
         total = RunningSum(self._work, weights)
@@ -288,15 +290,14 @@ class Sequential:
         cut = self._work.compute(np.array_split, x, self.parts, self.axis, name="cut", role="program")
         return [cut[i] for i in range(self.parts)]
 
-    def _join(self, parts: list[object]) -> object:
+    def _join_parts(self, parts: list[object]) -> object:
         """Put parts side by side; a copy of activations, which costs little beside the products that made them."""
         if self.parts == 1:
             return parts[0]
         return self._work.compute(_concatenate, parts, self.axis, name="join", role="program")
 
 
-def _weights(w: object, name: str) -> object:
-    """Return the weights of the layer `name`; an empty dict if it has none."""
+def _layer_weights(w: object, name: str) -> object:
     return {} if isinstance(w, Mapping) and name not in w else pick(w, (name,))
 
 

@@ -67,7 +67,6 @@ class Models:
         return [await model.finish() for model in self._models]
 
     def _find_model(self, name: str) -> TrainableModel:
-        """Return the model that has a parameter; refuse an unknown name."""
         if name not in self._home:
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name]

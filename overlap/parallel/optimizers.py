@@ -74,7 +74,6 @@ def _blocks(*arrays: Array, size: int = _BLOCK) -> Iterator[tuple[Numbers, ...]]
 
 
 def _learning_rate(lr: Rate, step: int) -> float:
-    """Return the learning rate of a step, from 1."""
     return float(lr(step) if callable(lr) else lr)
 
 

@@ -348,7 +348,6 @@ class BatchPass:
 
 
 def _parameter_name(stage: int, name: str) -> str:
-    """Return the name of a stage's weight in the model: "stage.name"."""
     return f"{stage}.{name}" if name else str(stage)
 
 

@@ -32,7 +32,6 @@ def describe(value: object) -> str:
 
 
 def _join_items(items: list[str]) -> str:
-    """Return the first items with commas, and "..." for the others."""
     return ", ".join([*items[:_SHOWN], *["..."] * (len(items) > _SHOWN)])
 
 

@@ -66,7 +66,6 @@ class Settings:
 
 
 def _check_choice(argument: str, value: str, known: tuple[str, ...]) -> None:
-    """Refuse a value that is not among the known ones."""
     if value not in known:
         raise UsageError(f"{argument}: expected {' or '.join(map(repr, known))}, got {value!r}")
 

@@ -164,7 +164,6 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         return [await each for each in sent]
 
     def _make_bucket(self, plan: BucketPlan) -> ScatteredBucket:
-        """Return a bucket; its priority is that of its first weight in forward."""
         depths = {name: depth for depth, name in enumerate(self._leaves)}
         priority = min(depths[name] for name in plan.names)
         return ScatteredBucket(
@@ -299,7 +298,6 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
 
 
 def _concatenate_weights(rank: Rank, plan: BucketPlan, leaves: dict[str, Array]) -> Array:
-    """Return the weights of a bucket side by side in new memory."""
     flat = rank.empty(plan.size, plan.dtype)
     if flat.flags.writeable:
         np.concatenate([leaves[name].reshape(-1) for name in plan.names], out=flat)

@@ -102,7 +102,7 @@ class ControlPlane:
         self._world = world
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._handle_messages)
-            nursery.start_soon(self._look_periodically)
+            nursery.start_soon(self._report_periodically)
             yield
             nursery.cancel_scope.cancel(reason="the world has ended")
 
@@ -204,7 +204,7 @@ class ControlPlane:
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
-    async def _look_periodically(self) -> None:
+    async def _report_periodically(self) -> None:
         """Look every `_WATCH_S` for operations that wait for long, and fail ends with a broken wire that are due."""
         while True:
             await trio.sleep(_WATCH_S)
@@ -219,12 +219,12 @@ class ControlPlane:
         """Act on the notices and losses of other processes, in their order."""
         async for message in self._membership:
             if isinstance(message, MemberLost):
-                self._lose(message)
+                self._handle_lost_member(message)
             else:
-                self._handle(message)
+                self._handle_message(message)
             self._news.set()
 
-    def _lose(self, lost: MemberLost) -> None:
+    def _handle_lost_member(self, lost: MemberLost) -> None:
         """End the world because a process is lost: `await` raises `PeerFailedError`, `run` raises `RankFailedError`."""
         ranks = self._placement[lost.member]
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
@@ -236,7 +236,7 @@ class ControlPlane:
         # its wires: operations that break with them have failed already, and are not reported again
         self._on_loss(lost)
 
-    def _handle(self, notice: MemberNotice) -> None:
+    def _handle_message(self, notice: MemberNotice) -> None:
         """Act on an event of another process; if it is invalid, that process has failed."""
         member = notice.member
         try:

@@ -207,7 +207,6 @@ async def enter_as_host(
 
 
 def _name_peer(connection: trio.SocketStream) -> str:
-    """Return the address at the other end of a connection, for messages."""
     try:
         return format_endpoint(connection.socket.getpeername()[:2])
     except OSError:

@@ -294,7 +294,6 @@ class _ClientConnection(MemberLinks):
         return self.links[0].send, self.links[0].hang_up, self._client.clock
 
     async def _read_until_end(self) -> None:
-        """Read messages until the connection ends."""
         link, client = self.links[0], self._client
         async with link.stream:
             self.act(client.end_link(await link.read(lambda read: self.act(client.receive(read, perf_counter_ns())))))

@@ -45,14 +45,12 @@ def _read_torchrun(environ: Mapping[str, str]) -> LauncherValues | None:
 
 
 def _read_open_mpi(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Read the variables of Open MPI; None if they are not set."""
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None)
     return _read_row("Open MPI", environ, names, local, job=environ.get("PMIX_NAMESPACE"))
 
 
 def _read_mpich(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Read the variables of MPICH; None if they are not set."""
     return _read_row("MPICH", environ, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", None))
 
 

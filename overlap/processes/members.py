@@ -195,7 +195,6 @@ class Members:
 
     @property
     def _waiting(self) -> Waiting:
-        """The members that are missing."""
         departed = self._in_state(MemberState.DEPARTED)
         return Waiting(missing=self._in_state(MemberState.ABSENT, MemberState.DEPARTED), departed=departed)
 

@@ -234,7 +234,6 @@ def without_membership(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_overlap_run(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Read the variables of `overlap run`; None if they are not set."""
     process = number(environ, "OVERLAP_NODE_RANK")
     if process is None:
         return None

@@ -57,10 +57,10 @@ def given_secret(environ: Mapping[str, str]) -> bytes | None:
     if text := environ.get("OVERLAP_SECRET_FD"):
         return _read_inherited(text)
     if path := environ.get("OVERLAP_SECRET_FILE"):
-        if (secret := _private_file(Path(path))) is None:
+        if (secret := _read_private_file(Path(path))) is None:
             raise UsageError(f"OVERLAP_SECRET_FILE: {path}: there is no such file; write a secret into it")
         return _check_strength("OVERLAP_SECRET_FILE", _decode_hex(secret))
-    if text := _variable(environ):
+    if text := _secret_from_variable(environ):
         return _check_strength("OVERLAP_SECRET", _decode_hex(text.encode()))
     return None
 
@@ -76,7 +76,7 @@ def strong_secret(name: str, secret: bytes | str) -> bytes:
     return _check_strength(name, _decode_hex(secret.encode() if isinstance(secret, str) else secret))
 
 
-def _variable(environ: Mapping[str, str]) -> str | None:
+def _secret_from_variable(environ: Mapping[str, str]) -> str | None:
     """Return the value of OVERLAP_SECRET, and remove it from the environment; it is stored for later worlds."""
     if environ is not os.environ:
         return environ.get(VARIABLE)
@@ -102,7 +102,7 @@ def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
         folder.mkdir(mode=0o700)
     _check_private(folder, folder.lstat(), stat.S_ISDIR)
     path = folder / "secret"
-    if (secret := _private_file(path)) is not None:
+    if (secret := _read_private_file(path)) is not None:
         return _check_strength(str(path), secret)
     # Written under a name of its own and linked: no reader sees half of it, and of two writers one wins.
     with tempfile.NamedTemporaryFile(dir=folder) as new:
@@ -110,7 +110,7 @@ def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
         new.flush()
         with suppress(FileExistsError):
             os.link(new.name, path)
-    return _check_strength(str(path), _private_file(path) or b"")
+    return _check_strength(str(path), _read_private_file(path) or b"")
 
 
 def _read_inherited(text: str) -> bytes:
@@ -123,7 +123,7 @@ def _read_inherited(text: str) -> bytes:
         ) from None
 
 
-def _private_file(path: Path) -> bytes | None:
+def _read_private_file(path: Path) -> bytes | None:
     """Read a file that only this user may read; None if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -186,7 +186,6 @@ def port_holder(port: int) -> str | None:
 
 
 def _listening_inodes(port: int) -> Iterator[str]:
-    """Yield the inode numbers of TCP sockets that listen at a port of this machine."""
     for table in ("tcp", "tcp6"):
         try:
             lines = (PROC / "net" / table).read_text().splitlines()[1:]

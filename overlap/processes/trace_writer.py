@@ -107,15 +107,15 @@ class TraceWriter:
             # in a thread: it may take long, and the loop may be the user's
             await trio.to_thread.run_sync(self._file.end_section, world.facts())
             if alone and self._joins and (failure is None or not self.goes_on(failure)):
-                await self._join(1)
+                await self._join_files(1)
 
     async def join(self, membership: Membership) -> None:
         """Make one file of those of all processes, in process 0, after all have ended the last world well."""
         if self._file is not None and self._joins:
             with self._storing_failure(), trio.CancelScope(shield=True):
-                await self._join(membership.members if membership.member == 0 else 0)
+                await self._join_files(membership.members if membership.member == 0 else 0)
 
-    async def _join(self, members: int) -> None:
+    async def _join_files(self, members: int) -> None:
         """Join the files of all members, and note the trace for the commands that report it; 0: another process does.
 
         Raises:
@@ -132,7 +132,6 @@ class TraceWriter:
             self._report_parts(file, "not all processes write to one disk")
 
     def _report_parts(self, file: TraceFile, reason: str) -> None:
-        """Print where the files of processes are, and why there is none of all."""
         parts, name = re.sub(r"-process\d+", "-process*", str(file.path)), self._path.name
         notify(f"no {self._path}: {reason}; `overlap timeline {parts} -o {name}` makes one of what each has left")
 

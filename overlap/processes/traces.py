@@ -81,8 +81,8 @@ class TraceFile:
     def flush(self) -> None:
         """Write new spans."""
         if self._written > _MOST_TIMES * sum(len(recorder) for recorder in self._recorders):
-            self._restart()
-        self._append(self.path)
+            self._restart_file()
+        self._append_spans(self.path)
 
     def end_section(self, meta: dict[str, str]) -> None:
         """Write the last spans of a world, and the facts that are known at its end.
@@ -95,8 +95,8 @@ class TraceFile:
             self._thread.join()
         try:
             if self._is_broken or self._written > sum(len(recorder) for recorder in self._recorders):
-                self._restart()
-            self._append(self.path)
+                self._restart_file()
+            self._append_spans(self.path)
             dropped = sum(recorder.dropped for recorder in self._recorders)
             _append_bytes(self.path, self._section.note(END, TraceEnd(dropped=dropped, meta=meta)) + ENDING)
             self._base_bytes = self.path.stat().st_size - len(ENDING)
@@ -115,16 +115,16 @@ class TraceFile:
         else:
             path.write_bytes(b"[\n" + beginning[2:])
 
-    def _restart(self) -> None:
+    def _restart_file(self) -> None:
         """Begin the section again with the spans that the recorders still have, in place of the old file at once."""
         draft = self.path.with_name(self.path.name + ".new")
         with self.path.open("rb") as old, draft.open("wb") as new:
             new.write(old.read(self._base_bytes))
         self._start_section(draft)
-        self._append(draft)
+        self._append_spans(draft)
         draft.replace(self.path)
 
-    def _append(self, path: Path) -> None:
+    def _append_spans(self, path: Path) -> None:
         """Add the spans since the last call to a file, and the offset of the clock if it has moved."""
         text = self._record_clock()
         offset_ns = self._clocks[-1].offset_ns if self._clocks else 0

@@ -409,7 +409,6 @@ def unpack_cause(cause: Difference | RankCause) -> Callable[[], OverlapError]:
 
 
 def _cut_pair(lines: Sequence[str]) -> tuple[str, str]:
-    """Return two lines, each cut to `LINE_BYTES`."""
     first, second = lines
     return cut(first, LINE_BYTES), cut(second, LINE_BYTES)
 

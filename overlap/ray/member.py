@@ -47,13 +47,12 @@ class MemberActor(store_class()):  # type: ignore[misc]
                 self._token.run_sync_soon(self._scope.cancel)
 
     def _run(self, store: RendezvousStore) -> MemberEnd:
-        """Run the program, and return the end of this process."""
         try:
             return self._make_end(results=self._run_program(store))
         except OverlapError as error:
             return self._make_end(error=error)
         except BaseException as error:
-            return self._make_end(error=RemoteError(type_name(error), text_of(error), trace=_trace(error)))
+            return self._make_end(error=RemoteError(type_name(error), text_of(error), trace=_traceback_text(error)))
 
     def _run_program(self, store: RendezvousStore) -> list[bytes] | None:
         """Load the program, join the other members, and return the pickled results of the ranks here; None: stopped."""
@@ -101,11 +100,10 @@ class MemberActor(store_class()):  # type: ignore[misc]
     def _make_end(self, *, results: list[bytes] | None = None, error: OverlapError | None = None) -> MemberEnd:
         """Return the end of this process, with its timeline and its flight records."""
         if isinstance(error, RankFailedError) and error.rank in self._own and not isinstance(error.cause, RemoteError):
-            error.add_note(f"where rank {error.rank} ran:\n{_trace(error.cause)}")
+            error.add_note(f"where rank {error.rank} ran:\n{_traceback_text(error.cause)}")
         files = take_files(self._job.token, pid=os.getpid())
         return MemberEnd(results=results, error=error, spans=self._writer.take_part(), files=files)
 
 
-def _trace(error: BaseException) -> str:
-    """Return the traceback of an error as text; "" if it has none."""
+def _traceback_text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).rstrip() if error.__traceback__ else ""

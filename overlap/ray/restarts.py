@@ -62,7 +62,6 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
 
 
 def _write_records(outcome: Outcome, folder: Path) -> list[Path]:
-    """Write the flight records of an attempt into a folder of this machine, and return their paths."""
     paths = []
     for files in (*(end.files for end in outcome.ends.values()), outcome.files):
         for name in filter(lambda name: name.endswith(ENDING), files):

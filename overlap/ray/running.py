@@ -174,7 +174,7 @@ class RayRun:
             actors = [actor_class.options(**each).remote(job, index) for index, each in enumerate(options)]
             outcome = wait_for_ends(job, actors, nodes)
             lost = [nodes[member] for member in outcome.lost]
-            return replace(outcome, files=self._take_left_files(job, lost) if lost else {})
+            return replace(outcome, files=self._collect_files_of_lost_members(job, lost) if lost else {})
         finally:
             for actor in actors:
                 ray.kill(actor, no_restart=True)
@@ -183,8 +183,8 @@ class RayRun:
             with suppress(Exception):  # the cluster is gone, and the group with it
                 remove_placement_group(group)
 
-    def _take_left_files(self, job: JobSpec, nodes: Sequence[str]) -> dict[str, bytes]:
-        """Return the files of lost members, given the node of each, and exclude nodes that are lost themselves."""
+    def _collect_files_of_lost_members(self, job: JobSpec, nodes: Sequence[str]) -> dict[str, bytes]:
+        """Return the flight records of lost members by file name, and exclude nodes that are lost themselves."""
         self.excluded_nodes.update(lost_nodes(nodes))
         files = take_files(job.token)  # of this machine
         if sum(name.endswith(ENDING) for name in files) >= len(nodes):

@@ -75,7 +75,6 @@ class Conditions:
 
 
 def _check_range(name: str, value: float, expected: str, is_valid: bool) -> None:
-    """Refuse a figure that is not valid, with its name and the expected range."""
     if not is_valid:  # also for NaN
         raise UsageError(f"{name}: expected {expected}, got {value!r}")
 

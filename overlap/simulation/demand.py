@@ -180,7 +180,6 @@ class Pricing:
         return _round_ns(np.array(total_s)) - _round_ns(ahead_s)
 
     def _slow_phases(self, slices: int) -> tuple[PricedPhase, ...]:
-        """Return the phases of the operation in `slices` slices, with the bandwidth of slow wires."""
         if slices not in self._phases:
             healthy = self._option.phases(slices)
             self._phases[slices] = tuple(_slow_phase(self._slow, part) for part in healthy)

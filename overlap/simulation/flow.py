@@ -195,7 +195,6 @@ class Occupancy:
         return self._find_users(numbers, arrays)
 
     def _scarce_resources(self, flow: Flow) -> Ints:
-        """Return the resources of a flow that are scarce."""
         return flow.section.resources[self._loads[flow.section.resources] > 1]
 
     def _find_users(self, numbers: Collection[int], arrays: Sequence[Ints] = ()) -> dict[Flow, None]:

@@ -94,14 +94,12 @@ class Fluid:
         return reached
 
     def _end_flow(self, flow: Flow) -> None:
-        """Remove a flow, and free its resources."""
         del self._flows[flow.key]
         flow._due_ns = -1
         self._occupancy.remove(flow)
         self._outdated.pop(flow, None)
 
     def _enter_next_section(self, flow: Flow) -> None:
-        """Replace the needs of a flow by those of its next section."""
         self._occupancy.remove(flow)
         flow._section += 1
         flow.section = flow.sections[flow._section]
@@ -145,7 +143,6 @@ class Fluid:
                     self._set_rate(member, now_ns, rate)
 
     def _set_rate(self, flow: Flow, now_ns: int, rate: float) -> None:
-        """Give a flow a rate from now on; nothing happens if it has that rate."""
         if rate != flow.rate:
             flow._change_rate(now_ns, rate)
             self._schedule_next(flow)

@@ -143,7 +143,6 @@ class Kernel:
         return timer
 
     def _add_timer(self, key: int, timer: Timer) -> None:
-        """Add a timer to the batch of its instant and order."""
         batch = self._due.get(key)
         if batch is None:
             self._due[key] = [timer]
@@ -306,7 +305,6 @@ def _rare_garbage_collection() -> Iterator[None]:
 
 
 def _blocked_error() -> OverlapError:
-    """Return the error of a program that waits for ever."""
     return OverlapError(
         "the program is blocked for ever: every task waits, and nothing is due on the virtual clock; "
         "see what each task awaits"

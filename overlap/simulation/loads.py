@@ -172,7 +172,6 @@ class Loads:
         return np.array(lengths_s), np.array(busy_s), np.array(messages)
 
     def _round_load(self, part: PricedPhase, placed: PlacedRound) -> _RoundLoad:
-        """Return the load of a round on memories, ways out and wires."""
         wires_s = np.zeros(int(self._wires.max(initial=-1)) + 1)
         load = placed.load_s_per_byte[: len(wires_s)]  # wires get their numbers at their first use
         wires_s[: len(load)] = _slot_bytes(part, placed) * load
@@ -257,7 +256,6 @@ class _WaysOut:
 
 
 def _wire_messages(part: PricedPhase, placed: PlacedRound, wires: int) -> Floats:
-    """Return the number of messages of a round on each wire."""
     way = part.placed.placement.routes(placed.round.src, placed.round.dst, placed.round.far)
     counts = None if placed.round.count is None else np.repeat(placed.round.count, np.diff(way.first))
     return np.bincount(way.wire, counts, wires)[:wires].astype(np.float64)

@@ -54,7 +54,6 @@ class ComputeStarts:
         self._waiting.append(stream)
 
     def _start_streams(self) -> None:
-        """Start the waiting streams, in the order of their ranks and names."""
         streams, self._waiting = self._waiting, []
         streams.sort(key=_rank_and_lane)
         for stream in streams:
@@ -142,7 +141,6 @@ class SimulatedCompute(ComputeStream):
             return
 
     def _start_if_first(self, operation: ComputeFuture[object]) -> None:
-        """Start the first queued function if it is this one."""
         is_first = self._queue and self._queue[0] is operation
         del operation  # as in `_run_function`
         if is_first:
@@ -208,7 +206,6 @@ class SimulatedCompute(ComputeStream):
         self._settle_and_continue(operation, value, failure)
 
     def _settle_and_continue(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:
-        """Settle the future of a function, and start the next one."""
         if operation.done:  # the world has abandoned it in the meantime
             operation.unlock_arguments(value)
         else:

@@ -117,7 +117,7 @@ class SimulatedEngine(BaseEngine):
 
     def _move_and_begin(self, communicator: Communicator | Lane, match: Match) -> None:
         """Move the data of all ranks at once, and begin the modelled time of the operation."""
-        operations, pattern = _operations(match), _pattern(match)
+        operations, pattern = _arrived_operations(match), _matched_call(match)
         if self._shapes_only:  # there is no data to lock or to move
             fit_all(operations, pattern)
         else:
@@ -129,7 +129,7 @@ class SimulatedEngine(BaseEngine):
 
     def _begin_transfer(self, communicator: Communicator | Lane, match: Match) -> None:
         """Begin the transfer of an operation; its ranks finish as the fabric reports them."""
-        operations, pattern = _operations(match), _pattern(match)
+        operations, pattern = _arrived_operations(match), _matched_call(match)
         arrivals_ns = [operation.started_ns for operation in operations]
         transfer = self._make_transfer(communicator, operations, pattern, arrivals_ns)
         on_reached = partial(_finish_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
@@ -158,7 +158,6 @@ class SimulatedEngine(BaseEngine):
         )
 
     def _choose_option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> AlgorithmOption:
-        """Return the algorithm option of a call; `like` is the algorithm of groups that behave alike."""
         return self._choices.plan(pattern, members, like=like).option
 
     def _price_operation(self, members: tuple[int, ...], pattern: Call) -> tuple[AlgorithmOption, float]:
@@ -170,20 +169,17 @@ class SimulatedEngine(BaseEngine):
         return self._uneven.price(option, pattern, members, placed)
 
 
-def _operations(match: Match) -> list[Operation]:
-    """Return the operations of a match whose ranks have all arrived."""
+def _arrived_operations(match: Match) -> list[Operation]:
     return cast("list[Operation]", match)
 
 
-def _pattern(match: Match) -> Call:
-    """Return the call of a match whose ranks have all arrived."""
+def _matched_call(match: Match) -> Call:
     return cast("Call", match.pattern)
 
 
 def _finish_reached(
     operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: ReachedRanks
 ) -> None:
-    """Finish an operation on the ranks that are done with it."""
     match, now_ns = operations[0].describe(pattern, met_ns), kernel.now_ns
     for position in reached.positions.tolist():
         operations[position].finish(now_ns, match)

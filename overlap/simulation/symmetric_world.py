@@ -110,7 +110,6 @@ class SymmetricCommunicators(Communicators):
         return self._shared_communicator(shared, name, pairs, sides)
 
     def _simulated_among(self, ranks: Ints) -> list[int]:
-        """Return the simulated ones of some ranks."""
         return [rank for rank in self._alike.simulated if rank in ranks]
 
     def _shared_communicator(
@@ -288,7 +287,7 @@ class SymmetricEngine(SimulatedEngine):
             )
         met_ns = np.array(arrivals_ns, np.int64)
         communicator.check(operations, met_ns)
-        demand, algorithm = self._demand(communicator, pattern, met_ns - met_ns.min())
+        demand, algorithm = self._joint_demand(communicator, pattern, met_ns - met_ns.min())
         sends = pattern.kind is Collective.P2P
         for operation in operations:
             operation.algorithm = algorithm or operation.algorithm
@@ -301,7 +300,7 @@ class SymmetricEngine(SimulatedEngine):
             lane=communicator.key.with_any_tag() if sends else name,
         )
 
-    def _demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
+    def _joint_demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
         """Return the demand of all rows together, and the algorithm of the first."""
         rows = communicator.rows
         demand_key = id(rows), pattern, late_ns.tobytes()

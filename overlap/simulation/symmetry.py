@@ -180,6 +180,5 @@ def _class_blocks(count: int, world_size: int) -> list[int]:
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:
-    """Return up to eight ranks as a text, and the number of the others."""
     shown = ", ".join(map(str, ranks[:8]))
     return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown

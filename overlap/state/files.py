@@ -212,7 +212,6 @@ class SavedFile:
 
 
 def _read_header(path: Path) -> bytes:
-    """Return the header of a safetensors file."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _HEADER_LIMIT_BYTES:

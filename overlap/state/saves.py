@@ -123,7 +123,6 @@ def newest_step(folder: str | None) -> int | None:
 
 
 def _list_names(folder: Path | None) -> list[str]:
-    """Return the names in a folder; none if there is no folder."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return [] if folder is None else os.listdir(folder)
     return []

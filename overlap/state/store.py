@@ -244,7 +244,6 @@ class Store:
         return int(most[0])
 
     async def _wait_for_ranks(self, name: str, site: Site | None) -> None:
-        """Wait until all ranks have arrived here."""
         await self._group.barrier(stream=self._stream, name=name, call_site=site)
 
 

@@ -114,7 +114,7 @@ class Witness:
             draft.replace(self._members / f"alive-{member}")
         except OSError as error:
             self.close()
-            raise self._unusable(error.strerror or str(error)) from None
+            raise self._folder_error(error.strerror or str(error)) from None
 
     def close(self) -> None:
         """End the use of the witness in this run: other hosts see that this process has left it."""
@@ -132,7 +132,7 @@ class Witness:
             try:
                 return call()
             except OSError as error:
-                raise self._unusable(error.strerror or str(error)) from None
+                raise self._folder_error(error.strerror or str(error)) from None
         begin_s, reason = trio.current_time(), "it does not answer"
         with trio.move_on_after(self._limit_s) as scope:
             while True:
@@ -146,7 +146,7 @@ class Witness:
                 except OSError as error:
                     reason = error.strerror or str(error)
                 await trio.sleep(_PAUSE_S)
-        raise self._unusable(reason)
+        raise self._folder_error(reason)
 
     def _renew(self) -> None:
         """Create a file and remove it: a client of NFS then reads the folder anew from the server."""
@@ -163,7 +163,7 @@ class Witness:
                 "name a faster folder with --witness"
             )
 
-    def _unusable(self, reason: str) -> OverlapError:
+    def _folder_error(self, reason: str) -> OverlapError:
         """Return the error for a folder that this process cannot use."""
         folder = self._members.parent
         if self._socket is None:
@@ -255,7 +255,7 @@ class Witness:
 
     def report(self, epoch: int, report: WitnessReport) -> None:
         """Write the report of this member; only the first one of an epoch counts."""
-        self._create(f"report-{epoch}-{self._member}", asdict(report))
+        self._create_file(f"report-{epoch}-{self._member}", asdict(report))
 
     def reports(self, epoch: int, members: Iterable[int]) -> dict[int, WitnessReport]:
         """Return the reports of an epoch, by member."""
@@ -265,18 +265,18 @@ class Witness:
 
     def propose(self, proposal: EpochWorld) -> bool:
         """Record a proposal if it may follow the record and is the first of its epoch; return whether it was."""
-        return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", asdict(proposal))
+        return accepts(self.record(), proposal) and self._create_file(f"epoch-{proposal.epoch}", asdict(proposal))
 
     def finish(self, epoch: int) -> None:
         """Record that the world of an epoch has ended well: all its ranks have finished their programs."""
-        self._create(f"finished-{epoch}", {})
+        self._create_file(f"finished-{epoch}", {})
 
     def has_finished(self, epoch: int) -> bool:
         """Whether the world of an epoch has ended well."""
         return (self._folder / f"finished-{epoch}").exists()
 
-    def _create(self, name: str, content: Mapping[str, object]) -> bool:
-        """Create a file with its content, unless there is one of that name; return whether this call created it."""
+    def _create_file(self, name: str, content: Mapping[str, object]) -> bool:
+        """Create a file with its content; return False, and change nothing, if there is one of that name."""
         draft = self._folder / f"draft-{self._member}"
         draft.write_text(json.dumps(content))
         try:

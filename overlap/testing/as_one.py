@@ -163,7 +163,6 @@ class AsOne:
         return models
 
     def _run_again(self, size: int, source: Substitute, *, every: bool) -> list[Batches]:
-        """Run the program with a source, and return the batches of its ranks."""
         run, recorded = self._repeat(size, source, self._last, every)
         if source.declined is not None:
             raise source.declined

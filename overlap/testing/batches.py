@@ -166,7 +166,6 @@ _NO_DATA = ("__set__", "copy_", "_has_compatible_shallow_copy_type", "equal", "a
 
 
 def _nested_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -34,22 +34,22 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for parent in origin.parents:
             _link_all(parent, root.joinpath(*parent.parts[1:]))
-        _fill(origin, self.path)
+        _fill_folder(origin, self.path)
 
 
 def _link_all(origin: Path, folder: Path) -> None:
     """Link the entries of a folder that another one lacks."""
-    for entry in _entries(origin):
+    for entry in _sorted_entries(origin):
         link = folder / entry.name
         if not os.path.lexists(link):
             link.symlink_to(entry.path)
 
 
-def _fill(origin: Path, folder: Path) -> None:
+def _fill_folder(origin: Path, folder: Path) -> None:
     """Copy short files and folders, the outer folders first, and link the rest."""
     entries_left, folders = _OWN_ENTRIES, [(origin, folder)]
     for source, target in folders:
-        entries = _entries(source)
+        entries = _sorted_entries(source)
         if source != origin and (len(entries) > entries_left or any(entry.name == VENV_MARK for entry in entries)):
             target.symlink_to(source)
             continue
@@ -67,8 +67,7 @@ def _fill(origin: Path, folder: Path) -> None:
                 copied.symlink_to(entry.path)
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder by name; none if it cannot be read."""
+def _sorted_entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as scan:
             return sorted(scan, key=lambda entry: entry.name)

@@ -114,7 +114,6 @@ class ProcessGuard:
     def _open_and_record(
         self, thread: Thread, original: Original, file: Any, mode: str = "r", *args: Any, **keywords: Any
     ) -> Any:
-        """Open a file; note it if it is written, for a rank that leaves it open."""
         writes = any(letter in mode for letter in "wax+")
         if writes:
             self._record_writer(thread, file)
@@ -126,7 +125,6 @@ class ProcessGuard:
     def _save_unless_full(
         self, thread: Thread, original: Original, value: Any, file: Any, *args: Any, **keywords: Any
     ) -> Any:
-        """Save a value by `torch.save`, unless the disk of the rank is full."""
         self._record_writer(thread, file)
         return original(value, file, *args, **keywords)
 

@@ -130,7 +130,7 @@ def why_stalled(record: Record) -> Verdict | None:
     found = waits.judge(record.views(), record.size)
     if not record.stopped.isdisjoint(found.culprits):
         found = waits.judge(record.views(Seen.ENDED), record.size)
-    return None if found.kind in (Kind.NOBODY, Kind.WIRE) else _as_verdict(found)
+    return None if found.kind in (Kind.NOBODY, Kind.WIRE) else _convert_verdict(found)
 
 
 def why_mismatched(record: Record) -> Verdict | None:
@@ -138,7 +138,7 @@ def why_mismatched(record: Record) -> Verdict | None:
     found = waits.judge(record.views(), record.size)
     if found.kind not in (Kind.MISMATCH, Kind.SWAPPED, Kind.SKIPPED):
         return None
-    verdict = _as_verdict(found)
+    verdict = _convert_verdict(found)
     reused = _sends_of_one_tag(record, found.ends[0]) if found.ends[0].call.is_message else []
     if not reused:
         return verdict
@@ -150,7 +150,7 @@ def why_mismatched(record: Record) -> Verdict | None:
     return Verdict(kind="tag reused", text=verdict.text + again, ranks=verdict.ranks, lines=lines)
 
 
-def _as_verdict(found: waits.WaitVerdict) -> Verdict:
+def _convert_verdict(found: waits.WaitVerdict) -> Verdict:
     """Return the verdict of the judge of waits as one of a test."""
     ends = [*found.ends, *([found.end] if found.end is not None else []), *found.others]
     if found.kind in (Kind.LEFT, Kind.UNMATCHED, Kind.DEAD) and found.view is not None:

@@ -181,7 +181,6 @@ class TestedProgram:
         return main
 
     def _run_rank(self, thread: RankThread[Any], clock: TestedBackend) -> Any:
-        """Run the program of one rank, in its thread, and return its result."""
         record, number = clock.record, thread.rank.rank
         models = ModelWatch(number, record)
         watch = Watch(thread, record)

@@ -106,7 +106,6 @@ class _TorchGroups:
 
 
 def _create_group(request: Any, _: object = None) -> ProcessGroup:
-    """Make the group that torch requests of our backend."""
     rank = current_rank()
     assert rank is not None, "groups of this backend are made in the thread of a rank"
     return rank.make_group(request)
@@ -321,13 +320,11 @@ def _record_operation(
 
 
 def _call_module(rank: TorchRank, original: Callable[..., Any], module: Any, *args: Any, **keywords: Any) -> Any:
-    """Call a module whose data is recorded."""
     batches = rank.models.batches
     return original(module, *args, **keywords) if batches is None else batches.call(original, module, args, keywords)
 
 
 def _add_parameters(rank: TorchRank, original: Callable[..., None], optimizer: Any, group: dict[str, Any]) -> None:
-    """Give an optimizer parameters, which need not be of a module."""
     original(optimizer, group)
     rank.models.known.update((id(parameter), parameter) for parameter in optimizer.param_groups[-1]["params"])
 

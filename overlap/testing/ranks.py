@@ -182,7 +182,6 @@ def _argument_texts(args: Sequence[str]) -> list[str]:
 
 
 def _parse_steps(args: Sequence[str]) -> int | None:
-    """Return the number of steps that a program's arguments name; None if they name none."""
     for index, argument in enumerate(args):
         name, _, value = argument.partition("=")
         steps = value or next(iter(args[index + 1 :]), "")
@@ -256,7 +255,6 @@ def _run_seeds(
 
 
 def _run_of_seed(run: Callable[..., Run], seed: int) -> Run:
-    """Return the run of one seed, made by a function of the test."""
     run_of_seed: object = run(seed=seed)
     if not isinstance(run_of_seed, Run):
         expected = "repeats: expected a function that returns the run of a seed, as ranks.run does"

@@ -97,7 +97,7 @@ class RoleWatch:
             if (name := self._memory.get((op, tensor.data_ptr()))) is not None:
                 self._names = [name]
             elif op == "all_reduce":
-                self._names = self._copied_names(tensor)
+                self._names = self._gradients_copied_to(tensor)
 
     def operation_issued(self, issue: Issue) -> None:
         """Record the operation of `before_operation`."""
@@ -114,7 +114,7 @@ class RoleWatch:
                     yield (op, part.tensor.data_ptr()), name
                     self._sizes[name] = part.tensor.nbytes
 
-    def _copied_names(self, flat: torch.Tensor) -> list[str]:
+    def _gradients_copied_to(self, flat: torch.Tensor) -> list[str]:
         """Return the names of gradients that are copied to a tensor one after another."""
         names: list[str] = []
         at, end = flat.data_ptr(), flat.data_ptr() + flat.nbytes
@@ -131,6 +131,5 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _same_bytes(first: int, second: int, nbytes: int) -> bool:
-    """Whether two places in memory have the same bytes."""
     a, b = (np.ctypeslib.as_array((c_uint8 * nbytes).from_address(address)) for address in (first, second))
     return bool(np.array_equal(a, b))

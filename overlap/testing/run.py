@@ -233,7 +233,6 @@ class Run:
         return Answer()
 
     def _same_results(self) -> Answer:
-        """Compare the results of all ranks with the results of rank 0."""
         for rank, result in enumerate(self.returned):
             if not equal(result, self.returned[0]):
                 return Answer(f"rank {rank} returned {result!r}, rank 0 {self.returned[0]!r}")

@@ -277,7 +277,6 @@ def _calmer_settings(setting: Setting) -> Iterator[Setting]:
 
 
 def _settings_of_fewer_ranks(setting: Setting) -> Iterator[Setting]:
-    """Yield settings with fewer ranks, the fewest first."""
     size = setting.ranks or 2
     least = max((fault.rank + 1 for fault in setting.faults), default=1)
     for ranks in sorted({2, 3, 4, size // 2}):

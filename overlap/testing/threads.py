@@ -178,7 +178,7 @@ class RankThread(Generic[T]):
             self._give_baton()
             if self._refused is not None:
                 raise self._refused
-            await self._charge()
+            await self._pass_compute_time()
             if self._ended:
                 return
             request, self._request = self._request, None
@@ -192,7 +192,7 @@ class RankThread(Generic[T]):
             except (Exception, SystemExit) as error:
                 self._answer = None, error
 
-    async def _charge(self) -> None:
+    async def _pass_compute_time(self) -> None:
         """Let the virtual time of the thread's computes pass: 1 ns at least, so that others get a turn."""
         cost_ns, self.cost_ns = self._compute_ns(max(self.cost_ns, 1)), 0
         started_ns = self.kernel.now_ns

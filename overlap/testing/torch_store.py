@@ -33,7 +33,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
     def set(self, key: str, value: Any) -> None:
         """Set a value, and notify the ranks that wait for it."""
         self._request()
-        self._put(key, _bytes(value))
+        self._put(key, _value_bytes(value))
 
     def get(self, key: str) -> bytes:
         """Wait for a value, and return it."""
@@ -49,7 +49,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Set a value if the present one, or its absence as "", is expected; return the present value."""
-        expected, desired = _bytes(expected), _bytes(desired)
+        expected, desired = _value_bytes(expected), _value_bytes(desired)
         self._request((key, expected, desired))
         if self._values.get(key, b"") == expected:
             self._put(key, desired)
@@ -75,7 +75,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
     def append(self, key: str, value: Any) -> None:
         """Append to a value, which may be missing."""
         self._request()
-        self._put(key, self._values.get(key, b"") + _bytes(value))
+        self._put(key, self._values.get(key, b"") + _value_bytes(value))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Wait for several values, and return them."""
@@ -86,7 +86,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         """Set several values."""
         self._request()
         for key, value in zip(keys, values, strict=True):
-            self._put(key, _bytes(value))
+            self._put(key, _value_bytes(value))
 
     def has_extended_api(self) -> bool:
         """Return True: `append`, `multi_get` and `multi_set` exist."""
@@ -223,8 +223,7 @@ _stores: list[SharedStore] = []
 _events: list[trio.Event] = []
 
 
-def _bytes(value: Any) -> bytes:
-    """Return a key's value as bytes."""
+def _value_bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
@@ -236,7 +235,6 @@ def _change_event() -> trio.Event:
 
 
 def _notify_change() -> None:
-    """Notify the ranks that wait for a change of a store."""
     here = RankThread.current()
     if _events and here is not None:
         event = _events.pop()

@@ -87,7 +87,6 @@ def submit(
 def _run_in_thread(
     torch_rank: TorchRank, site: str, future: SaveFuture, function: Callable[[], Any], thread: RankThread[Any]
 ) -> None:
-    """Run a function in a new thread of a rank, and end its future."""
     torch_rank.add_thread(thread, site)
     for group, name in c10d._world.pg_names.items():
         _distributed_c10d._register_process_group(name, group)  # C++ keeps names by thread

@@ -100,7 +100,6 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _check_arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check all tensors among the arguments of a function."""
         schema = func._schema.arguments
         for position, value in enumerate(args):
             writes = position < len(schema) and bool(
@@ -131,7 +130,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _count_memory(self, out: Any) -> None:
-        """Add the memory of new tensors to that of the rank."""
+        """Add the memory of new tensors to the bytes that the rank holds."""
         for tensor in _tensors_in(out):
             if not _has_memory(tensor):
                 continue
@@ -159,7 +158,6 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _tensors_in(value: Any) -> Iterator[Any]:
-    """Yield the tensors in nested lists and tuples."""
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors_in(item)
@@ -259,7 +257,7 @@ class ModelWatch:
         self._record.weights.append(
             WeightRecord(
                 rank=self.rank, step=self._updates, joins=self._joins, digests=digests, without_gradient=lacking,
-                line=frame_line(users_frame()), settings=tuple(map(_settings, optimizer.param_groups)),
+                line=frame_line(users_frame()), settings=tuple(map(_group_settings, optimizer.param_groups)),
                 randomness=random_digest(),
             )
         )  # fmt: skip
@@ -282,17 +280,16 @@ class ModelWatch:
 
         Models may have parameters of one name: the second one is "weight of model 2".
         """
-        return self._labelled(self._optimized or self._parameters(), part_label)
+        return self._label_parameters(self._optimized or self._parameters(), part_label)
 
     def bare_names(self) -> dict[str, torch.Tensor]:
         """Return all parameters by names without the position of a part."""
-        return self._labelled({**self._parameters(), **self.known}, lambda value, rank: "")
+        return self._label_parameters({**self._parameters(), **self.known}, lambda value, rank: "")
 
     def _parameters(self) -> dict[int, torch.Tensor]:
-        """Return the parameters of all modules by their identity."""
         return {id(p): p for module in self._modules.values() for p in module.parameters()}
 
-    def _labelled(
+    def _label_parameters(
         self, chosen: dict[int, torch.Tensor], label_part: Callable[[torch.Tensor, int], str]
     ) -> dict[str, torch.Tensor]:
         """Return parameters by name, and the number of their model."""
@@ -306,7 +303,7 @@ class ModelWatch:
         return labelled
 
 
-def _settings(group: dict[str, Any]) -> dict[str, str]:
+def _group_settings(group: dict[str, Any]) -> dict[str, str]:
     """Return the settings of a group of parameters as text, without those that are no values."""
     return {name: repr(value) for name, value in group.items() if isinstance(value, _VALUES)}
 

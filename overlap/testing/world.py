@@ -90,7 +90,7 @@ class RecordingInjector(FaultInjector):
         )  # fmt: skip
         self.record.issues.append(issue)
         self.unfinished[id(operation)] = issue, operation
-        _describe(issue, operation)
+        _describe_arrays(issue, operation)
 
         def record_end() -> None:
             """Note end, failure and wait of the operation; a withdrawn receive leaves the record."""
@@ -100,7 +100,7 @@ class RecordingInjector(FaultInjector):
                 return
             issue.ended_ns = operation.context.now_ns()
             issue.failed = operation._failure is not None
-            _describe(issue, operation)
+            _describe_arrays(issue, operation)
             issue.awaited = operation.awaited_ns is not None
             if issue.awaited:
                 issue.waited_ns = issue.ended_ns
@@ -172,7 +172,6 @@ class RecordingInjector(FaultInjector):
 
 
 def _strategy_issues() -> bool:
-    """Return whether a strategy issues the present operation."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (module := frame.f_globals.get("__name__", "")).startswith("overlap."):
         if module.startswith("overlap.parallel."):
@@ -181,7 +180,7 @@ def _strategy_issues() -> bool:
     return False
 
 
-def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:
+def _describe_arrays(issue: Issue, operation: CollectiveFuture[Any]) -> None:
     """Describe an operation in its issue, after its input has arrived."""
     call = getattr(operation, "call", None)
     if call is not None:
@@ -254,7 +253,7 @@ def simulate(
             result.timeline = world.timeline
             for issue, operation in injector.unfinished.values():
                 issue.awaited = operation.awaited_ns is not None
-                _describe(issue, operation)
+                _describe_arrays(issue, operation)
 
     try:
         with plan.ordering_tasks():

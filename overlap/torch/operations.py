@@ -147,7 +147,6 @@ def _record_fields(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[
 
 
 def _tensors(args: Iterable[Any]) -> Iterator[list[torch.Tensor]]:
-    """Yield lists of the tensors among arguments; of lists of lists, the inner ones."""
     for argument in args:
         if isinstance(argument, torch.Tensor):
             yield [argument]

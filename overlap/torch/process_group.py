@@ -71,7 +71,6 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         return self._name
 
     def _set_group_name(self, name: str) -> None:
-        """Set the name of this group in torch."""
         self._name = name
 
     setGroupName = _set_group_name
@@ -86,18 +85,15 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         return self._description
 
     def _set_group_desc(self, description: str) -> None:
-        """Set the description of this group in torch."""
         self._description = description
 
     setGroupDesc = _set_group_desc
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Devices of the backend: the CPU."""
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        """Return this group, as the backend of the CPU."""
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"device: backend 'overlap' is for the CPU, got {device}; give it another backend")
         return self
@@ -159,7 +155,6 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         self._seq = 0
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return the number of operations that this rank has issued."""
         return self._seq
 
     def _has_hooks(self) -> bool:

@@ -117,7 +117,6 @@ class _ProcessRecording:
         self._last_ns = self._now()
 
     def _end_backward(self) -> None:
-        """End the last part at the end of a backward pass."""
         self._record_part()
         self._backward = None
 

@@ -237,5 +237,4 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
 
 
 def _values_per_index(tensor: torch.Tensor) -> int:
-    """Return the number of values at one index of a sparse tensor."""
     return int(np.prod(tensor.shape[tensor.sparse_dim() :], dtype=np.int64))

@@ -143,7 +143,6 @@ def same_shape(tensors: list[torch.Tensor], argument: str) -> None:
 
 
 def _difference_error(argument: str, attribute: str, first: object, index: int, other: object) -> CallError:
-    """Return the error of tensors that differ in an attribute, such as "dtype"."""
     return CallError(
         f"{argument}: all tensors must have one {attribute}, number 0 is {first} and number {index} {other}"
     )

@@ -59,7 +59,6 @@ class Transfers(Issuing):
         return Work(JoinedOperations([handle], lambda: copy_to(inputs, first)), inputs)
 
     def _broadcast(self, tensor: torch.Tensor, root: int, limit: float, key: CallKey | None = None) -> Handle:
-        """Issue the broadcast of one tensor."""
         out, copy_back = flat_output(tensor)
         if self._group.rank == root:
             key, copy_back = key if copy_back is None else None, None

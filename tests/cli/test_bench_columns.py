@@ -35,7 +35,7 @@ def test_rows_and_columns():
         measured("sendrecv", count=2, median_us=12345.6, wrong=7),
     ]
     assert (
-        "\n".join([measuring.COLUMNS, *map(measuring.row, rows)])
+        "\n".join([measuring.COLUMNS, *map(measuring.table_row, rows)])
         == """\
 #      size      count ranks     time      p10      p90    algbw    busbw wrong
 #       (B)                      (us)     (us)     (us)   (GB/s)   (GB/s)
@@ -48,7 +48,7 @@ def test_rows_and_columns():
 
 def test_the_heading_says_how_a_time_is_taken_and_what_busbw_is():
     assert (
-        measuring.heading(measured(in_place=True).case, Sampling(iters=7, warmup=2), 1)
+        measuring.table_heading(measured(in_place=True).case, Sampling(iters=7, warmup=2), 1)
         == f"""\
 # all_reduce of float32, sum, in place, processes: 1
 # time: median, 10th and 90th percentile of 7 samples after 2 of warm-up;
@@ -67,7 +67,7 @@ def test_the_heading_says_how_a_time_is_taken_and_what_busbw_is():
     ],
 )
 def test_the_heading_names_what_all_rows_have_in_common(name, text):
-    told = measuring.heading(measured(name, root=3).case, Sampling(), 2)
+    told = measuring.table_heading(measured(name, root=3).case, Sampling(), 2)
     assert told.startswith(f"{text}, processes: 2\n")
     assert max(map(len, told.splitlines())) <= 80
 

@@ -47,5 +47,5 @@ def test_only_the_error_that_ends_the_program_is_that_of_its_connection(
     if interactive:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     one = Open()
-    connection._at_exit(weakref.ref(one), before)  # type: ignore[arg-type]
+    connection._end_at_exit(weakref.ref(one), before)  # type: ignore[arg-type]
     assert one.ends == [at_exit if fails else "closed"]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from overlap import UsageError
-from overlap.parallel.buckets.agreement import check_alike, digests
+from overlap.parallel.buckets.agreement import check_alike, digest_texts
 
 ITEMS = [f"item {number}" for number in range(100)]
 
 
 def told(mine: Sequence[str], *others: Sequence[str]) -> str:
     """Return what rank 5 says of itself and others, which are ranks 6, 7, ...; "" if all are alike."""
-    gathered = np.concatenate([digests(mine), *map(digests, others)])
+    gathered = np.concatenate([digest_texts(mine), *map(digest_texts, others)])
     try:
         check_alike("params", mine, gathered, range(5, 6 + len(others)), 5)
     except UsageError as error:
@@ -58,8 +58,8 @@ def test_another_number_of_items_is_told(mine: int, theirs: int) -> None:
 
 
 def test_damaged_digests_are_told() -> None:
-    damaged = digests(ITEMS[:1])
+    damaged = digest_texts(ITEMS[:1])
     damaged[32] ^= 1 << 62
     with pytest.raises(UsageError) as caught:
-        check_alike("params", ITEMS[:1], np.concatenate([digests(ITEMS[:1]), damaged]), [5, 6], 5)
+        check_alike("params", ITEMS[:1], np.concatenate([digest_texts(ITEMS[:1]), damaged]), [5, 6], 5)
     assert str(caught.value) == "params differ between rank 5 and rank 6: the digests have come damaged"

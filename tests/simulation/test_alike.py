@@ -105,8 +105,8 @@ def test_of_what_is_reckoned_the_oldest_is_forgotten(monkeypatch):
     monkeypatch.setattr(symmetric_world, "_MOST_DEMANDS", 3)
     monkeypatch.setattr(
         symmetric_world.SymmetricEngine,
-        "_demand",
-        lambda engine, *args, whole=symmetric_world.SymmetricEngine._demand: (
+        "_joint_demand",
+        lambda engine, *args, whole=symmetric_world.SymmetricEngine._joint_demand: (
             engines.append(engine) or whole(engine, *args)
         ),
     )

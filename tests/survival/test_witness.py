@@ -88,7 +88,7 @@ def test_a_file_is_its_writers_though_the_answer_to_the_link_was_lost(tmp_path, 
     monkeypatch.setattr(os, "link", answered_late)
     assert witness.propose(EpochWorld(epoch=1, members=(1,), step=0))
     monkeypatch.undo()
-    assert not witness._create("epoch-1", {})
+    assert not witness._create_file("epoch-1", {})
 
 
 def test_many_members_report_at_once_without_waiting_for_each_other(tmp_path):

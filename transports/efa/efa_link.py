@@ -152,7 +152,7 @@ class EfaLink(MatchedLink):
             self.lose(f"nothing was received from it for {silence_s:g} s")
             return
         for rail in tuple(self.rails):
-            if rail.stalled_ticks() > limit:
+            if rail.count_stalled_ticks() > limit:
                 rail.die(f"it has taken nothing for {silence_s:g} s")
             elif not rail.dead:
                 rail.acknowledge = True

@@ -160,7 +160,6 @@ class SocketJoining:
         refused.clear()
 
     def _make_address(self) -> PeerAddress:
-        """Return the address of this process, which listens."""
         sockets = self.meeting.sockets
         tcp = tuple(zip(self._addresses, sockets.ports, strict=True))
         return PeerAddress(host=self.identity, unix=sockets.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores())

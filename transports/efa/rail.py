@@ -301,7 +301,7 @@ class Rail:
         self._sleeper = None
         return Abort.SUCCEEDED
 
-    def stalled_ticks(self) -> int:
+    def count_stalled_ticks(self) -> int:
         """Return the number of successive calls between which frames waited and the system took nothing."""
         moved = self.idle or self.written_bytes != self._seen_written_bytes
         self._stalled_calls = 0 if moved else self._stalled_calls + 1
@@ -526,7 +526,6 @@ def describe_error(error: BaseException) -> str:
 
 
 def _drop_bytes(parts: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
-    """Return `parts` without their first `count` bytes."""
     rest: list[bytes | memoryview] = []
     for part in parts:
         if count < len(part):

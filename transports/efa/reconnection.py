@@ -154,7 +154,7 @@ class Reconnection:
             link.lose(f"{link.last_loss}, and no connection came about in {waited_s:g} s, though its host answers")
 
     def _add_replacement(self, link: EfaLink, number: int, connection: ProvedSocket) -> None:
-        """Add a replacement connection to its link, run it, and report the return of the rail."""
+        """Add a replacement connection to its link, run it, and report that the rail is back."""
         key = link.member, number % RAILS_LIMIT
         rail = self._make(link, number, connection)
         link.add(rail)
@@ -210,7 +210,6 @@ class Reconnection:
     # -- the side that listens ----------------------------------------------------------------------------------------
 
     async def _listen_while_expected(self) -> None:
-        """Listen whenever a process is expected."""
         while True:
             await self._is_expecting.wait()
             self._is_expecting = trio.Event()

@@ -62,7 +62,7 @@ class Engine:
         if receive.lane in incoming.arrived:
             incoming.match_arrived(receive)
             return True
-        if (error := self.lost(receive.lane)) is not None:
+        if (error := self.loss_error(receive.lane)) is not None:
             raise error
         incoming.posted.setdefault(receive.lane, deque()).append(receive)
         return False
@@ -71,7 +71,7 @@ class Engine:
         """Cancel a call; False if it ends later, with `withdrawn` set if the cancellation was in time."""
         return self.outgoing.withdraw(end) if isinstance(end, Send) else self.incoming.withdraw_receive(end)
 
-    def lost(self, lane: Lane) -> LinkLostError | None:
+    def loss_error(self, lane: Lane) -> LinkLostError | None:
         """Return the error of a new message if the other process is lost or has left."""
         if self.gone is None:
             return None

@@ -210,8 +210,7 @@ class Board:
         for begin in opening:
             begin()
 
-    def _segment(self, position: int) -> Segment:
-        """Return the memory of the process of a rank."""
+    def _find_segment(self, position: int) -> Segment:
         link = self._links.get(self._homes[position])
         return self._here if link is None else link.peer.segment
 
@@ -220,7 +219,7 @@ class Board:
         """Board of the compiled engine, made at first use, when all ranks have opened this one."""
         seats = []
         for position, (start, home) in enumerate(zip(self._starts, self._homes, strict=True)):
-            segment, link = self._segment(position), self._links.get(home)
+            segment, link = self._find_segment(position), self._links.get(home)
             rows = segment.view[start : start + BOARD_BYTES]
             seats.append((rows, segment.view, 0 if link is None else link.peer.pid, -1 if link is None else home))
         board = native.Board(self.engine, seats, self._reads)
@@ -318,8 +317,8 @@ class Board:
             where: Offset that `loan_to_all` returned there.
             nbytes: Length of the loan.
         """
-        return make_releaser(self._segment(owner).view, where, nbytes, position)
+        return make_releaser(self._find_segment(owner).view, where, nbytes, position)
 
     def loan_view(self, position: int, where: int, nbytes: int) -> memoryview:
         """Return the memory of a loan, as a rank's process maps it."""
-        return self._segment(position).view[where : where + nbytes]
+        return self._find_segment(position).view[where : where + nbytes]

@@ -91,7 +91,6 @@ class MemoryJoining:
         return self.peers
 
     def _choose_places(self) -> list[Place]:
-        """Return a place for each process of this host."""
         host = self.meeting.address.host
         return [(i, 0) for i, peer in self.meeting.peers.items() if host and peer.host == host]
 
@@ -193,8 +192,8 @@ class MemoryJoining:
             readable=verdict == answer == _READS,
             segment=peer_segment,
             bell=bell,
-            messages_out=_ring(self.segment, member),
-            messages_in=_ring(peer_segment, self.member),
+            messages_out=_ring_of_reader(self.segment, member),
+            messages_in=_ring_of_reader(peer_segment, self.member),
         )
 
     def _can_read(self, pid: int, uid: int, address: int, nonce: bytes) -> bool:
@@ -213,7 +212,7 @@ def _discard(result: Peer | str) -> None:
         os.close(result.bell)
 
 
-def _ring(segment: Segment, reader: int) -> memoryview:
+def _ring_of_reader(segment: Segment, reader: int) -> memoryview:
     """Return the ring of a segment that a process reads."""
     start = reader * RING_BYTES
     return segment.view[start : start + RING_BYTES]

@@ -336,7 +336,6 @@ def polling_rule(others: Sequence[int], cores: int) -> tuple[float, bool]:
 
 
 def _session_id(pid: int) -> int | None:
-    """Return the session of a process; None if the process is gone."""
     try:
         return os.getsid(pid)
     except OSError:  # the process is gone

@@ -68,7 +68,9 @@ def measure_and_print(args: argparse.Namespace) -> int:
 
         def add(result: Result) -> None:
             """Add a row, and print it."""
-            text = row(result) if rows else f"{heading(result.case, sampling, processes)}\n{row(result)}"
+            text = (
+                table_row(result) if rows else f"{table_heading(result.case, sampling, processes)}\n{table_row(result)}"
+            )
             rows.append(result)
             if not args.json:
                 print(text, flush=True)
@@ -142,7 +144,7 @@ COLUMNS = """\
 #       (B)                      (us)     (us)     (us)   (GB/s)   (GB/s)"""
 
 
-def heading(case: Case, sampling: Sampling, processes: int) -> str:
+def table_heading(case: Case, sampling: Sampling, processes: int) -> str:
     """Return the operation, the way it is measured, and the names and units of columns, as lines that begin with #."""
     traits = case.operation.kind.traits
     op, root = f", {case.op}" if traits.reduces else "", f", root {case.root}" if traits.rooted else ""
@@ -156,7 +158,7 @@ def heading(case: Case, sampling: Sampling, processes: int) -> str:
 {COLUMNS}"""
 
 
-def row(measured: Result) -> str:
+def table_row(measured: Result) -> str:
     """Return the line of the table for a measured case."""
     case, times = measured.case, measured.times
     spans = [number(value_ns / 1e3) for value_ns in (times.median_ns, times.p10_ns, times.p90_ns)]

@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
         ScheduleError: If a file holds no schedule.
     """
     options_of_kinds = {name: values(args, subject.OPTIONS) for name, subject in _SUBJECTS.items()}
-    kind = _kind(args.subject, options_of_kinds)
+    kind = _find_kind(args.subject, options_of_kinds)
     for other, values_of_kind in options_of_kinds.items():
         if other != kind and values_of_kind:
             name = next(iter(values_of_kind))
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     return show(args, *plan(args.subject, {**options_of_kinds[kind], **values(args, _SHARED)}))
 
 
-def _kind(subject: str, options_of_kinds: Mapping[str, Mapping[str, object]]) -> str:
+def _find_kind(subject: str, options_of_kinds: Mapping[str, Mapping[str, object]]) -> str:
     """Return the kind of a subject; options decide for unknown names, so that the message fits."""
     if subject in GENERATORS:
         return "collective"

@@ -45,7 +45,7 @@ def result(op: str, options: Mapping[str, Any]) -> Result:
     ranks = parse_ranks(options["group"]) if "group" in options else None
     if ranks is not None and len(ranks) < 2:
         raise UsageError(f"--group: {options['group']!r} is one rank, which sends nothing; name a group, such as 0-7")
-    dtype, machine = options.get("dtype", "float32"), _machine(options["cluster"], ranks)
+    dtype, machine = options.get("dtype", "float32"), _find_machine(options["cluster"], ranks)
     nbytes, element_bytes = parse_bytes(options["bytes"], argument="--bytes"), itemsize_bytes(dtype)
     if nbytes % element_bytes:
         raise UsageError(
@@ -54,16 +54,16 @@ def result(op: str, options: Mapping[str, Any]) -> Result:
         )
     asked = {name: options[name] for name in ("root", "exact") if name in options}
     chosen = plan(op, nbytes, machine, ranks, dtype=dtype, **asked)
-    return partial(describe, chosen), partial(_page, machine, chosen, options.get("top", 8))
+    return partial(describe, chosen), partial(_page_lines, machine, chosen, options.get("top", 8))
 
 
-def _page(machine: Cluster, chosen: Plan, limit: int) -> list[str]:
+def _page_lines(machine: Cluster, chosen: Plan, limit: int) -> list[str]:
     """Return the lines of the page."""
     advice = _advice_lines(machine, chosen)
     return [*_summary_lines(machine, chosen), *advice, "", *_alternative_lines(chosen, limit)]
 
 
-def _machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
+def _find_machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
     """Return the machine; one with any number of ranks gets as many as the group needs."""
     machine = cluster(name)
     if machine.machine.devices is None and ranks and max(ranks) >= machine.world_size:

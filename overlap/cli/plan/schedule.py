@@ -70,7 +70,6 @@ def _find_schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
 
 
 def _formula_idle_time(schedule: PipelineSchedule) -> int | None:
-    """Return the idle time by the published formula; None without one."""
     family = FAMILIES.get(schedule.name)
     return family.bubble(schedule.ranks, schedule.microbatches, Durations()) if family else None
 

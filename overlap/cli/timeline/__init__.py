@@ -114,7 +114,6 @@ def _check_output(args: argparse.Namespace) -> None:
 
 
 def _merge_files(files: Sequence[str], path: str) -> bool:
-    """Write one trace file of several."""
     timeline = merged([read_trace(file) for file in files])
     return try_to_write(lambda: write_trace(timeline, path), path, option="--output")
 
@@ -133,7 +132,6 @@ def _read_step(text: str | None, timeline: Timeline) -> int | None:
 
 
 def _read_ranks(text: str | None) -> tuple[int, ...] | None:
-    """Return the ranks that `--rank` lists, None for all; raise `UsageError` if the list cannot be read."""
     if text is None:
         return None
     try:

@@ -13,7 +13,7 @@ from ...errors import ScheduleError
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import ROOTED, Schedule
-from ..tablewriter import backwards
+from ..tablewriter import reverse_scatter
 from . import along_rings, composed, doubling, layouts, mesh, rank_order, tree
 from . import doubling as bruck
 from . import mesh as direct
@@ -49,7 +49,7 @@ def _gather_from(scatter: Generator) -> Generator:
     """Return the generator of the gather that is a scatter read backwards."""
 
     def generator(size: int, **options: object) -> Schedule:
-        return backwards(scatter(size, **options))
+        return reverse_scatter(scatter(size, **options))
 
     return generator
 

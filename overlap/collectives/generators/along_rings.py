@@ -67,7 +67,6 @@ def _default_rings(size: int) -> Rings:
 
 
 def _rotate_ring(root: int, ring: Sequence[Sequence[int]]) -> list[_Device]:
-    """Return the devices of a ring in order, from the root on."""
     home = next((place for place, device in enumerate(ring) if root in device), 0)
     return [tuple(device) for device in (*ring[home:], *ring[:home])]
 

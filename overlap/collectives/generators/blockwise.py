@@ -152,7 +152,7 @@ def _node_by_node(local_size: int) -> _Cells:
 
 
 def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, channel: int) -> None:
-    """Add the rows of a level between the given ranks, from a step and a channel on."""
+    """Add the rows of a level between the given ranks; its steps and channels count from `step` and `channel`."""
     if level.table.slots_per_block != 1:
         raise ScheduleError(
             f"{level.table!r}: a level needs blocks of one slot, got {level.table.slots_per_block}: this is a bug in "

@@ -27,11 +27,11 @@ def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
         patterns: Over the same ranks, each rank owning equally many chunks.
     """
     if any(pattern.mate for pattern in patterns):
-        return replace(_side_by_side(patterns), mate=_side_by_side([pattern.backward for pattern in patterns]))
-    return _side_by_side(patterns)
+        return replace(_combine_patterns(patterns), mate=_combine_patterns([pattern.backward for pattern in patterns]))
+    return _combine_patterns(patterns)
 
 
-def _side_by_side(patterns: Sequence[Pattern]) -> Pattern:
+def _combine_patterns(patterns: Sequence[Pattern]) -> Pattern:
     """Return patterns of one size as one, each on its own chunks and channels."""
     size, columns, chunks, lanes, groups = patterns[0].size, [], 0, 0, 0
     for p in patterns:
@@ -115,7 +115,6 @@ def device_cube(devices: Sequence[Sequence[int]]) -> Pattern:
 
 
 def _rotate_cube(corners: int, by: int) -> list[int]:
-    """Return the corners of a cube with their bits rotated."""
     bits = corners.bit_length() - 1
     return [(corner << by | corner >> (bits - by)) & (corners - 1) for corner in range(corners)]
 

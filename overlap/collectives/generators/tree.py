@@ -18,7 +18,7 @@ def binomial(size: int, root: int = 0) -> Pattern:
     """
     parent = [(step, v, v + (1 << step)) for step in range((size - 1).bit_length()) for v in range(1 << step)]
     step, src, dst = _edge_columns([edge for edge in parent if edge[2] < size])
-    return _from_root(size, root, 1, step, src, dst, 0)
+    return _pattern_of_edges(size, root, 1, step, src, dst, 0)
 
 
 def chain(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
@@ -28,7 +28,7 @@ def chain(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
     """
     v = np.arange(size - 1, dtype=np.int32)
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
-    return _from_root(size, root, slices, v + slice_, v, v + 1, slice_)
+    return _pattern_of_edges(size, root, slices, v + slice_, v, v + 1, slice_)
 
 
 def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
@@ -42,7 +42,7 @@ def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
     dst = np.arange(1, size, dtype=np.int32)
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
     step = np.asarray(arrival[1:], np.int32) - 1 + 2 * slice_
-    return _from_root(size, root, slices, step, (dst - 1) // 2, dst, slice_)
+    return _pattern_of_edges(size, root, slices, step, (dst - 1) // 2, dst, slice_)
 
 
 def _edge_columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
@@ -50,8 +50,10 @@ def _edge_columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
     return table[:, 0], table[:, 1], table[:, 2]
 
 
-def _from_root(size: int, root: int, slices: int, step: Ints, src: Ints, dst: Ints, chunk: Ints | int) -> Pattern:
-    """Return the pattern of edges among ranks numbered from the root."""
+def _pattern_of_edges(
+    size: int, root: int, slices: int, step: Ints, src: Ints, dst: Ints, chunk: Ints | int
+) -> Pattern:
+    """Return the pattern of edges whose ends count from the root."""
     owner = np.full(slices, root, np.int32)
     return spread(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
 
@@ -114,7 +116,7 @@ def from_root(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
         slices: Pieces of each half.
     """
     # Node 0 is the root, the others are places 1, 2, ... in the order of ranks.
-    trees = [{node: max(parent, 0) for node, parent in tree.items()} for tree in _two_trees(size - 1)]
+    trees = [{node: max(parent, 0) for node, parent in tree.items()} for tree in _make_two_trees(size - 1)]
     return _join_trees(size, trees, np.full(2, root, np.int32), root, slices)
 
 
@@ -129,14 +131,14 @@ def over_all(size: int, *, slices: int = 8) -> Pattern:
         slices: Pieces of each half.
     """
     trees, tops = [], []
-    for tree in _two_trees(size):
+    for tree in _make_two_trees(size):
         top = next(node for node, parent in tree.items() if not parent)
         trees.append({node - 1: parent - 1 for node, parent in tree.items() if node != top})
         tops.append(top - 1)
     return _join_trees(size, trees, np.asarray(tops, np.int32), 0, slices)
 
 
-def _two_trees(places: int) -> tuple[_Tree, _Tree]:
+def _make_two_trees(places: int) -> tuple[_Tree, _Tree]:
     """Return the parent of each of the places 1, 2, ... in both trees; 0 for the top."""
     first = {place: _parent(place, places) for place in range(1, places + 1)}
     # Odd places, which are leaves, must become even ones.

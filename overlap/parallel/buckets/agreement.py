@@ -27,7 +27,7 @@ _SLOTS = 64
 """Slots for digests; 512 bytes travel as fast as 8."""
 
 
-def digests(items: Iterable[str]) -> NDArray[np.int64]:
+def digest_texts(items: Iterable[str]) -> NDArray[np.int64]:
     """Return the number of items, and a digest of each; where slots run out, the last digest is of all the rest."""
     texts = list(items)
     parts = [*texts[: _SLOTS - 2], "\n".join(texts[_SLOTS - 2 :])]
@@ -50,7 +50,7 @@ def check_alike(
     Raises:
         UsageError: Naming the first rank that differs, and the first item that does.
     """
-    expected = digests(items)
+    expected = digest_texts(items)
     for rank, row in zip(ranks, gathered.reshape(len(ranks), -1), strict=True):
         if (row != expected).any():
             index = int((row[1:] != expected[1:]).argmax())
@@ -77,7 +77,7 @@ def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str]
         name: Name of the operation in timelines; by default from the subject.
     """
     label = RoleName(name or f"compare {subject}", "library")
-    gathered = group.all_gather(metadata(digests(items)), name=label, call_site=users_frame())
+    gathered = group.all_gather(metadata(digest_texts(items)), name=label, call_site=users_frame())
     check = partial(check_alike, subject, items, ranks=group.ranks, this_rank=work.rank.rank)
     return work.compute(check if work.real else nothing, gathered, name="compare")
 

@@ -193,7 +193,6 @@ class Bucket(ABC):
         return buffer
 
     def _check_finite(self, flat: Array, step: int) -> None:
-        """Refuse gradients that are not finite."""
         if not is_finite(flat):
             raise not_finite(self.plan.views(flat), rank=self._context.rank.rank, step=step, site=self.site)
 
@@ -215,7 +214,6 @@ def _write_gradient(view: Array, gradient: Array, *, add: bool) -> None:
 
 
 def _is_same_memory(gradient: Array, view: Array) -> bool:
-    """Whether a gradient is already in its place in the buffer."""
     return (
         gradient.__array_interface__["data"] == view.__array_interface__["data"]
         and gradient.strides == view.strides

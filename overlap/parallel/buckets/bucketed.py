@@ -138,7 +138,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         if self._sample_weight == 1.0:
             return gradient
         shape, dtype = self._leaves[name]
-        weigh, moved_bytes = partial(_scale_one, self._sample_weight), 2 * prod(shape) * dtype.itemsize
+        weigh, moved_bytes = partial(_scale_gradient, self._sample_weight), 2 * prod(shape) * dtype.itemsize
         return self._work.compute(weigh, gradient, name="weigh by samples", moved_bytes=moved_bytes)
 
     def take_gradients(self, gradients: Mapping[str, object], site: Site) -> None:
@@ -317,6 +317,5 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._reorder(order)
 
 
-def _scale_one(weight: float, gradient: Array) -> Array:
-    """Return a gradient times a factor."""
+def _scale_gradient(weight: float, gradient: Array) -> Array:
     return scale_gradient(gradient, [weight])

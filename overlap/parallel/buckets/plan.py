@@ -125,7 +125,6 @@ def _plan_bucket(
     names: Sequence[str],
     gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]],
 ) -> BucketPlan:
-    """Return the plan of one bucket: its gradients side by side, in the order of `names`."""
     slots, start = [], 0
     for name in names:
         shape = gradients[name][0]

@@ -107,17 +107,17 @@ class ScatteredBucket(Bucket):
         packed = self._issue_packing(step, [after, self._buffer_free()], lambda flat: flat[:])
         if added or keeps:
             self.reduced = self._work.compute(
-                partial(self._accumulate, added),
-                self._scatter(step, packed, None),
+                partial(self._add_to_gradient, added),
+                self._issue_scatter(step, packed, None),
                 name="add",
                 moved_bytes=3 * self.grad.nbytes,
                 stream="optimizer",
             )
         else:
             keeps_part = self._buffer is None and self._work.real
-            self.reduced = self._scatter(step, packed, self.grad[:] if keeps_part else None)
+            self.reduced = self._issue_scatter(step, packed, self.grad[:] if keeps_part else None)
 
-    def _scatter(self, step: int, packed: Future[Array], out: Array | None) -> Future[Array]:
+    def _issue_scatter(self, step: int, packed: Future[Array], out: Array | None) -> Future[Array]:
         """Issue the mean over the group, and return a future of this rank's part, in `out` if that is given."""
         scatter = self._group.reduce_scatter
         return self._issue_mean(
@@ -149,13 +149,13 @@ class ScatteredBucket(Bucket):
         if when:
             run = self._work.compute(lambda: self.weights.flat[:], name="room")
             part = run if part.done else self._work.compute(_second_argument, run, part, name="room", stream="room")
-        return self._gather(part)
+        return self._issue_gather(part)
 
     def drop_gathered(self, parameters: Future[dict[str, Array]]) -> Future[None]:
         """Return a future that is done when a gather is, and does not hold its result."""
         return self._work.compute(nothing, parameters, name="room")
 
-    def _gather(self, part: Array | Future[Array]) -> Future[Array]:
+    def _issue_gather(self, part: Array | Future[Array]) -> Future[Array]:
         """Issue the gather of all parameters, flat, from this rank's part; in a group of one, return the part."""
         if isinstance(part, Future) and self._group.size == 1:
             return part
@@ -188,7 +188,7 @@ class ScatteredBucket(Bucket):
             newest[:] = flat[self.weights.part] if self.whole is None else flat
         return newest
 
-    def _accumulate(self, added: bool, part: Array) -> Array:
+    def _add_to_gradient(self, added: bool, part: Array) -> Array:
         """Write this rank's part of the mean into `grad`, or add it if `added`; return `grad`."""
         if not self._work.real:
             return self.grad
@@ -213,7 +213,6 @@ class ScatteredBucket(Bucket):
         return self._read_only_views(whole)
 
     def _read_only_views(self, flat: Array) -> dict[str, Array]:
-        """Return the parameters in a flat array by name, as read-only views."""
         views = self.plan.views(flat)
         for view in views.values():
             view.setflags(write=False)

@@ -222,7 +222,7 @@ class Checkpoints:
         same_rank = metadata([about.ranks == self._group.size and self._part in notes], np.int8)
         agreed = await self._group.all_reduce(same_rank, op="min", stream=self._stream, name="restore", call_site=site)
         same = bool(agreed[0])
-        own = await in_thread(partial(self._read, reader, model.wanted(), files if same else []))
+        own = await in_thread(partial(self._read_pieces, reader, model.wanted(), files if same else []))
         part_notes = notes[self._part] if self._part in notes else next(iter(notes.values()))
         difference = model.resume(save.step, part_notes, own)
         return self._report_restored(about, difference, same=same)
@@ -243,7 +243,7 @@ class Checkpoints:
                 "restore the model that was saved, or name another folder"
             )
 
-    def _read(self, reader: Reader, wanted: Sequence[Shard], files: Sequence[SavedFile]) -> Any:
+    def _read_pieces(self, reader: Reader, wanted: Sequence[Shard], files: Sequence[SavedFile]) -> Any:
         """Read the wanted pieces into the model's memory; return what this rank alone had, None if it is in no file."""
         for piece in wanted:
             reader.fill(self._naming.rename_piece(piece))
@@ -269,7 +269,6 @@ class Checkpoints:
 
 
 def _check_savable(model: object) -> None:
-    """Refuse a value that is no model of this package."""
     if not hasattr(model, "tensors"):
         raise UsageError(
             f"model: expected one of overlap.parallel, such as DataParallel, got {type(model).__name__}; "

@@ -51,10 +51,9 @@ class Reader:
             for start, stop, _, _ in self._pieces[key]:
                 at = max(at, stop) if start <= at else at
             if at < math.prod(shape):
-                raise self._lacks(math.prod(shape) - at, key)
+                raise self._missing_elements_error(math.prod(shape) - at, key)
 
-    def _lacks(self, count: int, name: str) -> UsageError:
-        """Return the error for elements of a tensor that are in no file."""
+    def _missing_elements_error(self, count: int, name: str) -> UsageError:
         return UsageError(
             f"checkpoint: {count} elements of {name!r} are in no file of {self._folder}: a rank that has them did not "
             "save them, or its file is of another save; copy that file there, or name the folder of another checkpoint"
@@ -88,7 +87,7 @@ class Reader:
             cut.block(whole)[...] = self._read_stored(key)
             left.discard(cut.index)
         if left:
-            raise self._lacks(len(left) * whole.size // cut.of, name)
+            raise self._missing_elements_error(len(left) * whole.size // cut.of, name)
         return whole
 
     def _read_stored(self, key: str) -> Array:

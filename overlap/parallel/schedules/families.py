@@ -195,7 +195,6 @@ def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None)
 
 
 def _check_counts(**counts: int) -> None:
-    """Refuse counts that are no whole numbers from 1."""
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise UsageError(f"{name}: expected a whole number from 1, got {count!r}")

@@ -119,5 +119,4 @@ def _draw_row(row: Sequence[Action], timing: Timing, durations: Durations, *, pl
 
 
 def _draw_line(head: str, cells: list[str], column: int, margin: int) -> str:
-    """Return a line of the grid: its head, then cells of `column` characters."""
     return " ".join([head.rjust(margin), "", *(cell.ljust(column) for cell in cells)]).rstrip()

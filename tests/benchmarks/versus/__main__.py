@@ -11,7 +11,7 @@ from functools import partial
 from overlap import OverlapError, UsageError
 from overlap.cli import bench
 from overlap.cli.bench.cases import Case, cases
-from overlap.cli.bench.measuring import COLUMNS, Result, describe_rows, number, row
+from overlap.cli.bench.measuring import COLUMNS, Result, describe_rows, number, table_row
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.options import add_options
 from overlap.cli.output import output_path
@@ -92,7 +92,7 @@ def _measure_beside(args: argparse.Namespace) -> int:
         for each in _measured(args, world, how, where, contenders, say):
             if isinstance(each, Result):
                 ours.append(each)
-                say(row(each))
+                say(table_row(each))
             else:
                 results += each
         if results:
