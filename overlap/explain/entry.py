@@ -61,20 +61,10 @@ def explain_files(
         if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe: to look at its beginning may block
             raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
     unpacking.nbytes = 0
-    return _explain_hang([Path(path) for path in paths], names_all_ranks=whole) or explain_traces(
-        paths, step=step, ranks=ranks, progress=progress
-    )
+    from . import hang  # which most programs never need
 
-
-def _explain_hang(paths: Sequence[Path], *, names_all_ranks: bool) -> Why | None:
-    """Return the explanation of flight records and dumps; None if a path is something else."""
-    from ..flight import hang  # which most programs never need
-
-    if not all(hang.is_dump(path) for path in paths):
-        return None
-    judgement = hang.judge(paths)
-    page = judgement.page(full=names_all_ranks, width=page_columns(hang.PAGE_COLUMNS))
-    return Why(
-        verdict=judgement.sentence, origin="flight recorder", ranks=(), world_size=0, step=None, step_ns=0, steps_ns={},
-        causes=(), advice=(), undecided=(), hang={"page": page, **judgement.as_dict()},
-    )  # fmt: skip
+    named = [Path(path) for path in paths]
+    if not all(map(hang.is_dump, named)):
+        return explain_traces(paths, step=step, ranks=ranks, progress=progress)
+    stuck = hang.judge(named, full=whole, width=page_columns(hang.PAGE_COLUMNS))
+    return Why(verdict=stuck.sentence, origin="flight recorder", hang=stuck)

@@ -25,7 +25,7 @@ def page_lines(why: Why, width: int | None = None) -> list[str]:
         width: Columns; None: those of the terminal, or of the variable COLUMNS.
     """
     if why.hang is not None:
-        return [printable(line) for line in why.hang["page"]]
+        return [printable(line) for line in why.hang.page]
     columns = width or page_columns()
     lines = [*_wrap(why.verdict, columns), ""]
     for line in _cause_lines(why):

@@ -47,23 +47,39 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """The reason why a job is stuck; later versions add fields."""
+
+    sentence: str
+    verdict: str  # kind of the verdict, see `waits.judge`
+    ranks: Sequence[int] = ()  # the ranks that the sentence blames
+    missing: Sequence[int] = ()  # ranks without a record
+    operations: Sequence[Mapping[str, Any]] = ()  # those of the sentence: "rank", "operation", "line", "state"
+    notes: Sequence[str] = ()
+    page: Sequence[str] = ()  # lines: the job, the sentence, notes, and a table of the ranks
+    also: Sequence[Hang] = ()  # verdicts on files of two kinds
+    schema: str = "overlap.hang"
+    version: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
     """The reason why a job is slow, which `overlap.why` returns."""
 
     verdict: str
     origin: str
-    ranks: tuple[int, ...]
-    world_size: int
-    step: int | None  # the shown step, the median one by its longest rank; None for the whole recording
-    step_ns: int
-    steps_ns: Mapping[str, int]  # the longest rank's time of each step
-    causes: tuple[Cause, ...]  # they add up to the mean of the ranks' steps
-    advice: tuple[Advice, ...]
-    undecided: tuple[str, ...]  # what cannot be told, and why
+    ranks: tuple[int, ...] = ()
+    world_size: int = 0
+    step: int | None = None  # the shown step, the median one by its longest rank; None for the whole recording
+    step_ns: int = 0
+    steps_ns: Mapping[str, int] = field(default_factory=dict)  # the longest rank's time of each step
+    causes: tuple[Cause, ...] = ()  # they add up to the mean of the ranks' steps
+    advice: tuple[Advice, ...] = ()
+    undecided: tuple[str, ...] = ()  # what cannot be told, and why
     notes: tuple[str, ...] = ()
     traffic: tuple[Mapping[str, Any], ...] = ()
     costs: tuple[tuple[int, int | None, str, int], ...] = field(default=(), repr=False)
-    hang: Mapping[str, Any] | None = None
+    hang: Hang | None = None  # of a job that is stuck
 
     def __str__(self) -> str:
         lines: list[str] = import_module(".page", __package__).page_lines(self)

@@ -10,4 +10,3 @@
 #   ends        records as views for `waits`, and the last signs of one process
 #   dumps       reads dumps of PyTorch's flight recorder, as views for `waits`
 #   pickles     reads pickles of plain data
-#   hang        the page of a stuck job from dumps and records, and the same as data

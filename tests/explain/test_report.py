@@ -185,7 +185,7 @@ def test_dumps_of_flight_recorders_are_judged_as_hangs(tmp_path, capsys):
         dump = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": entries}
         (tmp_path / f"nccl_trace_rank_{rank}").write_text(json.dumps(dump))
     found = overlap.why(tmp_path)
-    assert found.hang["ranks"] == [1]
+    assert found.hang.ranks == (1,)
     assert found.verdict.startswith("rank 1 ")
     data = json.loads(json.dumps(found.as_dict()))
     assert json.loads(json.dumps(from_json(json.dumps(data)).as_dict())) == data

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import overlap
 from overlap import UsageError
 from overlap.cli import main as command
+from overlap.explain.hang import PAGE_LINES, judge
 from overlap.flight.folder import runs
-from overlap.flight.hang import PAGE_LINES, judge
 from overlap.flight.layout import START_AT, TEXT_LIMIT_BYTES, read_text, write_text
 from overlap.flight.reading import read_flight
 from overlap.kernel_facts import start_ticks
@@ -273,4 +273,4 @@ def test_a_folder_with_records_and_dumps_of_torch_has_both_verdicts(folder, samp
     hang = judge([folder])
     assert [each.verdict for each in hang.also] == ["failed", "nobody"]
     assert "; torch: cannot be told: no rank waits for another" in hang.sentence
-    assert len(hang.page()) <= PAGE_LINES
+    assert len(hang.page) <= PAGE_LINES

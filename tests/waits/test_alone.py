@@ -10,7 +10,7 @@ PHRASES = (
     "waits for its input; ", "keeps its event loop busy",
 )  # fmt: skip
 READERS = {
-    "flight/ends.py", "flight/hang.py", "runtime/blame/stall.py", "runtime/blame/views.py", "testing/judging.py",
+    "explain/hang.py", "flight/ends.py", "runtime/blame/stall.py", "runtime/blame/views.py", "testing/judging.py",
     "waits/wording.py",
 }  # fmt: skip
 

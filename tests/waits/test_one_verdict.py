@@ -14,9 +14,9 @@ from trio.testing import MockClock
 
 import overlap
 from overlap import StallError
-from overlap.flight import hang
+from overlap.explain import hang
 from overlap.testing import Ranks
-from tests.flight.test_hang import entry, write
+from tests.explain.test_hang import entry, write
 
 LIKE = ((1,), float)
 R = overlap.Rank

@@ -13,9 +13,9 @@ import pytest
 
 import overlap
 from overlap.errors import UsageError
-from overlap.flight import hang
+from overlap.explain import hang
+from overlap.explain.hang import PAGE_LINES, is_dump, judge
 from overlap.flight.dumps import read_dump
-from overlap.flight.hang import PAGE_LINES, is_dump, judge
 from overlap.flight.pickles import unpickle_plain
 
 LIMIT_S = 280
@@ -197,10 +197,11 @@ def test_the_last_of_two_runs(tmp_path):
 
 
 def test_a_page_has_at_most_its_lines(tmp_path):
-    hang = judge([write(tmp_path / "d", [[FIRST, entry(2)] for _ in range(99)] + [[FIRST]])])
-    assert len(hang.page()) == PAGE_LINES
-    assert hang.page()[-1].endswith("ranks more (--all)")
-    assert len(hang.page(full=True)) > 100
+    folder = write(tmp_path / "d", [[FIRST, entry(2)] for _ in range(99)] + [[FIRST]])
+    page = judge([folder]).page
+    assert len(page) == PAGE_LINES
+    assert page[-1].endswith("ranks more (--all)")
+    assert len(judge([folder], full=True).page) > 100
 
 
 @pytest.mark.parametrize("columns", [60, 110])
@@ -215,7 +216,7 @@ def test_a_page_obeys_columns_and_cuts_nothing_off(tmp_path, monkeypatch, column
 
 
 def test_the_verdict_as_data(tmp_path):
-    data = json.loads(json.dumps(judge([write(tmp_path / "d", [[FIRST, entry(2)], [FIRST]])]).as_dict()))
+    data = json.loads(json.dumps(overlap.why(write(tmp_path / "d", [[FIRST, entry(2)], [FIRST]])).as_dict()["hang"]))
     assert (data["schema"], data["version"], data["verdict"], data["ranks"]) == ("overlap.hang", 2, "late", [1])
     assert data["operations"][0]["line"] == "train.py:33 in main"
 
@@ -329,7 +330,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_planted_hang_is_named(planted, case):
     assert re.match(CASES[case], sentence(planted / case))
-    assert len(judge([planted / case]).page()) <= PAGE_LINES
+    assert len(judge([planted / case]).page) <= PAGE_LINES
 
 
 @pytest.mark.torch
@@ -349,7 +350,7 @@ def test_torchs_own_analysis_says_no_more(planted, tmp_path):
         for ranks in re.findall(r"missing ranks: \{([\d, ]+)\}|Culprit rank (\d+)", part):
             for rank in re.findall(r"\d+", " ".join(ranks)):
                 named += 1
-                assert any(row.split()[0] == rank for row in hang.evidence[1:]), (part, hang.sentence)
+                assert any(line.split()[:1] == [rank] for line in hang.page), (part, hang.sentence)
     assert named > 3
 
 
@@ -368,11 +369,11 @@ def test_a_group_that_one_rank_called_and_whose_members_no_dump_lists(tmp_path):
 def test_processes_read_many_dumps_alike(tmp_path, monkeypatch):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], [FIRST], [FIRST, entry(2)]])
     (folder / "nccl_trace_rank_3").write_bytes(b"\x80\x02pg_config")
-    alone = judge([folder]).as_dict()
+    alone = judge([folder])
     monkeypatch.setattr(hang, "MANY_BYTES", 0)
-    assert judge([folder]).as_dict() == alone
-    assert alone["ranks"] == [1]
-    assert "nccl_trace_rank_3: is damaged" in alone["notes"][-1]
+    assert judge([folder]) == alone
+    assert alone.ranks == (1,)
+    assert "nccl_trace_rank_3: is damaged" in alone.notes[-1]
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -401,7 +402,8 @@ def test_a_rank_that_is_in_a_group_of_unknown_members_is_not_blamed(tmp_path):
     found = judge([folder])
     assert found.ranks == (0,)
     assert found.sentence.startswith("rank 0 has not come: its last call was all_reduce #1 ")
-    assert found.evidence[2].split(maxsplit=3)[0::3] == ["1", "all_reduce #1 of group 'pair' (train.py:50 in main)"]
+    (row,) = (line for line in found.page if line.split()[:1] == ["1"])
+    assert row.split(maxsplit=3)[3] == "all_reduce #1 of group 'pair' (train.py:50 in main)"
 
 
 def test_one_rank_ahead_of_most_may_have_called_too_much(tmp_path):
