@@ -9,7 +9,7 @@ NAMES = [(collective, name) for collective, names in GENERATORS.items() for name
 
 
 def fitting(sizes: Iterable[int]) -> list[tuple[str, str, int]]:
-    """Return every collective and algorithm with each of some sizes that it takes; `test_fits` has them in full."""
+    """Return every collective and algorithm with each of some sizes that it takes; `test_tables` has them in full."""
     return [(collective, name, size) for size in sizes for collective, name in NAMES if fits(name, size)]
 
 

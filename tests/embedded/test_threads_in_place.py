@@ -1,4 +1,4 @@
-"""Small operations of threads: issued and ended by the thread itself wherever its loop sleeps, and never beside it."""
+"""Small operations of threads: issued and ended by the thread itself wherever its loop sleeps, never beside it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +17,14 @@ from overlap.runtime.engine.host_memory import HostPlan, HostRun
 from overlap.runtime.handover import Handover
 from overlap.runtime.operation import CollectiveFuture, Operation
 from overlap.runtime.stream import activate_late
+from transports.base import OPERATIONS
 from transports.patience import Patience
 from transports.shared_memory.engine import BUILT, DONE
 
 from .connecting import TIMEOUT_S, connected
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Small operations of threads: issued and ended by the thread itself wherever its loop sleeps, and never beside it
 
 needs_engine = pytest.mark.skipif(not BUILT, reason="it was not compiled")
 
@@ -399,3 +403,24 @@ def test_who_waits_hears_that_the_other_has_failed() -> None:
         return str(caught.value)
 
     assert connected(program, 2) == ["rank 1 failed: ValueError: out of luck", "failed"]
+
+
+# -- more operations than a board has rows, issued before the first of them has ended ----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "elements"),
+    [(20 * OPERATIONS, 1), (20 * OPERATIONS, 2_000), pytest.param(100_000, 1, marks=pytest.mark.slow)],
+)
+def test_operations_that_nobody_awaits_yet(count: int, elements: int) -> None:
+    def program(world: overlap.Connection) -> bool:
+        rank = world.rank
+        mine = [np.full(elements, float(number % 7 + rank.rank)) for number in range(7)]
+        futures = [rank.all_reduce(mine[number % 7]) for number in range(count)]
+        if rank.rank:
+            futures.reverse()  # it hears of the last one first
+        found = [float(future.result(TIMEOUT_S)[-1]) for future in futures]
+        sums = [float(2 * (number % 7) + 1) for number in range(count)]
+        return found == (sums[::-1] if rank.rank else sums)
+
+    assert connected(program, 2) == [True, True]

@@ -1,17 +1,37 @@
-"""What the launcher's parts do with pipes, in one process."""
+"""The launcher's parts: what they do with pipes, lines and the secret."""
 
 import os
 import signal
+import stat
 import subprocess
 import sys
+import threading
+from unittest.mock import Mock
 
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlap import UsageError
 from overlap.launch.lifeline import join_launcher, tie_to_pipe
-from overlap.launch.output import READ_BYTES, STDOUT, OutputError, Relay, Screen, open_log, write_log
+from overlap.launch.output import (
+    LONGEST_BYTES,
+    READ_BYTES,
+    STDOUT,
+    LineBuffer,
+    OutputError,
+    Relay,
+    Screen,
+    line_prefix,
+    open_log,
+    write_log,
+)
+from overlap.processes.secret import ADVICE, generate, given_secret, hand_over, user_secret
+from tests.threads import run_threads
+
+# -- what the launcher's parts do with pipes, in one process -----------------------------------------------------------
 
 
 class Pipes:
@@ -209,3 +229,165 @@ def test_descriptors_that_are_not_open_are_told(pipe):
     pipe.close(reads)
     with pytest.raises(UsageError, match=r"the descriptors of OVERLAP_\*_FD are not open here"):
         join_launcher({"OVERLAP_LIFELINE_FD": str(reads)})
+
+
+# -- launcher lines ----------------------------------------------------------------------------------------------------
+
+
+def cut(*pieces, times=None):
+    lines = LineBuffer()
+    found = [line for piece, now_s in zip(pieces, times or [0.0] * len(pieces), strict=True)
+             for line in lines.feed(piece, now_s=now_s)]  # fmt: skip
+    return found, lines.end()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines", "left"),
+    [
+        ((b"a\nb\n",), [b"a\n", b"b\n"], []),
+        ((b"a", b"b\n", b"c"), [b"ab\n"], [b"c\n"]),
+        ((b"a\r\nb\r", b"\nc\r\r\n"), [b"a\n", b"b\n", b"c\n"], []),
+        ((b"\n\n",), [b"\n", b"\n"], []),
+        ((b"\xff\x00\n\xfe",), [b"\xff\x00\n"], [b"\xfe\n"]),
+        ((), [], []),
+    ],
+)
+def test_lines_are_whole(pieces, lines, left):
+    assert cut(*pieces) == (lines, left)
+
+
+def test_of_a_progress_bar_a_state_a_second_is_shown_and_the_last():
+    pieces = [b"\r%d %%" % number for number in range(6)]
+    assert cut(*pieces, times=[0.0, 0.2, 0.4, 1.3, 1.5, 2.0]) == ([b"0 %\n", b"2 %\n"], [b"5 %\n"])
+    assert cut(*pieces, b"\rdone\n") == ([b"0 %\n", b"done\n"], [])
+
+
+def test_the_last_state_is_shown_even_if_it_came_too_early():
+    assert cut(b"1 %\r2 %\r", b"") == ([b"1 %\n"], [b"2 %\n"])
+    assert cut(b"1 %\r2 %\r3 %\r\r") == ([b"1 %\n"], [b"3 %\n"])
+
+
+def test_a_line_without_end_is_let_go_in_pieces():
+    found, left = cut(*[b"x" * 1000] * 200)
+    assert [len(line) for line in [*found, *left]] == [LONGEST_BYTES + 1] * 3 + [200_000 - 3 * LONGEST_BYTES + 1]
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda data: data.replace(b"\r", b""))), st.data())
+def test_pieces_of_any_size_give_the_same_lines(lines, data):
+    text = b"\n".join(lines)
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    pieces = [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
+    found, left = cut(*pieces)
+    assert b"".join(found + left) == (text if text.endswith(b"\n") or not text else text + b"\n")
+
+
+def test_prefixes():
+    assert line_prefix(3, colour=False) == b"[process 3] "
+    assert line_prefix(0, colour=True) == b"\x1b[36m[process 0]\x1b[0m "
+    assert line_prefix(0, colour=True) != line_prefix(1, colour=True)
+
+
+# -- launcher secret ---------------------------------------------------------------------------------------------------
+
+HEX = "00ff" * 16
+
+
+def private(path, text, mode=0o600):
+    path.write_text(text)
+    path.chmod(mode)
+    return {"OVERLAP_SECRET_FILE": str(path)}
+
+
+def error_of(environ):
+    with pytest.raises(UsageError) as caught:
+        given_secret(environ)
+    return str(caught.value)
+
+
+def test_hexadecimal_digits_are_bytes_and_text_is_text(tmp_path):
+    assert given_secret({"OVERLAP_SECRET": HEX}) == bytes.fromhex(HEX)
+    assert given_secret({"OVERLAP_SECRET": "correct horse"}) == b"correct horse"
+    assert given_secret(private(tmp_path / "s", HEX + "\n")) == bytes.fromhex(HEX)
+    assert given_secret({}) is None
+
+
+def test_the_variable_is_taken_out_of_the_environment_once_it_is_read(monkeypatch):
+    monkeypatch.setattr("overlap.processes.secret._removed", {})
+    monkeypatch.setenv("OVERLAP_SECRET", HEX)
+    assert given_secret(os.environ) == bytes.fromhex(HEX)
+    assert "OVERLAP_SECRET" not in os.environ
+    assert given_secret(os.environ) == bytes.fromhex(HEX)  # the next world of this process needs it too
+    monkeypatch.setenv("OVERLAP_SECRET", "another secret")
+    assert given_secret(os.environ) == b"another secret"
+
+
+@pytest.mark.parametrize("system", ["Linux", "another", "a container that forbids it"])
+def test_what_is_handed_over_is_read_back_each_time_and_wins(system, monkeypatch):
+    if system == "another":
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    elif system != "Linux":
+        monkeypatch.setattr(os, "memfd_create", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+    secret = generate()
+    descriptor = hand_over(secret)
+    try:
+        environ = {"OVERLAP_SECRET_FD": str(descriptor), "OVERLAP_SECRET": HEX}
+        assert len(secret) == 32
+        assert given_secret(environ) == given_secret(environ) == secret
+        assert not os.get_inheritable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_file_that_others_can_read_is_refused(tmp_path):
+    environ = private(tmp_path / "s", HEX, 0o640)
+    assert error_of(environ) == f"{tmp_path / 's'}: others can read it (mode 0640); chmod go= {tmp_path / 's'}"
+
+
+def test_what_is_no_secret_is_named_without_being_shown(tmp_path):
+    assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "x")}).endswith(
+        "x: there is no such file; write a secret into it"
+    )
+    assert "no plain file or folder" in error_of({"OVERLAP_SECRET_FILE": str(tmp_path)})
+    assert error_of(private(tmp_path / "s", "")).startswith("OVERLAP_SECRET_FILE: a secret of 0 bytes can be guessed")
+    short = error_of({"OVERLAP_SECRET": "hunter2"})
+    assert short.startswith("OVERLAP_SECRET: a secret of 7 bytes can be guessed; give every process the same ")
+    assert "hunter2" not in short
+    assert "expected a descriptor from `overlap run`, got 'x'" in error_of({"OVERLAP_SECRET_FD": "x"})
+
+
+def test_processes_of_one_user_share_a_secret_that_nobody_else_can_read(tmp_path):
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    found = []
+    run_threads(threading.Thread(target=lambda: found.append(user_secret(environ))) for _ in range(8))
+    assert found == [user_secret(environ)] * 8
+    assert len(found[0]) == 32
+    [folder] = tmp_path.iterdir()
+    [file] = folder.iterdir()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, file)] == [0o700, 0o600]
+
+
+def test_a_folder_that_others_can_enter_is_not_trusted(tmp_path):
+    folder = tmp_path / f"overlap-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o755)
+    with pytest.raises(UsageError, match=r"others can read it \(mode 0755\)"):
+        user_secret({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_a_link_instead_of_the_folder_is_not_trusted(tmp_path):
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / f"overlap-{os.getuid()}").symlink_to(tmp_path / "mine")
+    with pytest.raises(UsageError, match="no plain file or folder"):
+        user_secret({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_a_secret_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "s"
+    assert error_of({"OVERLAP_SECRET_FILE": str(inside)}) == f"{inside}: Not a directory; {ADVICE}"
+    (tmp_path / "loop").symlink_to("loop")
+    assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "loop")}).startswith(f"{tmp_path / 'loop'}: Too many levels")
+    assert (
+        error_of({"OVERLAP_SECRET_FILE": "/none"})
+        == "OVERLAP_SECRET_FILE: /none: there is no such file; write a secret into it"
+    )

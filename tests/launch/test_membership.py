@@ -1,22 +1,31 @@
-"""What members can ask of each other, and what they hear when one goes."""
+"""What members can ask of each other, over restarts and encrypted connections, and what they hear when one goes."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
 from overlap.errors import UsageError
 from overlap.processes import join as joining
+from overlap.processes.identity import WORLDS, JoinError
 from overlap.processes.join import Membership, join_here
 from overlap.processes.members import MemberLostError, News
 from overlap.processes.wire import MemberLost, MemberNotice
+from transports import ArgumentError
+from transports.tls import Tls
 
-from .company import Company, MakeCompany, listening, meet
+from .company import UNSHAKEN, Company, MakeCompany, listening, meet, wait_and_leave
+
+# -- what members can ask of each other, and what they hear when one goes ----------------------------------------------
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
@@ -266,3 +275,161 @@ async def test_the_listener_stays_the_callers() -> None:
 async def _pass(name: str, membership: Membership) -> None:
     await membership.barrier(name)
     await membership.leave()
+
+
+# -- attempts of one job: who comes new takes the one it finds, and who was in an earlier one is refused ---------------
+
+SECOND = WORLDS  # the first world of the second attempt
+
+
+@pytest.mark.parametrize(("host", "client"), [(0, SECOND), (SECOND, 0), (3 * WORLDS, SECOND), (SECOND, SECOND)])
+async def test_processes_that_are_new_meet_whatever_attempt_they_come_from(host, client, make_company: MakeCompany):
+    company = make_company(3)
+    async with trio.open_nursery() as nursery:
+        for member, epoch in enumerate((host, client, host)):
+            nursery.start_soon(lambda m, e: company.attend(m, wait_and_leave, epoch=e, fresh=True), member, epoch)
+    assert company.lines == []
+
+
+async def test_who_was_in_an_earlier_attempt_is_refused(make_company: MakeCompany):
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: company.attend(0, wait_and_leave, epoch=SECOND, fresh=True))
+        with pytest.raises(JoinError) as caught:
+            await company.attend(1, wait_and_leave, epoch=1)
+        assert str(caught.value).endswith(": epoch 1 refused, current is 0 of restart 1")
+        await company.attend(1, wait_and_leave, epoch=SECOND, fresh=True)
+    (line,) = company.lines
+    assert line.endswith(": epoch 1 refused, current is 0 of restart 1")
+
+
+async def test_who_comes_for_the_next_attempt_waits_until_the_world_has_ended(make_company: MakeCompany):
+    order = []
+    company = make_company(2)
+
+    async def first(membership):
+        await company.lines.until("epoch 0 has not ended there, this is epoch 0 of restart 1")
+        order.append("first")
+        await wait_and_leave(membership)
+
+    async def second(membership):
+        order.append("second")
+        await wait_and_leave(membership)
+
+    async def first_beside_the_second(membership):
+        nursery.start_soon(lambda: company.attend(1, second, epoch=SECOND, fresh=True, progress_s=0.05))
+        await wait_and_leave(membership)
+
+    async def host() -> None:
+        await company.attend(0, first, fresh=True)
+        await company.attend(0, second, epoch=SECOND, fresh=True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host)
+        nursery.start_soon(lambda: company.attend(1, first_beside_the_second, fresh=True))
+    assert order == ["first", "second", "second"]
+
+
+# -- worlds whose connections are encrypted: who has no certificate of theirs does not get in --------------------------
+
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="makes certificates with the openssl command"
+)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
+    """Two authorities, each with a certificate that it has signed."""
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+    usage = ["-addext", "keyUsage=critical,keyCertSign"]  # Python 3.13 and later take no others, RFC 5280, 4.2.1
+    (folder / "signed").write_text("subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n")
+    for name in ("ours", "theirs"):
+        new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        itself = ["-x509", "-days", "30", "-subj", f"/CN={name}", *usage]
+        openssl(*new, *itself, "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem")
+        openssl(*new, "-subj", "/CN=member", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signing = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial", "-extfile", "signed"]
+        openssl("x509", "-req", "-days", "30", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
+    return {
+        name: Tls(certificate=folder / f"{name}.pem", key=folder / f"{name}.key", authority=folder / f"{name}-ca.pem")
+        for name in ("ours", "theirs")
+    }
+
+
+@needs_openssl
+async def test_a_world_over_tls(certificates: dict[str, Tls], make_company: MakeCompany) -> None:
+    tls = certificates["ours"]
+    results: list[list[bytes]] = []
+
+    async def talk(membership: Membership) -> None:
+        results.append(await membership.exchange("x", bytes([membership.member])))
+        await membership.leave()
+
+    company = make_company(3)
+    async with trio.open_nursery() as nursery:
+        for member in range(3):
+            nursery.start_soon(partial(company.attend, member, talk, tls=tls))
+    assert company.lines == []
+    assert results.count([b"\x00", b"\x01", b"\x02"]) == 3
+
+
+PLAIN = ": the other side hung up without a word; it is another program, or wants TLS, which this side does not speak"
+NOT_ACCEPTED = (
+    ": the other side hung up without a word once TLS was set up; it probably does not accept this side's certificate: "
+    "all processes need certificates of one authority"
+)
+
+
+@needs_openssl
+async def test_whoever_has_no_certificate_of_ours_does_not_get_in(
+    certificates: dict[str, Tls], make_company: MakeCompany
+) -> None:
+    ours = certificates["ours"]
+    company = make_company(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(company.attend, 0, wait_and_leave, tls=ours))
+        need = r"TLS failed \(.+\); all processes need certificates of one authority, or none has any$"
+        with pytest.raises(JoinError, match=need):
+            await company.attend(1, wait_and_leave, tls=certificates["theirs"])
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as trying:
+                trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05))
+                await company.lines.until("waits for process 0")
+                await company.lines.until("TLS failed")
+                await company.lines.until(PLAIN)
+                scope.cancel()
+        mixed = replace(certificates["theirs"], authority=ours.authority)  # it trusts us, and we do not trust it
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as trying:
+                trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05, tls=mixed))
+                await company.lines.until(NOT_ACCEPTED)
+                scope.cancel()
+        nursery.start_soon(partial(company.attend, 1, wait_and_leave, tls=ours))
+
+
+@needs_openssl
+async def test_wrong_tls_files_are_known_before_anybody_connects(
+    certificates: dict[str, Tls], tmp_path: Path, make_company: MakeCompany
+) -> None:
+    ours, theirs = certificates["ours"], certificates["theirs"]
+    missing = Tls(certificate=ours.certificate, key=tmp_path / "none.key", authority=ours.authority)
+    mixed = Tls(certificate=ours.certificate, key=theirs.key, authority=ours.authority)
+    garbage = Tls(certificate=__file__, key=ours.key, authority=ours.authority)
+    encrypted = tmp_path / "encrypted.key"
+    command = ["openssl", "pkey", "-in", str(ours.key), "-aes256", "-passout", "pass:x", "-out", str(encrypted)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)  # noqa: ASYNC221 (nothing else runs)
+    locked = Tls(certificate=ours.certificate, key=encrypted, authority=ours.authority)
+    company = make_company(1)
+    for tls, message in (
+        (missing, r"no file .*none\.key; "),
+        (mixed, "KEY_VALUES_MISMATCH"),
+        (garbage, "PEM"),
+        (locked, "encrypted"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^TLS: .*{message}"):
+            async with join_here(company.config(0, tls=tls, patience=UNSHAKEN), report=print):
+                raise AssertionError("it began")

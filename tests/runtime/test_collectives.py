@@ -1,4 +1,4 @@
-"""Every collective against its numpy reference: operators, roots, shapes, world sizes, paths, ways to pass arrays."""
+"""Every collective against its numpy reference: operators, roots, shapes, sizes, paths, clocks, ways to pass arrays."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,9 @@ from overlap.runtime.engine.workers import Workers
 from .cases import KINDS, SCATTERING, Case, cases, differs
 from .reference import Array, Results
 from .worlds import FEW_PATHS, PATHS, SIZES, run
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Every collective against its numpy reference: operators, roots, shapes, world sizes, paths, ways to pass arrays
 
 
 def check_world(todo: list[Case], got: list[Results]) -> None:
@@ -275,3 +278,46 @@ def test_a_rank_alone_in_place_needs_no_threads(op: str, monkeypatch: pytest.Mon
         np.testing.assert_array_equal(x, np.arange(1 << 21, dtype=np.float32))
 
     overlap.run(main, ranks=1)
+
+
+# -- every collective against its numpy reference on modelled machines, in virtual time --------------------------------
+
+MACHINES = ("local", "trn1.32xlarge", "dl1.24xlarge")
+LEGAL_SIZES = (1, 2, 8)  # legal on all of them
+
+
+@pytest.mark.parametrize("cluster", MACHINES)
+@pytest.mark.parametrize("size", LEGAL_SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_variants_and_shapes_on_modelled_machines(kind: str, size: int, cluster: str) -> None:
+    todo = list(cases(kind, size))
+    check_world(todo, overlap.run(issue_all, todo, ranks=size, cluster=cluster, clock="virtual"))
+
+
+@pytest.mark.everyday(1)
+@pytest.mark.parametrize("size", LEGAL_SIZES)
+def test_out_is_filled_from_futures_in_virtual_time(size: int) -> None:
+    todo = out_cases(size)
+
+    async def main(rank: overlap.Rank) -> Results:
+        issued, outs = [], []
+        for case in todo:
+            want = case.expected(size)[rank.rank]
+            outs.append(np.full_like(want, 99) if receives(case, rank.rank) else None)
+            x = rank.compute(case.input, rank.rank, seconds=1e-6)
+            issued.append(case.issue(rank.world, x, out=outs[-1]))
+        results = [await future for future in issued]
+        assert all(result is out for result, out in zip(results, outs, strict=True))
+        return results
+
+    check_world(todo, overlap.run(main, ranks=size, clock="virtual"))
+
+
+@pytest.mark.slow
+def test_large_arrays_in_virtual_time() -> None:
+    todo = []
+    for kind in KINDS:
+        shape = (700_001 * 3,) if kind in SCATTERING else (700_001,)
+        kwargs = {"pairs": [(0, 2), (2, 0)]} if kind == "permute" else {}
+        todo.append(Case(kind=kind, shape=shape, dtype=np.dtype(np.float32), kwargs=kwargs))
+    check_world(todo, overlap.run(issue_all, todo, ranks=3, clock="virtual"))

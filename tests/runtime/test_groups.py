@@ -1,14 +1,25 @@
-"""Groups of some ranks: made by hand, by split, as axes of a mesh, in any order, several at once."""
+"""Groups of some ranks: made by hand, by split, as axes of a mesh, in any order of ranks, several at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import overlap
 from overlap import UsageError
 from overlap.config import overriding
 from overlap.timeline.spans import Timeline
 
+from .permuted import KINDS, main
 from .worlds import FEW_PATHS, run
+
+# -- groups of some ranks: made by hand, by split, as axes of a mesh, in any order, several at once --------------------
 
 
 def mine(rank: overlap.Rank) -> np.ndarray:
@@ -234,3 +245,40 @@ def test_a_split_is_issued_where_the_program_asks_for_it() -> None:
     line = main.__code__.co_firstlineno + 1
     sites = {span.info.call_site for span in seen[0].spans if span.info}
     assert sites == {f"tests/runtime/test_groups.py:{line}"}
+
+
+# -- groups of the same ranks in other orders: the results are right in any sequence of them, on both clocks -----------
+
+RANKS = (0, 1, 32, 33)  # on two nodes of trn1.32xlarge
+ALIKE = (RANKS, RANKS[::-1], (1, 0, 33, 32), (32, 33, 0, 1))  # the same wires between the same places
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
+@example(orders=[[0, 1, 32, 33], [1, 0, 33, 32]], kinds=["reduce_scatter"], count=100_000)
+@given(
+    orders=st.lists(st.sampled_from(ALIKE) | st.permutations(RANKS), min_size=2, max_size=4),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique=True),
+    count=st.sampled_from([1, 100_000]),
+)
+def test_in_virtual_time(orders: list[list[int]], kinds: list[str], count: int) -> None:
+    looked = overlap.run(main, orders, kinds, count, clock="virtual", cluster="trn1.32xlarge x2")
+    assert looked[:2] == [len(kinds) * sum(rank in order for order in orders) for rank in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wire", "count"),
+    [
+        ("efa", 1000),
+        pytest.param("efa", 100_000, marks=pytest.mark.slow),
+        pytest.param("shared_memory", 100_000, marks=pytest.mark.slow),
+    ],
+)
+def test_between_processes(wire: str, count: int) -> None:
+    program = str(Path(__file__).with_name("permuted.py"))
+    words = ["run", "--processes", "2", "--ranks", "4", "--transport", wire, "--no-prefix", program, str(count)]
+    ended = subprocess.run([sys.executable, "-m", "overlap", *words], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    looked = 6 * len(KINDS)
+    assert ended.stdout.splitlines() == [f"[{looked}, {looked}]"] * 2

@@ -1,4 +1,4 @@
-"""The same programs in virtual time: exact instants. Results are compared in tests/runtime/test_virtual_clock.py."""
+"""The same programs in virtual time: exact instants. Results are compared in tests/runtime/test_collectives.py."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Real processes of several launchers, one for each host: the others go on when a whole host is lost."""
+"""Real processes of several hosts: the others go on when a host is lost; what they read in the witness; one trace."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ import re
 import shutil
 import signal
 import socket
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
+import trio
 
+from overlap.errors import UsageError
+from overlap.processes import shared_folder
+from overlap.processes.place import ProcessPlace
+from overlap.processes.shared_folder import check_shared_folder, host_file
+from overlap.timeline.files.reading import read_trace
 from tests.faults.job import Job, children
 from tests.faults.test_proxy import free_port
+
+# -- real processes of several launchers, one for each host: the others go on when a whole host is lost ----------------
 
 PROGRAM = str(Path(__file__).with_name("looping.py"))
 
@@ -128,3 +137,129 @@ def test_a_folder_is_of_one_job(start, tmp_path):
     hosts = start(witness="shared")
     assert hosts[1].end() == 2
     assert "is of a job that runs, or has lost this host; give all hosts another --job-id" in hosts[1].err
+
+
+# -- all hosts must read in the folder of the witness what the launcher of the first one has written there -------------
+
+host = ContextVar[int]("host")
+
+
+class Exchange:
+    """The exchanges of two processes of one world."""
+
+    def __init__(self):
+        self.parts, self.complete = {}, {}
+
+    def of(self, member):
+        return Member(self, member)
+
+
+class Member:
+    def __init__(self, exchange, member):
+        self.all, self.member = exchange, member
+
+    async def exchange(self, name, part):
+        parts = self.all.parts.setdefault(name, {})
+        parts[self.member] = part
+        complete = self.all.complete.setdefault(name, trio.Event())
+        if len(parts) == 2:
+            complete.set()
+        await complete.wait()
+        return [parts[0], parts[1]]
+
+
+def check(monkeypatch, folder, timeout_s):
+    """Return what the check of each of two hosts raises, if anything."""
+    refusals = {}
+
+    async def of_host(exchange, number):
+        host.set(number)
+        place = ProcessPlace(source="test", process=number, processes=2, ranks_per_process=1, node=number, nodes=2,
+                      endpoint=("127.0.0.1", 1), job="test")  # fmt: skip
+        try:
+            await check_shared_folder(place, exchange.of(number), timeout_s)
+        except UsageError as error:
+            refusals[number] = str(error)
+
+    async def main():
+        exchange = Exchange()
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(of_host, exchange, number)
+
+    for name, value in {"WITNESS": folder, "HOSTS": 2, "NNODES": 2}.items():
+        monkeypatch.setenv(f"OVERLAP_{name}", str(value))
+    monkeypatch.setattr(shared_folder, "_checked", [])
+    monkeypatch.setattr(shared_folder, "_PAUSE_S", 0.001)
+    trio.run(main)
+    return refusals
+
+
+def test_a_number_that_is_seen_late_is_read_again(monkeypatch, tmp_path):
+    host_file(tmp_path, 0).write_text("11 a")
+    read, looks = shared_folder._read, []
+
+    async def read_late(folder):
+        looks.append(folder)
+        return b"" if len(looks) in (3, 4) else await read(folder)
+
+    monkeypatch.setattr(shared_folder, "_read", read_late)
+    assert check(monkeypatch, tmp_path, 60.0) == {}
+    assert len(looks) == 6  # each before the first one sends it, and then until it is there
+
+
+def test_a_number_of_an_earlier_job_is_refused_on_all_hosts_by_name(monkeypatch, tmp_path):
+    host_file(tmp_path, 0).write_text("11 a")
+    read = shared_folder._read
+
+    async def read_another(folder):  # in the folder of host 1
+        return b"22 a" if host.get() else await read(folder)
+
+    monkeypatch.setattr(shared_folder, "_read", read_another)
+    refusals = check(monkeypatch, tmp_path, 0.02)
+    name = socket.gethostname()
+    refusal = (
+        f"--witness: node 1 ({name}) does not read in {tmp_path} what node 0 has written there; name a folder on a"
+    )
+    assert refusals == dict.fromkeys(range(2), f"{refusal} file system that all hosts share")
+
+
+def test_a_missing_file_is_not_equal_to_a_missing_file(monkeypatch, tmp_path):
+    assert check(monkeypatch, tmp_path, 0.02).keys() == {0, 1}
+
+
+# -- the trace of a run that survives has all of its epochs, with the ranks of the first world -------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "killed", [[0], *(pytest.param(killed, marks=pytest.mark.slow) for killed in ([1, 2], [2, 0]))], ids=str
+)
+def test_a_trace_has_all_epochs(tmp_path, killed):
+    options = ["--survive", "--processes", "3", "--trace", "run.json"]
+    job = Job(tmp_path, *options, program=PROGRAM, arguments=[str(len(killed))])
+    try:
+        for epoch, member in enumerate(killed):
+            job.until(f"goes on {epoch}")
+            os.kill(int(re.search(rf"pid (\d+) of member {member} ", job.out)[1]), signal.SIGKILL)
+        assert job.end() == 0, job.err
+    finally:
+        job.kill()
+    timeline, alive = read_trace(tmp_path / "run.json"), sorted({0, 1, 2} - set(killed))
+    assert (set(alive) <= {*timeline.ranks()}, timeline.world_size) == (True, 3)  # and spans of lost processes
+    worlds = {span.info.ranks for span in timeline.spans if span.info is not None}
+    members = [tuple(sorted({0, 1, 2} - set(killed[:losses]))) for losses in range(len(killed) + 1)]
+    assert worlds == set(members)
+    for rank in alive:
+        ends = [
+            [span.end_ns for span in timeline.for_rank(rank) if span.info and span.info.ranks == world]
+            for world in members
+        ]
+        begins = [
+            min(span.start_ns for span in timeline.for_rank(rank) if span.info and span.info.ranks == world)
+            for world in members
+        ]
+        assert all(max(before) < after for before, after in zip(ends, begins[1:], strict=False))
+    shown = [span.name for span in timeline.spans if span.name.startswith("epoch ")]
+    assert sum("lost process" in name for name in shown) >= len(alive) * len(killed)
+    assert not [*tmp_path.glob("run-process*")]

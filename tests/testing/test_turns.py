@@ -1,4 +1,6 @@
-"""Turns by priorities that change at random steps: their order, their bound, and programs that need them."""
+"""Turns by priorities that change at random steps; receives from any source, or cancelled, in their record."""
+
+from __future__ import annotations
 
 from functools import partial
 from itertools import permutations, product
@@ -10,7 +12,10 @@ import trio.testing
 
 import overlap
 from overlap.testing import Ranks, RanksFailed
+from overlap.testing.running import Setting
 from overlap.testing.turns import Turns
+
+# -- turns by priorities that change at random steps: their order, their bound, and programs that need them ------------
 
 
 def taken(turns: Turns, steps: dict[str, int]) -> str:
@@ -129,3 +134,109 @@ async def patient(rank: overlap.Rank) -> float:
 def test_turns_outlast_no_deadline_of_a_right_program() -> None:
     runs = [Ranks().run(patient, ranks=4, seed=seed) for seed in (0, 2, 4, 6, 8)]
     assert {tuple(run.results) for run in runs} == {(18.0,) * 4}
+
+
+# -- receives from any source in the record ----------------------------------------------------------------------------
+
+
+async def receives(rank: overlap.Rank) -> None:
+    if rank.rank:
+        await rank.send(np.ones(1), 0)
+    else:
+        for _ in range(rank.world_size - 1):
+            await rank.recv(np.ones(1), None)
+
+
+async def receives_one_more(rank: overlap.Rank) -> None:
+    await receives(rank)
+    if rank.rank == 0:
+        await rank.recv(np.ones(1), None)
+
+
+def test_they_are_recorded_once_with_the_source_that_they_found() -> None:
+    run = Ranks().run(receives, ranks=3)
+    assert [(each.call.op, each.call.peer) for each in run.record.of(0)] == [("recv", 1), ("recv", 2)]
+
+
+def test_one_too_many_is_named() -> None:
+    run = Ranks().run(receives_one_more, ranks=3, check=False)
+    assert run.verdict is not None
+    assert run.verdict.kind == "unmatched"
+    assert run.verdict.ranks == (1, 2, 0)
+
+
+def test_the_line_that_repeats_a_run_has_its_clock() -> None:
+    assert Setting(ranks=3, clock=overlap.Virtual(profile="run.json")).arguments == (
+        "ranks=3, clock=overlap.Virtual(profile='run.json')"
+    )
+    assert Setting(ranks=3).arguments == "ranks=3"
+
+
+async def believes_the_first(rank: overlap.Rank, *, strictly: bool = False) -> bool:
+    """Rank 0 believes that what comes first is from rank 1."""
+    if rank.rank:
+        await rank.send(np.array([rank.rank]), 0)
+        return True
+    first = await rank.recv(like=((1,), np.int64))
+    await rank.recv(like=((1,), np.int64))
+    if strictly:
+        assert first[0] == 1
+    return bool(first[0] == 1)
+
+
+def test_what_is_asked_of_several_seeds_is_asked_of_each() -> None:
+    run = Ranks().run(believes_the_first, ranks=3, seeds=20)
+    assert [each.seed for each in run.runs] == [*range(20)]
+    assert run.runs[0].results == [True] * 3
+    wrong = next(each for each in run.runs if not each.results[0])
+    with pytest.raises(overlap.UsageError) as caught:
+        _ = run.results
+    assert str(caught.value) == (
+        f"results: seed {wrong.seed} returned [False, True, True], seed 0 [True, True, True]; where seeds may differ, "
+        f"look at the results of each of run.runs\nrepeat: ranks.run(believes_the_first, ranks=3, seed={wrong.seed})"
+    )
+    assert run.same("results").problem == f"seed {wrong.seed}: rank 1 returned True, rank 0 False\nrepeat: {wrong.line}"
+    assert Ranks().run(receives, ranks=2, seeds=4).results == [None, None]
+
+
+def test_unchecked_seeds_return_the_first_that_fails() -> None:
+    run = Ranks().run(partial(believes_the_first, strictly=True), ranks=3, seeds=20, check=False)
+    assert run.verdict is not None
+    assert run.seed > 0
+
+
+# -- receives that are cancelled while the order of ranks is decided by seeds ------------------------------------------
+
+NUMBER = ((1,), "float64")
+
+
+def test_a_receive_is_withdrawn_before_its_turn_and_takes_no_message(ranks: Ranks) -> None:
+    async def main(rank: overlap.Rank) -> float:
+        if rank.rank == 0:
+            await rank.recv(((1,), "float64"), src=1, tag=2)
+            rank.send(np.ones(1), dst=1, tag=1)
+            return 1.0
+        assert rank.recv(NUMBER, src=0, tag=1).cancel()
+        with trio.CancelScope() as scope:
+            left = rank.recv(NUMBER, src=0, tag=1)
+            scope.cancel()
+            await left
+        rank.send(np.ones(1), dst=0, tag=2)
+        return float((await rank.recv(NUMBER, src=0, tag=1))[0])
+
+    run = ranks.run(main, ranks=2, seeds=20)
+    assert all(each.results == [1.0, 1.0] for each in run.runs)
+
+
+def test_a_receive_that_is_late_takes_no_message_once_it_is_withdrawn(ranks: Ranks) -> None:
+    async def main(rank: overlap.Rank) -> float:
+        if rank.rank == 0:
+            await trio.sleep(2)
+            rank.send(np.ones(1), dst=1)
+            return 1.0
+        with trio.move_on_after(0.5):
+            await rank.recv(NUMBER, src=0)
+        await trio.sleep(1)
+        return float((await rank.recv(NUMBER, src=0))[0])
+
+    assert ranks.run(main, ranks=2, faults="late(rank=1, at=0, by=1)").results == [1.0, 1.0]

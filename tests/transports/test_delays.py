@@ -1,8 +1,10 @@
-"""Own time: wall time less the delay of the thread that has waited longest for a processor."""
+"""Delays: own time of threads, and other cores for those that share theirs."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from threading import get_native_id
 
@@ -11,6 +13,9 @@ import trio
 
 from transports import delays
 from transports.delays import Instant, limit_own_time, read_delays
+from transports.patience import Crowding, Patience, leave_core
+
+# -- own time: wall time less the delay of the thread that has waited longest for a processor --------------------------
 
 S = 10**9
 
@@ -60,3 +65,80 @@ async def test_a_limit_of_own_time_passes_when_the_process_has_had_its_time(
     with limit_own_time(2.0) as limit:
         await trio.sleep(1.0)
     assert not limit.cancelled_caught
+
+
+# -- who shares a core with others goes on at another one, unless that does not help -----------------------------------
+
+
+class Clock:
+    """Stands still until told."""
+
+    def __init__(self) -> None:
+        self.now_s, self.left_s = 0.0, list[float]()
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def leave(self) -> bool:
+        self.left_s.append(self.now_s)
+        return True
+
+    def crowded(self, crowding: Crowding, until_s: float) -> list[float]:
+        """Let others run for 1 ms each ms; return when the core was left."""
+        while self.now_s < until_s:
+            self.now_s += 0.001
+            crowding.leave_if_shared(0.001)
+        return self.left_s
+
+
+def test_the_thread_may_run_where_it_might_before() -> None:
+    before = os.sched_getaffinity(0)
+    assert leave_core() == (len(before) > 1)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_nobody_leaves_the_only_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("there is nowhere to go"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert not leave_core()
+
+
+def test_where_threads_may_not_be_moved_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    assert not leave_core()
+
+
+def test_a_core_that_others_hardly_use_is_not_left() -> None:
+    clock = Clock()
+    assert not Crowding(clock.leave, clock).leave_if_shared(10e-6)
+    assert clock.left_s == []
+
+
+def test_a_shared_core_is_left_at_once_and_then_ever_more_rarely() -> None:
+    clock = Clock()
+    left_s = clock.crowded(Crowding(clock.leave, clock), 10.0)
+    pauses_s = [later - sooner for sooner, later in pairwise(left_s)]
+    assert left_s[0] == pytest.approx(0.001)
+    assert pauses_s[:3] == pytest.approx([0.002, 0.004, 0.008], abs=0.0015)
+    assert pauses_s[-1] == pytest.approx(1.0, abs=0.0015)
+
+
+def test_after_a_while_alone_the_next_shared_core_is_left_at_once_again() -> None:
+    clock = Clock()
+    crowding = Crowding(clock.leave, clock)
+    clock.crowded(crowding, 3.0)
+    clock.now_s += 2.0
+    clock.left_s.clear()
+    crowding.leave_if_shared(0.001)
+    clock.now_s += 0.0021
+    crowding.leave_if_shared(0.001)
+    assert len(clock.left_s) == 2
+
+
+def test_patience_without_it_stays_where_it_is() -> None:
+    clock = Clock()
+    assert not Patience().leave_if_crowded(1.0)
+    assert Patience(crowding=Crowding(clock.leave, clock)).leave_if_crowded(1.0)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
 
 from .test_collectives_of_engines import BOARD_BYTES, CANCELLED, DONE, LONG_S, LOST, PENDING, Host, made
-from .test_hostile_rows import LENT, MAPPED, post
+from .test_signed_rows import LENT, MAPPED, post
 
 ARRIVED, SLICED, TAKEN = 1, 2, 3
 LONG = 16 << 20  # elements of float32 that take a thread many pieces

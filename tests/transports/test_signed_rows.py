@@ -1,17 +1,21 @@
-"""Rows of boards with signatures: another call is noticed by the ranks that wait for it, and rows can be looked at."""
+"""Rows of boards: signed ones, those that a peer has written over, and what ranks of one process read."""
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
-
 from overlap.collectives.call import Call
 
-from .test_collectives_of_engines import DONE, MISMATCH, PENDING, Host, _table, made
+from .test_collectives_of_engines import BOARD_BYTES, CORRUPT, DONE, LOST, MISMATCH, PENDING, Host, _table, made, native
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rows of boards with signatures: another call is noticed by the ranks that wait for it, and rows can be looked at
 
 
 @pytest.fixture
@@ -91,3 +95,143 @@ def test_a_row_with_nonsense_is_refused(host: Host) -> None:
         host.boards[1].row(3, 0)
     with pytest.raises(ValueError, match="bytes, at most 88"):
         begin(host, 0, ALL_REDUCE, 0, 1, text=b"x" * 89)
+
+
+# -- rows of a board that a peer has written over, and ranks of one process that read each other's memory --------------
+
+
+ON_BOARD, MAPPED, PRIVATE = 1, 2, 3
+TAKEN = 3
+PRIVATE_BIT = 1 << 63
+LENT = 48_000  # elements of float32 that are copied into lent memory, and sliced by three ranks
+
+
+@pytest.fixture
+def trio() -> Iterator[Host]:
+    host = Host(3)
+    yield host
+    host.close()
+
+
+def in_one_process(host: Host) -> None:
+    """Let the first two ranks live in the first process."""
+    views = [memoryview(segment) for segment in host.segments]
+    seats = [(view[:BOARD_BYTES], view, 0, -1) for view in views[:2]]
+    seats += [(view[:BOARD_BYTES], view, 1, rank) for rank, view in enumerate(views[2:], 2)]
+    host.boards[0] = host.boards[1] = native.Board(host.engines[0], seats, True)
+    host.engines[1] = host.engines[0]
+
+
+def post(host: Host, rank: int, number: int, mode: int, where: int, phase: int = 1) -> None:
+    """Write the row of a rank that does nothing itself."""
+    host.word(rank, number, 1)[0] = where
+    host.word(rank, number, 2)[0] = (number + 1) << 8 | mode
+    host.word(rank, number, 0)[0] = (number + 1) << 8 | phase
+
+
+@pytest.mark.parametrize("where", [0, 8, 1 << 62])
+def test_an_address_in_this_process_is_not_believed(where: int) -> None:
+    host = Host(2)
+    in_one_process(host)
+    out = np.zeros(12, np.float32)
+    run = host.submit(0, made("all_gather", None, np.float32, 6, 2), 0, np.ones(6, np.float32), out)
+    post(host, 1, 0, PRIVATE, where)
+    assert host.wait(0, run) == CORRUPT
+    host.close()
+
+
+def test_a_rank_reads_its_own_slice_from_its_own_memory(trio: Host) -> None:
+    out = np.zeros(LENT, np.float32)
+    run = trio.submit(0, made("all_reduce", "sum", np.float32, LENT, 3), 0, np.ones(LENT, np.float32), out)
+    for other in (1, 2):
+        trio.loan(other, 4 * LENT)
+        memoryview(trio.segments[other])[BOARD_BYTES : BOARD_BYTES + 4 * LENT] = np.ones(LENT, np.float32).tobytes()
+        post(trio, other, 0, MAPPED, BOARD_BYTES)
+    while trio.word(0, 0, 0)[0] & 255 != 2:  # until its slice is there
+        assert trio.wait(0, run, 0.001) == PENDING
+    trio.word(0, 0, 3)[0] = PRIVATE_BIT | 8
+    for other in (1, 2):
+        trio.word(other, 0, 3)[0] = BOARD_BYTES
+        trio.word(other, 0, 0)[0] = 1 << 8 | TAKEN
+    assert trio.wait(0, run) == DONE
+    assert (out[: LENT // 3] == 3).all()
+    assert (out[LENT // 3 :] == 1).all()
+
+
+def test_memory_that_an_operation_has_is_not_given_back(trio: Host) -> None:
+    x, out = np.ones(LENT, np.float32), np.zeros(LENT, np.float32)
+    run = trio.submit(0, made("all_reduce", "sum", np.float32, LENT, 3), 0, x, out)
+    while trio.word(0, 0, 0)[0] == 0:  # until it is copied
+        assert trio.wait(0, run, 0.001) == PENDING
+    for rank in range(3):  # as if all were far beyond it
+        trio.word(rank, 0, 2)[0] = 100 << 8
+    assert trio.boards[0].take_places(False) == []
+    trio.engines[0].cancel(run)
+    assert len(trio.boards[0].take_places(False)) == 1
+
+
+@pytest.mark.parametrize("ended_by", ["cancelled", "lost"])
+def test_memory_is_not_given_up_while_a_rank_of_this_process_reads_it(ended_by: str) -> None:
+    host, count = Host(2), 8 << 20
+    in_one_process(host)
+    what = made("all_gather", None, np.float32, count, 2)
+    arrays = [(np.ones(count, np.float32), np.zeros(2 * count, np.float32)) for _ in range(2)]
+    runs = [host.submit(rank, what, 0, *arrays[rank], priority=rank) for rank in range(2)]
+    while host.word(0, 0, 0)[0] & 255 < TAKEN:  # the first is done, but for the second
+        assert runs[0].state == PENDING
+    if ended_by == "cancelled":
+        assert not host.engines[0].cancel(runs[0]) or runs[1].state == DONE
+    else:
+        host.boards[0].lose()
+        assert runs[0].state != LOST or runs[1].state != PENDING
+    assert host.wait(1, runs[1]) in (DONE, LOST)
+    assert host.wait(0, runs[0]) != PENDING
+    host.close()
+
+
+def garbage(host: Host, rng: random.Random, number: int) -> None:
+    """Write over a word of a row, of any rank: with any bits, or with others that mean something."""
+    rank, index = rng.randrange(host.size), rng.randrange(4)
+    told = (number + 1) << 8
+    means = [
+        [told | rng.choice([0, 1, 2, 3, 255]), 0],
+        [rng.randrange(0, 8192), BOARD_BYTES + rng.randrange(1 << 16), len(host.segments[0]) - rng.randrange(64), 8],
+        [told | rng.randrange(8), (number + rng.randrange(100)) << 8],
+        [BOARD_BYTES + rng.randrange(1 << 16), PRIVATE_BIT | rng.randrange(1 << 12), len(host.segments[0])],
+    ]
+    host.word(rank, number, index)[0] = rng.choice([*means[index], rng.getrandbits(64)])
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
+def test_garbage_while_operations_are_under_way(seed: int) -> None:
+    """Ranks get wrong numbers, states, or no end; nothing beside their results is written, and nothing crashes."""
+    rng, host, over = random.Random(seed), Host(3), threading.Event()
+    if seed % 2:
+        in_one_process(host)
+    number = 0
+
+    def write() -> None:
+        own = random.Random(seed + 1)
+        while not over.wait(own.choice([0.0, 1e-4])):
+            garbage(host, own, max(0, number - own.randrange(2)))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for number in range(60):
+        count = 3 * rng.choice([1, 2, 500, 6_000, LENT, 120_000])
+        dtype = rng.choice([np.float32, np.float16, ml_dtypes.bfloat16, np.complex64])
+        kind, op = rng.choice([("all_reduce", "sum"), ("reduce_scatter", "sum"), ("all_gather", None)])
+        what = made(kind, op, dtype, count, 3)
+        rooms = [np.full(int(np.prod(what.result_at(rank))) + 2, 7, dtype) for rank in range(3)]
+        xs = [np.ones(count, dtype) for _ in range(3)]
+        runs = [host.submit(rank, what, number, xs[rank], rooms[rank][1:-1]) for rank in range(3)]
+        for rank, run in enumerate(runs):
+            if host.wait(rank, run, 0.005) == PENDING and not host.engines[rank].cancel(run):
+                host.wait(rank, run)
+        if rng.randrange(8) == 0:
+            host.boards[rng.randrange(3)].take_places(False)
+        assert all(room[0] == room[-1] == 7 for room in rooms)
+        assert all((x == 1).all() for x in xs)
+    over.set()
+    writer.join()
+    host.close()

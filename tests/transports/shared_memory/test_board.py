@@ -1,23 +1,32 @@
-"""Boards that are closed, and how long a process looks for others before it sleeps."""
+"""Boards and shelves in shared memory, and how the event loop hears of messages or looks for them."""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from pathlib import Path
+from queue import SimpleQueue
 
+import numpy as np
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports import LinkLostError
 from transports.matching.protocol import BROKEN_PROTOCOL
+from transports.patience import Patience
 from transports.shared_memory import transport
 from transports.shared_memory.board import Board
+from transports.shared_memory.engine import bells
+from transports.shared_memory.segment import Heap, Shelf, make_releaser
 from transports.shared_memory.transport import polling_rule
 
-from ..efa.processes import opened
+from ..efa.processes import TIMEOUT_S, opened, run
 from .processes import Host
+
+# -- boards that are closed, and how long a process looks for others before it sleeps ----------------------------------
 
 
 async def test_a_closed_board_leaves_nothing() -> None:
@@ -112,3 +121,166 @@ def test_others_are_let_run_where_they_can_be(
     monkeypatch.setattr(transport, "AUTOGROUP", switch)
     monkeypatch.setattr(os, "getsid", lambda pid: session if pid else 0)
     assert polling_rule(others, 2) == expected
+
+
+# -- the event loop hears of messages whenever they come: while it is awake, asleep, or about to sleep -----------------
+
+PASSES = 300
+SLEEPERS, UNATTENDED, BY_LOOP = 1, 3, 2  # see native/engine.h
+
+
+def test_no_message_is_overlooked_whenever_it_comes() -> None:
+    async def main() -> int:
+        host, came = Host(), 0
+        async with opened(host.transports):
+            here, there = host.transports
+            due: SimpleQueue[int | None] = SimpleQueue()
+
+            def send() -> None:
+                for number in iter(due.get, None):
+                    data = np.array([number])
+                    there.engine.send(0, 5, 0, b"", None, 8, memoryview(data).cast("B"), 1 << 32 | 0, 0, None)
+
+            thread = threading.Thread(target=send)
+            thread.start()
+            out, end = np.zeros(1, int), here.wire(0)
+            for number in range(PASSES):
+                due.put(number)
+                for _ in range(number % 5):
+                    await trio.lowlevel.checkpoint()
+                await end.recv_into(1, 5, out)
+                came += int(out[0] == number)
+            due.put(None)
+            thread.join(TIMEOUT_S)
+        return came
+
+    assert run(main) == PASSES
+
+
+def test_a_loop_that_sleeps_notices_a_message_though_a_thread_is_woken_that_does_not_sleep() -> None:
+    async def main() -> int:
+        host, data, out = Host(), np.array([7]), np.zeros(1, int)
+        async with opened(host.transports):
+            here, there = host.transports
+            words = bells(here._boards.segment.view).cast("I")
+
+            def send() -> None:
+                late = time.monotonic() + TIMEOUT_S
+                while words[UNATTENDED] != BY_LOOP and time.monotonic() < late:
+                    time.sleep(0.001)
+                words[SLEEPERS] = 7
+                there.engine.send(0, 5, 0, b"", None, 8, memoryview(data).cast("B"), 1 << 32 | 0, 0, None)
+
+            thread = threading.Thread(target=send)
+            thread.start()
+            await here.wire(0).recv_into(1, 5, out)
+            thread.join(TIMEOUT_S)
+        return int(out[0])
+
+    assert run(main) == 7
+
+
+# -- looking before sleeping is given up where it does not help, and tried again now and then --------------------------
+
+
+def waits(patience: Patience, count: int, *, come: bool) -> int:
+    """Wait so often, for others who would come while somebody looks or would not; return how often that looked."""
+    looked = 0
+    for _ in range(count):
+        if patience.take():
+            looked += 1
+            patience.learn(came=come)
+    return looked
+
+
+def test_it_looks_as_long_as_that_helps() -> None:
+    assert waits(Patience(), 100, come=True) == 100
+
+
+def test_after_three_times_in_vain_it_looks_every_sixteenth_time() -> None:
+    patience = Patience()
+    assert waits(patience, 3, come=False) == 3
+    assert waits(patience, 160, come=False) == 10
+
+
+def test_once_it_helps_again_it_looks_always() -> None:
+    patience = Patience()
+    waits(patience, 3, come=False)
+    assert waits(patience, 15, come=True) == 0
+    assert waits(patience, 100, come=True) == 100
+
+
+def test_where_somebody_else_needs_the_cores_it_is_given_up_for_longer() -> None:
+    patience = Patience()
+    assert patience.take()
+    patience.give_up()
+    assert [patience.take() > 0 for _ in range(64)] == [False] * 63 + [True]
+    patience.learn(came=True)
+    assert waits(patience, 100, come=True) == 100
+
+
+# -- what ranks hold together comes back when the last of them has dropped it ------------------------------------------
+
+PAGE = 4096
+
+
+def shelf_of(pages: int) -> tuple[Shelf, Heap, memoryview]:
+    memory = memoryview(bytearray(PAGE * (pages + 1)))
+    heap = Heap(PAGE, len(memory))
+    return Shelf(memory, heap), heap, memory
+
+
+def test_a_piece_comes_back_when_all_have_left() -> None:
+    shelf, _, memory = shelf_of(1)
+    start = shelf.loan(100, 2)
+    assert start == PAGE
+    leaves = [make_releaser(memory, start, 100, position) for position in range(2)]
+    leaves[1]()
+    assert shelf.take(PAGE) is None
+    leaves[0]()
+    assert shelf.take(PAGE) == start
+
+
+def test_a_piece_of_one_process_comes_back_when_it_is_given_back() -> None:
+    shelf, heap, _ = shelf_of(1)
+    start = shelf.take(PAGE)
+    assert start is not None
+    assert shelf.take(PAGE) is None
+    shelf.release(start)
+    assert shelf.take(PAGE) == start
+    assert heap.used_bytes == PAGE
+
+
+def test_words_lie_behind_what_is_held() -> None:
+    shelf, _, memory = shelf_of(1)
+    start = shelf.loan(13, 3)
+    assert start is not None
+    memory[start : start + 13] = bytes(range(13))
+    for position in range(3):
+        make_releaser(memory, start, 13, position)()
+    assert memory[start : start + 13] == bytes(range(13))
+
+
+def test_what_was_left_before_says_nothing_of_what_comes_after() -> None:
+    shelf, _, memory = shelf_of(1)
+    for _ in range(2):
+        start = shelf.loan(100, 1)
+        assert start is not None
+        assert shelf.loan(100, 1) is None
+        make_releaser(memory, start, 100, 0)()
+
+
+def test_who_needs_memory_gets_what_was_left() -> None:
+    shelf, _, memory = shelf_of(1)
+    start = shelf.loan(100, 1)
+    assert start is not None
+    assert shelf.take(PAGE) is None
+    make_releaser(memory, start, 100, 0)()
+    assert shelf.take(PAGE) == start
+
+
+@pytest.mark.parametrize(("nbytes", "lent"), [(1, 1), (PAGE + 1, 2), (9 * PAGE, 10), (33 * PAGE, 40), (64 * PAGE, 64)])
+def test_pieces_waste_at_most_a_quarter_beyond_a_page(nbytes: int, lent: int) -> None:
+    heap = Heap(0, 1 << 30)
+    heap.take(nbytes)
+    assert heap.used_bytes == lent * PAGE

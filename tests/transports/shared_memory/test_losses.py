@@ -1,4 +1,4 @@
-"""A process that dies is noticed by who waits for it, who reads its memory, and whose memory it was reading."""
+"""Losses, links and limits of shared memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from unittest.mock import Mock
 import pytest
 import trio
 
-from transports import LinkLostError, TransportError
+from transports import LinkLostError, Request, TransportError
 from transports.shared_memory import SharedMemory, joining
+from transports.shared_memory.joining import MemoryJoining
+from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.segment import Segment
 
 from ..efa.processes import SECRET, Lines, run
+from ..promises import leaves_at_once
 from .other import LONG_BYTES
-from .processes import Host
+from .processes import Host, opened
+
+# -- A process that dies is noticed by who waits for it, who reads its memory, and whose memory it was reading ---------
 
 OTHER = Path(__file__).with_name("other.py")
 
@@ -143,3 +148,69 @@ async def test_processes_of_other_hosts_are_refused_by_name(monkeypatch: pytest.
             nursery.start_soon(look, transport)
     unreached = "cannot be reached through the memory of this host; use sockets (efa)"
     assert refusals == {f"process 0 {unreached}", f"process 1 {unreached}"}
+
+
+# -- packets leave one after the other, also those that are sent because another one has been --------------------------
+
+
+@pytest.mark.slow
+async def test_what_is_sent_as_another_packet_leaves_does_not_take_its_room() -> None:
+    host = Host()
+    async with opened(host.transports):
+        a, b = (transport.wire(rank) for rank, transport in enumerate(host.transports))
+        starter, packets, over = a.route(1), 0, trio.Event()
+
+        def fill(_: Request | None) -> None:
+            nonlocal packets
+            packets += 1
+            while leaves_at_once(a, 1, 5, b"much of it"):
+                packets += 1
+
+        def fill_again(call: Request) -> None:
+            fill(call)
+            over.set()
+
+        fill(None)
+        starter.begin_send(1, 6, b"queued", done=fill_again)
+        await b.recv_into(0, 6, bytearray(6))
+        await over.wait()
+        for _ in range(packets):
+            await b.recv_into(0, 5, bytearray(10))
+
+
+# -- the memory of a container, with the files of control groups of both versions --------------------------------------
+
+MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/\n", {"memory.max": "67108864\n"}, 1 << 26),
+        ("0::/\n", {"memory.max": "max\n"}, MACHINE_BYTES),
+        ("0::/job/rank\n", {"job/memory.max": "67108864\n", "job/rank/memory.max": "max\n"}, 1 << 26),
+        ("0::/outside/this\n", {"memory.max": "67108864\n"}, 1 << 26),
+        ("3:cpu:/\n2:memory:/docker/7\n", {"memory/memory.limit_in_bytes": "67108864\n"}, 1 << 26),
+        ("2:memory:/\n", {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"}, MACHINE_BYTES),
+        (None, {}, MACHINE_BYTES),
+    ],
+)
+@pytest.mark.everyday(7)
+def test_the_smallest_limit_counts(tmp_path: Path, groups: str | None, files: dict[str, str], limit: int) -> None:
+    if groups is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert memory_bytes(tmp_path) == limit
+
+
+def test_a_segment_is_a_share_of_half_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transports.shared_memory.joining.memory_bytes", lambda: 1 << 28)
+    joining = MemoryJoining.__new__(MemoryJoining)
+    joining.members, joining._limit_bytes = 2, None
+    segment = joining._make_segment()
+    assert segment.nbytes == 1 << 26
+    segment.view.release()
