@@ -48,7 +48,7 @@ if _is_command and _signal.getsignal(_signal.SIGINT) is _signal.default_int_hand
 _only_reads = (_is_command and _sys.argv[1:2] == ["why"]) or f"{__name__}.timeline.files.children" in _sys.orig_argv
 
 if TYPE_CHECKING or not _only_reads:  # half of the time of a command that only reads files
-    from .hints import hidden_package as _hidden_package
+    from .hints import find_shadowed_package as _hidden_package
 
     if _hidden := _hidden_package():
         raise SystemExit(f"overlap: {_hidden}") if _is_command else ImportError(_hidden)
@@ -143,9 +143,9 @@ def __getattr__(name: str) -> object:
     if name == "ray" or (_only_reads and _find_spec(f".{name}", __name__)):  # an extra; `from . import name`
         return import_module(f".{name}", __name__)
     if name not in _LOADED_WHEN_USED:
-        from .hints import missing
+        from .hints import missing_name_error
 
-        raise missing(name)
+        raise missing_name_error(name)
     return getattr(import_module(f".{_LOADED_WHEN_USED[name]}", __name__), name)
 
 

@@ -17,7 +17,7 @@ import trio
 from .config import ARGUMENT, RunConfig, resolve_config
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
-from .hints import suggesting
+from .hints import suggest_arguments
 from .processes.real_time import find_cluster, run_ranks, single_process_setup
 from .processes.trace_writer import TraceWriter
 from .runtime.ending import ended_by_its_loop
@@ -46,7 +46,7 @@ _engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
 _LAUNCHER_VARIABLES = {"OVERLAP_NODE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}
 
 
-@suggesting
+@suggest_arguments
 def run(
     main: Callable[[Rank, *Args], Awaitable[T]],
     *args: *Args,
@@ -124,7 +124,7 @@ def run(
         raise interrupt from None
 
 
-@suggesting
+@suggest_arguments
 async def run_async(
     main: Callable[[Rank, *Args], Awaitable[T]],
     *args: *Args,

@@ -69,7 +69,7 @@ def close_name(name: str, candidates: Iterable[str], words: Mapping[str, str] = 
     return next(iter(get_close_matches(name, names, n=1)), None)
 
 
-def missing(name: str) -> AttributeError:
+def missing_name_error(name: str) -> AttributeError:
     """Return the error of a name that `overlap` does not have, and of the namespace that has it, if one does."""
     message = f"module {__package__!r} has no attribute {name!r}"
     if not name.startswith("_"):
@@ -79,7 +79,7 @@ def missing(name: str) -> AttributeError:
     return AttributeError(message, name=name, obj=sys.modules[__package__])
 
 
-def hidden_package(path: Sequence[str] | None = None) -> str | None:
+def find_shadowed_package(path: Sequence[str] | None = None) -> str | None:
     """Return a sentence on the file or folder that Python would import in place of a package of ours; None without one.
 
     Args:
@@ -122,7 +122,7 @@ def _arguments_of_function(error: BaseException, function: str) -> Iterable[str]
     return []
 
 
-def plainly_named(kind: type[T]) -> type[T]:
+def hide_class_name(kind: type[T]) -> type[T]:
     """Rename the public methods of a class without its name, because errors show it and users do not know it."""
     for name, value in vars(kind).items():
         if inspect.isfunction(value) and not name.startswith("_"):
@@ -130,7 +130,7 @@ def plainly_named(kind: type[T]) -> type[T]:
     return kind
 
 
-def suggesting(call: Callable[P, T]) -> Callable[P, T]:
+def suggest_arguments(call: Callable[P, T]) -> Callable[P, T]:
     """Return the function with errors that suggest a name for an unknown keyword argument, as in Python 3.13."""
     names = [each.name for each in inspect.signature(call).parameters.values()]
     usual = frozenset(names)

@@ -29,7 +29,7 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 @lru_cache(maxsize=256)
-def unlisted(text: str, limit: int = LIMIT) -> tuple[int, ...]:
+def parse_rank_list(text: str, limit: int = LIMIT) -> tuple[int, ...]:
     """Read a list that `listed` wrote, at most `limit` ranks; blanks do not matter.
 
     Raises:

@@ -246,7 +246,7 @@ def _plans_are_forgotten() -> Iterator[None]:
     yield
     modules = [sys.modules.get(f"overlap.cost.{name}") for name in ("candidates", "select")]
     caches = [
-        getattr(module, name) for module, name in zip(modules, ("candidates", "_cached_plan"), strict=True) if module
+        getattr(module, name) for module, name in zip(modules, ("list_options", "_cached_plan"), strict=True) if module
     ]
     if any(cache.cache_info().currsize > _MANY_PLANS for cache in caches):
         for cache in caches:

@@ -28,19 +28,19 @@ class Axis:
     partners: tuple[int, ...]  # per index of the (ascending) group, the rank at the other end
 
 
-def by_device(cluster: RankMap, ranks: Iterable[int]) -> Devices:
+def group_by_device(cluster: RankMap, ranks: Iterable[int]) -> Devices:
     """Return ranks by their device; devices and ranks ascending.
 
     Raises:
         TopologyError: if there is no rank, or one that does not exist.
     """
-    by_device: dict[int, list[int]] = {}
+    group_by_device: dict[int, list[int]] = {}
     for rank in sorted(set(ranks)):
         place = cluster.place(rank)
-        by_device.setdefault(place.node * cluster.devices_per_node + place.device, []).append(rank)
-    if not by_device:
+        group_by_device.setdefault(place.node * cluster.devices_per_node + place.device, []).append(rank)
+    if not group_by_device:
         raise TopologyError("a group needs at least one rank, found none; pass ranks")
-    return {device: tuple(members) for device, members in by_device.items()}
+    return {device: tuple(members) for device, members in group_by_device.items()}
 
 
 def rings(cluster: RankMap, ranks: Iterable[int]) -> tuple[Cycle, ...]:
@@ -54,7 +54,7 @@ def rings(cluster: RankMap, ranks: Iterable[int]) -> tuple[Cycle, ...]:
     Returns:
         No ring at all where the wires hold none, as on a chain: see `ring_order`.
     """
-    devices = by_device(cluster, ranks)
+    devices = group_by_device(cluster, ranks)
     per_unit = [_unit_rings(cluster, unit) for unit in _devices_by_unit(cluster, devices)]
     joined = (tuple(device for part in parts for device in part) for parts in zip(*per_unit, strict=False))
     return tuple(tuple(rank for device in ring for rank in devices[device]) for ring in joined)
@@ -69,7 +69,7 @@ def ring_order(cluster: RankMap, ranks: Iterable[int]) -> Cycle:
     """
     if disjoint_rings := rings(cluster, ranks):
         return disjoint_rings[0]
-    devices = by_device(cluster, ranks)
+    devices = group_by_device(cluster, ranks)
     order: list[int] = []
     for unit in _devices_by_unit(cluster, devices):
         graph = _neighbour_graph(cluster, unit)
@@ -149,7 +149,7 @@ def grid(cluster: RankMap, ranks: Iterable[int]) -> Grid | None:
         None if the devices fill no box, are not wired as a grid, hold different numbers of the ranks, or lie in
         several units.
     """
-    devices = by_device(cluster, ranks)
+    devices = group_by_device(cluster, ranks)
     even = len({len(members) for members in devices.values()}) == 1
     return _find_grid(cluster, list(devices)) if even and len(_devices_by_unit(cluster, devices)) == 1 else None
 
@@ -165,7 +165,7 @@ def _find_grid(cluster: RankMap, devices: list[int]) -> Grid | None:
     size = 1
     for axis, side in enumerate(sides):
         size *= len(side)
-        if not _walkable(side, full.dims[axis], wraps=full.wraps[axis]):
+        if not _can_walk(side, full.dims[axis], wraps=full.wraps[axis]):
             return None
     axes = [axis for axis, side in enumerate(sides) if len(side) > 1]
     if size != len(devices):
@@ -174,7 +174,7 @@ def _find_grid(cluster: RankMap, devices: list[int]) -> Grid | None:
     return Grid(dims=tuple(len(sides[axis]) for axis in axes), wraps=tuple(wraps))
 
 
-def _walkable(side: list[int], length: int, *, wraps: bool) -> bool:
+def _can_walk(side: list[int], length: int, *, wraps: bool) -> bool:
     """Whether devices follow each other along a side; two at its ends do if it wraps."""
     around = wraps and len(side) == 2 and side[1] - side[0] == length - 1
     return around or side == list(range(side[0], side[0] + len(side)))
@@ -190,7 +190,7 @@ def hypercube_axes(cluster: RankMap, ranks: Iterable[int]) -> tuple[Axis, ...]:
         TopologyError: unless the group is a power of two and takes equally many ranks of each device and devices of
             each node.
     """
-    devices = by_device(cluster, ranks)
+    devices = group_by_device(cluster, ranks)
     group = [rank for members in devices.values() for rank in members]
     per_node: dict[int, int] = {}
     for device in devices:

@@ -210,11 +210,11 @@ def _rule_error(cluster: RankMap, finding: Finding) -> TopologyError:
         rule=rule.id,
         rule_text=rule.text,
         source=rule.source,
-        nearest=nearest(cluster, group),
+        nearest=nearest_groups(cluster, group),
     )
 
 
-def nearest(cluster: RankMap, group: Local) -> tuple[Local, ...]:
+def nearest_groups(cluster: RankMap, group: Local) -> tuple[Local, ...]:
     """Return at most three legal groups nearest in size to a group and, among equal sizes, with most ranks of it.
 
     Candidates are runs of consecutive ranks and the sets that rules name, on the nodes of the group, on its first

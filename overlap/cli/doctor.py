@@ -72,46 +72,46 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    results = list(findings())
+    results = list(run_checks())
     found = {"findings": [asdict(result) for result in results]}
-    show(args, lambda: found, lambda: page(results, page_width()), version=2)
+    show(args, lambda: found, lambda: page_lines(results, page_width()), version=2)
     return int(any(result.state == "wrong" for result in results))
 
 
-def page(findings: Sequence[CheckResult], width: int) -> Iterator[str]:
+def page_lines(run_checks: Sequence[CheckResult], width: int) -> Iterator[str]:
     """Yield the lines of the page: one finding after the other, and their count.
 
     Args:
         findings: The findings.
         width: Columns of the page.
     """
-    for finding in findings:
+    for finding in run_checks:
         first = f"{_MARKS[finding.state]:<6}{finding.subject:<{_LABEL - 6}}"
         yield from wrapped(finding.text, width, first=first if first.endswith(" ") else f"{first} ", rest=" " * _LABEL)
         if finding.fix:
             yield f"{' ' * _LABEL}fix: {finding.fix}"
-    counted = Counter(finding.state for finding in findings)
+    counted = Counter(finding.state for finding in run_checks)
     yield ""
     yield ", ".join(f"{counted[state]} {state}" for state in _MARKS if counted[state])
 
 
-def findings() -> Iterator[CheckResult]:
+def run_checks() -> Iterator[CheckResult]:
     """Yield the findings about software, machine, network, settings and records."""
     text = f"{sys.version.split()[0]}, {sys.executable}; overlap {version()} in {Path(__file__).parents[2]}"
     yield CheckResult(subject="python", state="good", text=text)  # an older one cannot read this file
     with suppress(metadata.PackageNotFoundError):  # a checkout that is not installed
-        yield from packages(metadata.requires("overlap") or [], metadata.version)
-    yield from shadowing(sys.path)
-    yield cores(len(os.sched_getaffinity(0)), os.getloadavg()[0], _granted_cores())
-    yield engine_finding(BUILT)
-    yield limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    yield sockets()
+        yield from check_packages(metadata.requires("overlap") or [], metadata.version)
+    yield from check_shadowing(sys.path)
+    yield check_cores(len(os.sched_getaffinity(0)), os.getloadavg()[0], _granted_cores())
+    yield check_engine(BUILT)
+    yield check_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield check_sockets()
     yield from (CheckResult(subject="setting", state="note", text=text) for text in unknown_variables())
     folder = os.environ.get("OVERLAP_FLIGHT_DIR")
-    yield records(Path(folder) if folder else default_folder())
+    yield check_records(Path(folder) if folder else default_folder())
 
 
-def packages(requirements: Sequence[str], installed: Callable[[str], str]) -> Iterator[CheckResult]:
+def check_packages(requirements: Sequence[str], installed: Callable[[str], str]) -> Iterator[CheckResult]:
     """Yield a finding for all packages that are there, and one for each that is not, or too old.
 
     Args:
@@ -143,7 +143,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, leading[0].split("."))) if leading else ()
 
 
-def shadowing(path: Sequence[str]) -> Iterator[CheckResult]:
+def check_shadowing(path: Sequence[str]) -> Iterator[CheckResult]:
     """Yield a finding for each package of the path that has one of our names and is not ours.
 
     Args:
@@ -164,7 +164,7 @@ def _granted_cores() -> float | None:
     return None
 
 
-def cores(usable: int, load: float, quota: float | None) -> CheckResult:
+def check_cores(usable: int, load: float, quota: float | None) -> CheckResult:
     """Return the finding about cores.
 
     Args:
@@ -181,7 +181,7 @@ def cores(usable: int, load: float, quota: float | None) -> CheckResult:
     return CheckResult(subject="cores", state="slow" if load > usable else "good", text=text)
 
 
-def engine_finding(built: bool) -> CheckResult:
+def check_engine(built: bool) -> CheckResult:
     """Return the finding about the C engine for shared memory, which is slow if it is not `built`."""
     if built:
         return CheckResult(subject="host engine", state="good", text="is compiled: it joins processes of this host")
@@ -190,14 +190,14 @@ def engine_finding(built: bool) -> CheckResult:
     return CheckResult(subject="host engine", state="slow", text=text, fix=fix)
 
 
-def limits(files: int) -> CheckResult:
+def check_limits(files: int) -> CheckResult:
     """Return the finding about limits of the shell: `files` descriptors that a process may have open."""
     few = 0 <= files < _LEAST_FILES  # RLIM_INFINITY is negative
     text, fix = f"{files if files >= 0 else 'any number of'} open files", f"ulimit -n {_LEAST_FILES}" if few else ""
     return CheckResult(subject="limits", state="note" if few else "good", text=text, fix=fix)
 
 
-def sockets() -> CheckResult:
+def check_sockets() -> CheckResult:
     """Return the finding about TCP on the loopback address, which is tried once."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -208,7 +208,7 @@ def sockets() -> CheckResult:
     return CheckResult(subject="sockets", state="good", text="TCP works")
 
 
-def records(folder: Path) -> CheckResult:
+def check_records(folder: Path) -> CheckResult:
     """Return the finding about flight records in a folder, of processes that do not run."""
     sizes = list[int]()
     for path in folder.glob(f"*{ENDING}"):

@@ -23,7 +23,7 @@ from ..kernel_facts import oom_kills
 from ..launch.jobs import LaunchSpec
 from ..launch.launcher import LaunchOutcome, launch
 from ..launch.memory_folder import memory_folder
-from ..launch.verdict import INTERRUPTED, card, culprit, exit_code
+from ..launch.verdict import INTERRUPTED, card, exit_code, find_culprit
 from ..notice import notify, write_stderr
 from ..processes.launchers import is_loopback
 from ..processes.place import DEFAULT_JOB, LONGEST_JOB, find_place, without_membership
@@ -154,7 +154,7 @@ def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
         kept = next((note for note in notes if note.startswith("; ")), "")
         notify("\n".join([f"{_SIGNALS[outcome.asked]}{kept}", *_rank_states(outcome)]))
         return 128 + outcome.asked
-    guilty = culprit(outcome.endings)
+    guilty = find_culprit(outcome.endings)
     if guilty is None:
         return 0
     signs: list[str] = []

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from .. import trace_files
 from ..errors import UsageError
-from ..hints import hidden_package
+from ..hints import find_shadowed_package
 from ..notice import notify
 from ..processes.place import find_place
 from .parser import Parser
@@ -63,7 +63,7 @@ def named_program(args: argparse.Namespace, *, command: str) -> Program:
             raise UsageError(f"{command}: name a SCRIPT, or -m MODULE (`overlap {command} --help` explains)")
         _check_script(name, command)
         folder, program = os.path.dirname(os.path.realpath(name)), partial(runpy.run_path, name, run_name="__main__")
-    if not sys.flags.safe_path and (hidden := hidden_package([folder])):
+    if not sys.flags.safe_path and (hidden := find_shadowed_package([folder])):
         raise UsageError(f"{command}: {hidden}")  # the program would import it in place of a package of ours
     return partial(_with_argv, [name, *arguments], folder, program)
 

@@ -96,15 +96,15 @@ def main(args: argparse.Namespace) -> int:
     looks = Looks(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
     try:
         if args.once:
-            console.print(picture(looks.take(), world, console))
+            console.print(draw_window(looks.take(), world, console))
         elif drawn:
             with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
                 while world.lives:
-                    live.update(picture(looks.take(), world, console), refresh=True)
+                    live.update(draw_window(looks.take(), world, console), refresh=True)
                     looks.pause()
         else:
             while looks.pause():
-                print(f"overlap: {strftime('%H:%M:%S', localtime())} {brief(looks.take())}", flush=True)
+                print(f"overlap: {strftime('%H:%M:%S', localtime())} {summary_line(looks.take())}", flush=True)
     except KeyboardInterrupt:
         pass
     finally:
@@ -143,7 +143,7 @@ class Looks:
         start_s, now_ns = process_time(), time_ns()
         tables = {table.rank: table for record in self._world.processes for table in record.ranks()}
         timeline = timeline_of_records(list(tables.values()), now_ns, self._world.about.world_size)
-        found = measure(timeline, tables, (now_ns - round(self._every_s * 1e9), now_ns))
+        found = measure_window(timeline, tables, (now_ns - round(self._every_s * 1e9), now_ns))
         self._spent_s = process_time() - start_s
         return found
 
@@ -156,7 +156,7 @@ class Looks:
         return self._world.lives
 
 
-def measure(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int, int]) -> WindowFigures:
+def measure_window(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int, int]) -> WindowFigures:
     """Return the figures of ranks in a window, which ends now."""
     columns, low_ns, in_flight, doing = timeline.columns, dict[int, int](), dict[int, int](), dict[int, str]()
     for rank, rows in columns.rows_by_rank(columns.rank >= 0).items():
@@ -182,7 +182,7 @@ def measure(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int,
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def brief(look: WindowFigures) -> str:
+def summary_line(look: WindowFigures) -> str:
     """Return a look in one line: the step, shares of the ranks' time, and the rank that others waited for most."""
 
     def total_ns(name: str) -> int:
@@ -202,11 +202,11 @@ def brief(look: WindowFigures) -> str:
     return f"{text}; waited for: {known[0]}, {known[0].waited_ns / waited_ns:.0%} of all waiting"
 
 
-def picture(look: WindowFigures, world: RunningWorld, console: Console) -> Group:
+def draw_window(look: WindowFigures, world: RunningWorld, console: Console) -> Group:
     """Return a look as text: what runs, the line of `brief`, and a row for each rank, or for ranks that are alike."""
     about, program = world.about, os.path.basename(world.about.script) or "a program"
     title = f"{program}: {about.world_size} ranks in {world.where}, {format_s(world.age_s)}; job {about.job}"
-    lines = [Text(title, style="bold"), *map(Text, brief(look).split("; ", 1))]
+    lines = [Text(title, style="bold"), *map(Text, summary_line(look).split("; ", 1))]
     if not look.rows:
         return Group(*lines)
     unit, unit_ns = figure_unit(max(row.wall_ns for row in look.rows))
@@ -298,7 +298,7 @@ _HEADS = ("job", "program", "ranks", "processes", "step", "for/s", "process ids"
 def _print_list() -> None:
     """Print all worlds of the user on this host as a table."""
     rows = []
-    for world in running():
+    for world in find_running_worlds():
         rows.append(world.cells())
         world.close()
     if not rows:
@@ -307,7 +307,7 @@ def _print_list() -> None:
     print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], whole=[0])))
 
 
-def running() -> list[RunningWorld]:
+def find_running_worlds() -> list[RunningWorld]:
     """Return the worlds that run here, the newest first; the caller closes them.
 
     Their records are in the default folder, which has links to those in folders of `--flight-dir`, and in
@@ -332,7 +332,7 @@ def find_world(name: str | None) -> RunningWorld:
     Raises:
         UsageError: There is none, or the program has several.
     """
-    worlds = running()
+    worlds = find_running_worlds()
     fitting = [world for world in worlds if name in (None, world.about.job, *world.pids)]
     of_program = [] if fitting or name is None else [world for world in worlds if world.runs_program(name)]
     if len({world.about.job for world in of_program}) < 2:

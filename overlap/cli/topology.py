@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 
 from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
-from topology.picture import draw, paragraph
+from topology.picture import draw, wrap_paragraph
 
 from .options import add_options, shared_option
 from .output import page_width, show
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
     machine = cluster(args.machine, **size)
     if args.group is not None:
         ranks = parse_ranks(args.group)
-        verdict = judgement(machine, ranks)
+        verdict = judge_group(machine, ranks)
         return (
             show(args, lambda: verdict, partial(_group_lines, machine, ranks)) or (not verdict["legal"]) * ILLEGAL_EXIT
         )
@@ -93,7 +93,7 @@ def _group_lines(machine: Cluster, ranks: tuple[int, ...]) -> Iterator[str]:
         yield f"warning: rule {finding.rule.id}: {finding.rule.text} [{finding.rule.source}]"
 
 
-def judgement(machine: Cluster, ranks: tuple[int, ...]) -> dict[str, object]:
+def judge_group(machine: Cluster, ranks: tuple[int, ...]) -> dict[str, object]:
     """Return the verdict on a group for JSON."""
     findings = machine.judge(ranks)
     nearest: tuple[tuple[int, ...], ...] = ()
@@ -164,10 +164,10 @@ def _groups_text(machine: Cluster, width: int) -> str:
     for size, groups in _legal_groups(machine).items():
         more = f" | ... {len(groups)} in all" if len(groups) > _LISTED_GROUPS else ""
         listed = f"{' | '.join(map(format_ranks, groups[:_LISTED_GROUPS]))}{more}"
-        lines += paragraph(listed, width, first=f"  {size:>3} ranks: ", rest=" " * 13)
+        lines += wrap_paragraph(listed, width, first=f"  {size:>3} ranks: ", rest=" " * 13)
     for rule in machine.rules:
         sentence = f"rule {rule.id} ({rule.severity}): {rule.text} [{rule.source}]"
-        lines += paragraph(sentence, width, first="  ", rest="    ")
+        lines += wrap_paragraph(sentence, width, first="  ", rest="    ")
     return "\n".join(lines)
 
 
@@ -177,7 +177,7 @@ def _rings_text(machine: Cluster, width: int) -> str:
     lines = ["disjoint rings of devices in a node, each usable both ways:" if inside else "no ring of wires in a node"]
     for ring in inside:
         devices = dict.fromkeys(machine.place(rank).device for rank in ring)
-        lines += paragraph(" ".join(map(str, devices)), width, first="  ", rest="    ")
+        lines += wrap_paragraph(" ".join(map(str, devices)), width, first="  ", rest="    ")
     if machine.servers > 1:
         coupled = range(machine.servers * machine.ranks_per_node)
         lines.append(f"{len(machine.rings(coupled))} through all {machine.servers} servers")

@@ -22,7 +22,7 @@ from .tablewriter import TableWriter, adjacent_runs
 Columns: TypeAlias = dict[str, NDArray[np.integer]]
 
 
-def pipeline(schedule: Schedule, phases: Sequence[int], slices: int) -> Schedule:
+def pipeline_phases(schedule: Schedule, phases: Sequence[int], slices: int) -> Schedule:
     """Return the schedule on data cut in slices: while a slice is in one phase, the next one is in the phase before.
 
     Every phase gets channels of its own, so that phases over different links run side by side.
@@ -36,7 +36,7 @@ def pipeline(schedule: Schedule, phases: Sequence[int], slices: int) -> Schedule
     starts = np.asarray(phases, np.int32)
     longest = int(np.diff(np.append(starts, schedule.steps)).max())
     k = schedule.slots_per_block
-    cells = single_slots(schedule)
+    cells = split_into_slots(schedule)
     phase = np.searchsorted(starts, cells["step"], side="right") - 1
     blocks = []
     for number in range(slices):
@@ -48,10 +48,10 @@ def pipeline(schedule: Schedule, phases: Sequence[int], slices: int) -> Schedule
         grouped = cells["group"] >= 0
         rows["group"] = np.where(grouped, cells["group"] * slices + number, -1)
         blocks.append(join_rows(rows))
-    return with_rows(schedule, blocks, slots_per_block=k * slices)
+    return replace_rows(schedule, blocks, slots_per_block=k * slices)
 
 
-def with_rows(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_block: int) -> Schedule:
+def replace_rows(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_block: int) -> Schedule:
     """Return a schedule with the same header and other rows."""
     table = TableWriter()
     for block in blocks:
@@ -67,7 +67,7 @@ def with_rows(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_block:
     )
 
 
-def single_slots(schedule: Schedule) -> Columns:
+def split_into_slots(schedule: Schedule) -> Columns:
     """Return the rows as rows of one slot each."""
     columns: Columns = {name: getattr(schedule, name) for name in COLUMNS}
     if (schedule.count == 1).all():
@@ -128,7 +128,7 @@ def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
     try:
         verify(result)
     except ScheduleError:  # rows of different lengths touch the same slots: a slice of one is not a slice of the other
-        single = with_rows(schedule, [single_slots(schedule)], slots_per_block=schedule.slots_per_block)
+        single = replace_rows(schedule, [split_into_slots(schedule)], slots_per_block=schedule.slots_per_block)
         result = slice_rows(single, slice_count(single, nbytes))
         verify(result)
     return result
@@ -144,7 +144,7 @@ def slice_rows(schedule: Schedule, slices: int) -> Schedule:
     if slices == 1:
         return schedule
     blocks = [_rows_of_slice(schedule, number, slices) for number in range(slices)]
-    return with_rows(schedule, blocks, slots_per_block=schedule.slots_per_block * slices)
+    return replace_rows(schedule, blocks, slots_per_block=schedule.slots_per_block * slices)
 
 
 def _rows_of_slice(schedule: Schedule, number: int, slices: int) -> Columns:

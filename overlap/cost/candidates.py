@@ -23,7 +23,7 @@ from .shortcut import short_cut_options
 
 
 @lru_cache(maxsize=4096)  # a mesh of a few thousand ranks has hundreds of groups, and they take turns
-def candidates(
+def list_options(
     op: str,
     cluster: Cluster,
     ranks: tuple[int, ...],
@@ -85,7 +85,7 @@ def group_parameters(geometry: Geometry, *, peer_direct: bool) -> CostParameters
     )
 
 
-def placed_on(cluster: Cluster, ranks: tuple[int, ...], request: Rounds, *, peer_direct: bool) -> Placed:
+def place_on_cluster(cluster: Cluster, ranks: tuple[int, ...], request: Rounds, *, peer_direct: bool) -> Placed:
     """Put rounds on a group of a machine, with the overheads of its collectives."""
     figures = group_parameters(Geometry(cluster=cluster, ranks=ranks), peer_direct=peer_direct)
     return on(place(cluster, ranks), request, parameters=figures)

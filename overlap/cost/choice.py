@@ -11,7 +11,7 @@ from ..collectives.kinds import Collective
 from ..collectives.schedule import IN_RANK_ORDER
 from ..errors import ScheduleError
 from .select import DIRECT, Plan, plan, size_class
-from .symmetry import congruence
+from .symmetry import congruence_key
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -95,7 +95,7 @@ class Choices:
         A full comparison takes ten times as long.
         """
         choose = partial(choose, programs_only=self._programs_only)
-        key = chosen_by, congruence(self._cluster, members)
+        key = chosen_by, congruence_key(self._cluster, members)
         algorithm = self._best.get(key)
         if algorithm is not None:
             return choose(algorithm=algorithm)

@@ -17,7 +17,7 @@ from ..collectives.generators.families import READINGS, SPREADING
 from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
 from ..collectives.schedule import ROOTED, Schedule
-from ..collectives.slicing import pipeline
+from ..collectives.slicing import pipeline_phases
 from .flat import WIDE, PlanRequest, expand, fitting_options, scatter_rings, too_wide
 from .geometry import Geometry
 from .option import Phased, Rejected
@@ -285,7 +285,7 @@ class _Levels:
         whole = make(gather=gather, scatter=scatter, gather_options=gather_options, rings=rings)
         scattering = scatter_steps(size, scatter, root, rings)
         steps = {Scope.HOME: (scattering,), Scope.INSIDE: (whole.steps - scattering,)}
-        return pipeline(whole, phase_starts(collective, steps), slices)
+        return pipeline_phases(whole, phase_starts(collective, steps), slices)
 
     def _two_level_table(self, names: _Names, slices: int) -> Schedule:
         """Generate the hierarchical table: the algorithms get the rings and options that fit the machine."""

@@ -34,7 +34,7 @@ class Crossing:
     s_per_byte: float  # time on the way out of that block
 
 
-def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> tuple[Crossing, ...]:
+def find_crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> tuple[Crossing, ...]:
     """Count the bytes that cross each level of a cluster's fabric.
 
     Args:
@@ -58,7 +58,7 @@ def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhas
 
 def block_exits(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int]) -> BlockExits:
     """Return the waits of an option for the ways out of blocks."""
-    crossed = crossings(cluster, ranks, option.parts)
+    crossed = find_crossings(cluster, ranks, option.parts)
     return BlockExits(
         s_per_byte=max((crossing.s_per_byte for crossing in crossed), default=0.0),
         held_up_s_per_byte=_held_up_s_per_byte(cluster, ranks, option.parts),

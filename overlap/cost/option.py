@@ -18,7 +18,7 @@ from ..errors import ScheduleError
 from .clocks import CostBreakdown
 from .parameters import CostParameters
 from .phase import PricedPhase
-from .pipeline import Uses, in_slices_s, uses
+from .pipeline import Uses, find_binding_uses, in_slices_s
 from .placed import Placed
 
 # Most slices of a flat schedule: twice as many would gain at most 1 / 64 of the time of the bytes.
@@ -278,7 +278,7 @@ class Phased(AlgorithmOption):
         if slices == 1:
             return sum(phases_s)
         if self._uses is None:
-            self._uses = uses(self.parts)
+            self._uses = find_binding_uses(self.parts)
         return in_slices_s(phases_s, slices, self._uses)
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:

@@ -22,7 +22,7 @@ def apart(phases: int) -> Uses:
     return tuple(tuple(float(row == column) for column in range(phases)) for row in range(phases))
 
 
-def uses(parts: Sequence[PricedPhase]) -> Uses:
+def find_binding_uses(parts: Sequence[PricedPhase]) -> Uses:
     """Return the uses of all resources that can bound the phases together, without resources that others dominate."""
     busy_s = [part.busy_s_per_slot for part in parts]
     busy = np.zeros((max(len(column_s) for column_s in busy_s), len(parts)))

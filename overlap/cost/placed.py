@@ -11,7 +11,7 @@ import numpy as np
 
 from ..collectives.placement import Floats, Ints, Placement, Routes, Wires
 from .parameters import IDEAL, CostParameters, by_kind
-from .processors import processors
+from .processors import processor_work
 from .rounds import Round, Rounds
 
 
@@ -275,7 +275,7 @@ def _place_round(
     # A message waits for the busier one of its two memories.
     busier = np.where((moving + adding)[round_.src] > (moving + adding)[round_.dst], round_.src, round_.dst)
     reducer = parameters.reduction_s_per_byte
-    work = processors(round_, wires.kind[routes.wire[start]], placement, parameters)
+    work = processor_work(round_, wires.kind[routes.wire[start]], placement, parameters)
     return PlacedRound(
         round=round_,
         latency_s=latency_s,

@@ -24,7 +24,7 @@ class ProcessorTime(NamedTuple):
     s_per_byte: Floats  # (cores,) time for each byte of a slot
 
 
-def processors(
+def processor_work(
     round_: Round, kind: NDArray[np.str_], placement: Placement, parameters: CostParameters
 ) -> ProcessorTime:
     """Return the time that a round takes of each processor; of none if ranks share none.
@@ -45,12 +45,12 @@ def processors(
     once_s = (np.bincount(src, message_s, size) + np.bincount(dst, message_s, size)) / 2
     once_s += parameters.wake_s * np.bincount(process[np.unique(round_.dst)], minlength=size)
     moved_s = (np.bincount(src, sent_s, size) + np.bincount(dst, sent_s, size)) / 2
-    own_s = np.bincount(process, _own_s(round_, parameters), size)
-    together_s = _together_s(moved_s[:, None] * share)
+    own_s = np.bincount(process, _memory_work_s(round_, parameters), size)
+    together_s = _sharing_time_s(moved_s[:, None] * share)
     return ProcessorTime(once_s @ share, (moved_s + own_s) @ share + (parameters.crowding - 1) * together_s)
 
 
-def _together_s(work_s: Floats) -> Floats:
+def _sharing_time_s(work_s: Floats) -> Floats:
     """Return (cores,) the time that processes take turns: the last one has the processor to itself.
 
     Args:
@@ -61,7 +61,7 @@ def _together_s(work_s: Floats) -> Floats:
     return together_s
 
 
-def _own_s(round_: Round, parameters: CostParameters) -> Floats:
+def _memory_work_s(round_: Round, parameters: CostParameters) -> Floats:
     """Return (size,) the time of copies and additions in each rank's memory, for each byte of a slot."""
     copied = round_.local if round_.beside is None else round_.local + round_.beside
     return parameters.copied_s_per_byte * copied + parameters.reduction_s_per_byte * (round_.added + round_.local_added)

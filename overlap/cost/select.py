@@ -215,14 +215,14 @@ def _cached_plan(
     plain: bool,
 ) -> Plan:
     """Price all options of a collective, and return the plan of the cheapest; for the arguments see `plan`."""
-    from .candidates import candidates
-    from .levels import crossings
+    from .candidates import list_options
+    from .levels import find_crossings
     from .parameters import is_measured, itemsize_bytes
 
     _check_request(op, nbytes, exact)
     itemsize_bytes(dtype)  # raises an error for an unknown dtype
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
-    options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact, plain)
+    options, rejected = list_options(op, cluster, group, root, pairs, peer_direct, algorithm, exact, plain)
     options = [option for option in options if option.tabled or not programs_only]
     library, lacking = "", options[:0]
     if not exact and not programs_only:
@@ -250,7 +250,7 @@ def _cached_plan(
         alternatives=_list_alternatives(sorted([*slower, *proposed[len(faster) :]], key=_total_s), rejected),
         library=library,
         proposals=_list_alternatives(faster, ()),
-        levels=crossings(cluster, group, best.parts),
+        levels=find_crossings(cluster, group, best.parts),
         option=best,
         runner_up=slower[0] if slower else None,
     )

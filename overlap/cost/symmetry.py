@@ -137,7 +137,7 @@ class EqualNodes:
 _MOST = 64
 
 
-def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes:
+def congruence_key(cluster: Cluster, ranks: Sequence[int]) -> bytes:
     """Return a digest that two groups share only if their placements are alike; exact up to 64 ranks.
 
     Alike means: from any rank to any other, in group order, messages of both groups cross as many wires, of the same
@@ -159,10 +159,10 @@ def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes:
     placement = place(cluster, ranks)
     src, dst = np.nonzero(~np.eye(len(ranks), dtype=np.bool_))
     routes = placement.routes(src, dst)
-    wires, wire = _in_order(routes.wire)
+    wires, wire = _distinct_in_order(routes.wire)
     kinds = placement.wires().kind[wires].astype("U16")
-    _, device = _in_order(placement.device)
-    _, node = _in_order(np.asarray(ranks, np.int64) // cluster.ranks_per_node)
+    _, device = _distinct_in_order(placement.device)
+    _, node = _distinct_in_order(np.asarray(ranks, np.int64) // cluster.ranks_per_node)
     return _digest(routes.first, wire, kinds, device, node, order)
 
 
@@ -174,7 +174,7 @@ def _move_to_front(cluster: Cluster, ranks: Sequence[int]) -> Ints:
     if cluster.wiring.complete and not shared_nics:
         node, local = np.divmod(group, cluster.ranks_per_node)
         device, core = np.divmod(local, cluster.ranks_per_device)
-        group = node * cluster.capacity_per_node + _in_order(device)[1] * cluster.ranks_per_device + core
+        group = node * cluster.capacity_per_node + _distinct_in_order(device)[1] * cluster.ranks_per_device + core
     return group
 
 
@@ -182,7 +182,7 @@ def _digest(*columns: NDArray[Any]) -> bytes:
     return hashlib.blake2b(b"/".join(column.tobytes() for column in columns), digest_size=16).digest()
 
 
-def _in_order(names: Ints) -> tuple[Ints, Ints]:
+def _distinct_in_order(names: Ints) -> tuple[Ints, Ints]:
     """Return distinct names in order of appearance, and the position of each name among them."""
     distinct, seen_at, inverse = np.unique(names, return_index=True, return_inverse=True)
     order = np.argsort(seen_at)

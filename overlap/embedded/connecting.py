@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
-from ..hints import suggesting
+from ..hints import suggest_arguments
 from ..processes.identity import JOIN_TIMEOUT_S
 from ..processes.place import LONGEST_JOB
 from ..processes.real_time import run_ranks
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import topology
 
 
-@suggesting
+@suggest_arguments
 def connect(
     rank: int,
     size: int,

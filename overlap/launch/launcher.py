@@ -17,7 +17,7 @@ import trio
 from ..errors import UsageError
 from ..kernel_facts import queued_ns, state_letter, waits_in_kernel
 from ..processes.place import member_variables
-from ..processes.secret import hand_over
+from ..processes.secret import write_to_nameless_file
 from ..processes.status import LONGEST_BYTES, Record, Status, read_record
 from ..signals import ASKING
 from ..survival.witness import has_survivor, newest_world
@@ -63,7 +63,7 @@ async def launch(spec: LaunchSpec) -> LaunchOutcome:
     with trio.open_signal_receiver(*handled) as signals, ExitStack() as resources:
         launcher = _Launcher(spec)
         try:
-            secret = hand_over(spec.secret)
+            secret = write_to_nameless_file(spec.secret)
             resources.callback(os.close, secret)
             several = spec.bind and len(spec.here) > 1
             shares = share_own_cores(len(spec.here)) if several else [frozenset[int]()] * len(spec.here)

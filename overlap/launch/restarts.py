@@ -25,7 +25,7 @@ from ..kernel_facts import oom_kills
 from ..state.saves import newest_step
 from .jobs import LaunchSpec
 from .launcher import LaunchOutcome, launch
-from .verdict import card, culprit, headline
+from .verdict import card, find_culprit, headline
 
 FUTILE = 3  # attempts without progress
 BAD_USAGE = 2  # exit code of a failure that would come again
@@ -124,7 +124,7 @@ def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) 
         killed = oom_kills()
         environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
         outcome = trio.run(launch, replace(spec, environ=environ, attempt=attempt))
-        guilty = culprit(outcome.endings)
+        guilty = find_culprit(outcome.endings)
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
         why = headline(card(guilty, oom_kills=oom_kills() - killed)).removeprefix(_OURS)

@@ -25,7 +25,7 @@ _INTERRUPTED_END = "was interrupted by a SIGINT that its launcher had not sent"
 _OURS = "overlap: "  # prefix of the line in which `overlap` itself names the failed rank
 
 
-def culprit(endings: Sequence[Job]) -> Job | None:
+def find_culprit(endings: Sequence[Job]) -> Job | None:
     """Return the ending that ended the job, or None if all went well.
 
     Args:

@@ -19,7 +19,7 @@ from transports import LinkLostError, Transport
 
 from ..errors import OverlapError, PeerLostError, in_one_line
 from ..notice import notify
-from ..ranklist import listed, unlisted
+from ..ranklist import listed, parse_rank_list
 from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.forms import pack_form
@@ -291,7 +291,7 @@ class ControlPlane:
     def _concerns(self, event: Waits | OperationFailed) -> bool:
         """Whether a rank here is a member of the group of an event."""
         try:
-            return not set(unlisted(event.members)).isdisjoint(self._placement[self._membership.member])
+            return not set(parse_rank_list(event.members)).isdisjoint(self._placement[self._membership.member])
         except ValueError as error:
             raise OverlapError(f"invalid ranks: {error}") from error
 

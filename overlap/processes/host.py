@@ -21,7 +21,7 @@ from .clock import CoordinatorClock
 from .identity import FRESH, RendezvousConfig, name_epoch
 from .link import ControlLink, MemberLinks, watch_silences
 from .members import Members, MembershipPhase
-from .sockets import format_endpoint, listen, tune
+from .sockets import format_endpoint, listen, set_socket_options
 from .wire import Join, MemberLost, MemberNotice, Message, Refused
 
 #: Functions that send a message to member 0, and that wait until everything sent has arrived and end the connections;
@@ -109,7 +109,7 @@ class Host(MemberLinks):
         stream = connection if tls is None else tls.wrap(connection, serving=True)
         try:
             async with stream:
-                tune(connection, self._config.patience.outage_s)
+                set_socket_options(connection, self._config.patience.outage_s)
                 hello = await self._shake_hands(stream)
                 if hello.epoch == self._hello.epoch or self._accepts_any_attempt(hello):
                     await self.serve_member(stream, address, hello.member)

@@ -26,7 +26,7 @@ from .identity import JoinError, RendezvousConfig, name_epoch
 from .launchers import is_loopback
 from .link import ControlLink, MemberLinks, watch_silences
 from .members import Client, News, View
-from .sockets import NoListenerError, format_endpoint, meet
+from .sockets import NoListenerError, dial_and_greet, format_endpoint
 from .wire import BLOB_LIMIT_BYTES, BODY_LIMIT_BYTES, Bye, Contribution, MemberLost, Message, Notice
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
@@ -317,7 +317,7 @@ class _ClientConnection(MemberLinks):
         """Connect to the host and shake hands once; return None if another attempt may succeed."""
         config = self._config
         try:
-            stream, host = await meet(
+            stream, host = await dial_and_greet(
                 config.endpoint, config.greeting, config.secret, tls=config.tls, outage_s=config.patience.outage_s
             )
         except HandshakeError as error:

@@ -66,12 +66,12 @@ def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
     process, processes = row
     nodes = "SLURM_STEP_NUM_NODES" if environ.get("SLURM_STEP_NUM_NODES") else "SLURM_NNODES"
     hosts = "SLURM_STEP_NODELIST" if environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
-    count, node = number(environ, nodes, at_least=1), number(environ, "SLURM_NODEID")
+    count, node = read_number(environ, nodes, at_least=1), read_number(environ, "SLURM_NODEID")
     if count is not None and node is not None:
         if processes > count > 1 and not _follow_each_other(environ, processes, count):
             node, count = process, processes
         _check_blocks("Slurm", process, processes, node=node, nodes=count)
-    job = number(environ, "SLURM_JOB_ID") or 0
+    job = read_number(environ, "SLURM_JOB_ID") or 0
     attempt = environ.get("SLURM_RESTART_COUNT") or "0"
     return LauncherValues(
         source="Slurm",
@@ -121,7 +121,7 @@ def find_endpoint(environ: Mapping[str, str], row: LauncherValues) -> tuple[str,
         return endpoint
     host, port = row.host, row.port
     if address := environ.get("MASTER_ADDR"):
-        host, port = address, number(environ, "MASTER_PORT", at_least=1, at_most=65535)
+        host, port = address, read_number(environ, "MASTER_PORT", at_least=1, at_most=65535)
         if port is None:
             raise UsageError(f"MASTER_ADDR={address} needs MASTER_PORT, the port on that host; set it too")
         if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (environ is os.environ and _torch_has_met()):
@@ -145,7 +145,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def number(environ: Mapping[str, str], name: str, *, at_least: int = 0, at_most: int = 2**31 - 1) -> int | None:
+def read_number(environ: Mapping[str, str], name: str, *, at_least: int = 0, at_most: int = 2**31 - 1) -> int | None:
     """Return a whole number from the environment, or None if there is none.
 
     Raises:
@@ -171,7 +171,7 @@ def _read_row(
     if (pair := _read_index_and_size(source, environ, *names)) is None:
         return None
     process, processes = pair
-    index, size, node = (number(environ, name) if name else None for name in local)
+    index, size, node = (read_number(environ, name) if name else None for name in local)
     if size is None:
         return LauncherValues(source=source, process=process, processes=processes, job=job)
     if size < 1 or processes % size or (index is not None and process % size != index):
@@ -189,7 +189,7 @@ def _read_row(
 
 def _read_index_and_size(source: str, environ: Mapping[str, str], index: str, size: str) -> tuple[int, int] | None:
     """Read the index and the number of the processes; None if the launcher has set neither."""
-    process, processes = number(environ, index), number(environ, size, at_least=1)
+    process, processes = read_number(environ, index), read_number(environ, size, at_least=1)
     if process is None and processes is None:
         return None
     if process is None or processes is None:

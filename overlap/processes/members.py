@@ -279,7 +279,7 @@ class Members:
         if len(parts) < len(self.members):
             return []
         del self._exchanges[key]
-        results = [Contributions(name=part.name, turn=part.turn, parts=batch) for batch in _batches(parts)]
+        results = [Contributions(name=part.name, turn=part.turn, parts=batch) for batch in _split_into_frames(parts)]
         return [action for result in results for action in self._send_others(None, result)]
 
     def end_link(self, number: int, reason: str) -> list[Action]:
@@ -346,7 +346,7 @@ class Members:
         ]
 
 
-def _batches(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
+def _split_into_frames(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
     """Divide the parts of an exchange, by member, into lists that each fit into a frame."""
     batch: list[tuple[int, bytes]] = []
     used_bytes = 0

@@ -58,7 +58,7 @@ from dataclasses import dataclass, field, replace
 
 from ..config import MEMBER_VARIABLES, RunConfig
 from ..errors import UsageError
-from .launchers import ROWS, LauncherValues, find_endpoint, is_loopback, number
+from .launchers import ROWS, LauncherValues, find_endpoint, is_loopback, read_number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
 
@@ -149,7 +149,7 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
         endpoint=endpoint,
         job=job,
         secret=secret,
-        listener=number(environ, "OVERLAP_LISTENER_FD") if environ.get("OVERLAP_NODE_RANK") else None,
+        listener=read_number(environ, "OVERLAP_LISTENER_FD") if environ.get("OVERLAP_NODE_RANK") else None,
         ranks_open=bool(environ.get("OVERLAP_RANKS_OPEN")),
     )
 
@@ -207,7 +207,7 @@ def member_variables(
     }
 
 
-def renumber(place: ProcessPlace, environ: MutableMapping[str, str] = os.environ) -> None:
+def set_place_variables(place: ProcessPlace, environ: MutableMapping[str, str] = os.environ) -> None:
     """Update the environment for a place in a later world of the same job."""
     environ.update(_rank_variables(place.process, place.processes, place.ranks_per_process))
     environ.update({"OVERLAP_NODE_RANK": str(place.process), "OVERLAP_NNODES": str(place.processes)})
@@ -234,15 +234,15 @@ def without_membership(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_overlap_run(environ: Mapping[str, str]) -> LauncherValues | None:
-    process = number(environ, "OVERLAP_NODE_RANK")
+    process = read_number(environ, "OVERLAP_NODE_RANK")
     if process is None:
         return None
-    nodes = number(environ, "OVERLAP_NNODES", at_least=1)
+    nodes = read_number(environ, "OVERLAP_NNODES", at_least=1)
     if nodes is None:
         raise UsageError(f"OVERLAP_NODE_RANK={process} needs OVERLAP_NNODES, the number of nodes; set it too")
     if process >= nodes:
         raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
-    ranks = number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
+    ranks = read_number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
     _check_torch_variables(environ, {"RANK": process * ranks, "WORLD_SIZE": nodes * ranks})
     return LauncherValues(
         source="overlap run", process=process, processes=nodes, ranks_per_process=ranks, node=process, nodes=nodes
@@ -252,7 +252,7 @@ def _read_overlap_run(environ: Mapping[str, str]) -> LauncherValues | None:
 def _check_torch_variables(environ: Mapping[str, str], expected: Mapping[str, int]) -> None:
     """Refuse variables with torchrun's names whose values differ from the expected ones; unset ones are fine."""
     for name, value in expected.items():
-        if number(environ, name) not in (None, value):
+        if read_number(environ, name) not in (None, value):
             own = ", ".join(f"OVERLAP_{key}={environ.get(f'OVERLAP_{key}', '1')}" for key in _OVERLAP_VARIABLES)
             raise UsageError(f"{name}={environ[name]} does not fit {own}, which make it {value}; unset one of them")
 
@@ -297,8 +297,8 @@ def _count_ranks_per_process(ranks: int | None, row: LauncherValues) -> int:
 
 def _count_nodes(environ: Mapping[str, str], row: LauncherValues, endpoint: tuple[str, int] | None) -> tuple[int, int]:
     """Return the number of nodes, and the index of the node that this process is on."""
-    parts = number(environ, "OVERLAP_NNODES", at_least=1)
-    hosts = number(environ, "OVERLAP_HOSTS", at_least=1)
+    parts = read_number(environ, "OVERLAP_NNODES", at_least=1)
+    hosts = read_number(environ, "OVERLAP_HOSTS", at_least=1)
     if hosts is not None and row.processes % hosts == 0:  # after losses they may have unequally many processes
         parts = hosts
     if parts is not None and row.processes % parts:

@@ -37,7 +37,7 @@ def generate() -> bytes:
     return secrets.token_bytes(LENGTH_BYTES)
 
 
-def hand_over(secret: bytes) -> int:
+def write_to_nameless_file(secret: bytes) -> int:
     """Return a descriptor of a nameless file that holds the secret; children inherit it, and the caller closes it."""
     try:
         descriptor = os.memfd_create("overlap")

@@ -113,7 +113,7 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
     except OSError as error:
         raise _first_cause(error) from error
     try:
-        tune(stream, outage_s)
+        set_socket_options(stream, outage_s)
         if stream.socket.getsockname() == stream.socket.getpeername():
             # TCP connects a socket to itself when its own port happens to be that of the endpoint
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -127,7 +127,7 @@ class NoListenerError(HandshakeError):
     """Nothing listens at an endpoint, or its host does not answer."""
 
 
-async def meet(
+async def dial_and_greet(
     endpoint: Endpoint, hello: Hello, secret: bytes, *, tls: Tls | None = None, outage_s: float = OUTAGE_S
 ) -> tuple[trio.abc.Stream, Hello]:
     """Connect to a listener and shake hands, once; return the connection, and the listener's hello.
@@ -160,7 +160,7 @@ def _first_cause(error: OSError) -> OSError:
     return error
 
 
-def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
+def set_socket_options(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
     """Set a connection to send short messages at once, and to break if its host answers nothing for `outage_s`."""
     keep_alive(stream.setsockopt, outage_s, outage_s)
     if sys.platform == "linux":

@@ -11,7 +11,7 @@ import numpy as np
 from ..collectives.kinds import Collective
 from ..collectives.uneven import UnevenSchedule, make_uneven, slots_moved
 from ..cost import Placed, Rounds, cost, rounds
-from ..cost.candidates import placed_on
+from ..cost.candidates import place_on_cluster
 from ..cost.choice import Choices
 from ..cost.option import AlgorithmOption, Flat
 from ..cost.select import DIRECT
@@ -165,7 +165,7 @@ class SimulatedEngine(BaseEngine):
         option = self._choose_option(members, pattern)
         if not pattern.counts or option.algorithm == DIRECT:
             return option, pattern.nbytes
-        placed = partial(placed_on, self._cluster, members, peer_direct=self._peer_direct)
+        placed = partial(place_on_cluster, self._cluster, members, peer_direct=self._peer_direct)
         return self._uneven.price(option, pattern, members, placed)
 
 

@@ -23,7 +23,7 @@ from ..notice import notify
 from ..processes.connect import join_launched_world, join_world, rendezvous
 from ..processes.identity import name_processes
 from ..processes.members import MemberLostError
-from ..processes.place import ProcessPlace, renumber
+from ..processes.place import ProcessPlace, set_place_variables
 from ..processes.real_time import WorldSetup, run_ranks, single_process_setup
 from ..processes.shared_folder import HOSTS
 from ..processes.sockets import listen, local_address
@@ -366,7 +366,7 @@ class SurvivingRun:
             endpoint=reports[record.members[0]].endpoint,
             listener=self._listener.fileno() if process == 0 else None,
         )
-        renumber(self.place)
+        set_place_variables(self.place)
         self._run_config = self._run_config.changed(ranks=self.place.world_size)
         self.world = record
         for epoch in self.epochs:

@@ -64,12 +64,12 @@ class AsOne:
     def compare(self) -> Result:
         """Compare gradients; a reason why it is impossible is in the note."""
         try:
-            self._check()
-            if any(self._local_gradients(step) for step in range(self._last)):
-                return self._compare_alike(len(self._models), "ranks make updates of their own")
+            self._check_comparable()
+            if any(self._has_local_gradients(step) for step in range(self._last)):
+                return self._compare_with_same_data(len(self._models), "ranks make updates of their own")
             reasons: list[str] = []
             for size in (size for size in range(1, self._run.size) if self._run.size % size == 0):
-                for compare in (self._compare_joined, self._compare_alike):
+                for compare in (self._compare_with_joined_data, self._compare_with_same_data):
                     try:
                         return compare(size, reasons[-1] if reasons else "")
                     except Declined as declined:
@@ -78,7 +78,7 @@ class AsOne:
         except Declined as declined:
             return [], f"not compared: {declined}"
 
-    def _check(self) -> None:
+    def _check_comparable(self) -> None:
         """Decline a run that has nothing to compare."""
         if self._run.error is not None:
             raise Declined("the run failed")
@@ -93,7 +93,7 @@ class AsOne:
         if late:
             raise Declined(f"'{late[0]}' was made after the first forward had begun, and its first values are unknown")
 
-    def _local_gradients(self, at: int) -> bool:
+    def _has_local_gradients(self, at: int) -> bool:
         """Whether ranks with the same weights have different gradients in an update."""
         for ranks in self._models:
             steps = [self._recorded[rank].steps[at] for rank in ranks if at < len(self._recorded[rank].steps)]
@@ -103,14 +103,14 @@ class AsOne:
                     return True
         return False
 
-    def _compare_joined(self, size: int, _: str) -> Result:
+    def _compare_with_joined_data(self, size: int, _: str) -> Result:
         """Compare with fewer ranks that have the joined data of all."""
-        classes, steps = [list(range(self._run.size))] if size == 1 else self._parts(size), self._steps
+        classes, steps = [list(range(self._run.size))] if size == 1 else self._ranks_by_part(size), self._steps
         models = [self._models] if size == 1 else [[ranks] for ranks in classes]
         few = Substitute(steps, classes, models)
         return self._compare(self._recorded, few, self._run_again(size, few, every=False), " on the joined batch")
 
-    def _compare_alike(self, size: int, why_not: str) -> Result:
+    def _compare_with_same_data(self, size: int, why_not: str) -> Result:
         """Compare many ranks and fewer, of which those with the same weights have the same data.
 
         This says nothing about sums over different data, but statistics of a rank's own data, and updates of its own,
@@ -120,8 +120,8 @@ class AsOne:
             size: The number of fewer ranks.
             why_not: Why their data was not joined.
         """
-        models = self._parts(size)
-        if not self._is_mean():
+        models = self._ranks_by_part(size)
+        if not self._has_mean_losses():
             raise Declined("the loss is no mean")
         everyone, steps = range(self._run.size), self._steps
         donors = [next(ranks[:1] for ranks in models if rank in ranks) for rank in everyone]
@@ -149,13 +149,13 @@ class AsOne:
         for update in range(self._last):
             self._check_losses(update, many, few)
             for own, models in zip(few, source.models, strict=True):
-                differences += self._differences(update, own, models, many)
+                differences += self._find_differences(update, own, models, many)
             if differences:  # later updates differ for that reason
                 break
         what = f"{'one rank' if len(few) == 1 else f'{len(few)} ranks, the fewest that can run it'}{data}"
-        return self._verdicts(differences, what), f"{sum(self._compared.values())} gradients compared with {what}"
+        return self._make_verdicts(differences, what), f"{sum(self._compared.values())} gradients compared with {what}"
 
-    def _parts(self, size: int) -> list[list[int]]:
+    def _ranks_by_part(self, size: int) -> list[list[int]]:
         """Return the ranks for which each of `size` ranks stands."""
         models = self._models if size == 1 else _same_weights(self._recorded, distributed=True)
         if len(models) != size:
@@ -189,7 +189,7 @@ class AsOne:
                     f"fewer {alone:.6g}{f'; the forward at {draws[0]} draws random numbers' if draws else ''}"
                 )
 
-    def _is_mean(self) -> bool:
+    def _has_mean_losses(self) -> bool:
         """Whether all losses are means, perhaps divided by a number: others may count data, or ranks."""
         losses = [loss for each in self._recorded for step in each.steps for loss in step.losses]
         return bool(losses) and all(loss.is_mean for loss in losses)
@@ -202,7 +202,7 @@ class AsOne:
 
     # -- differences -------------------------------------------------------------------------------------------------
 
-    def _differences(
+    def _find_differences(
         self, at: int, few: Batches, models: list[list[int]], recorded: list[Batches]
     ) -> list[GradientDifference]:
         """Return the gradients of an update that differ by more than rounding."""
@@ -220,33 +220,33 @@ class AsOne:
                 continue
             self._compared[at] += 1
             tolerance = self._tolerance(part.tensor.element_size())
-            factor = _difference(gradient.double(), part.tensor.double(), largest, tolerance)
+            factor = _find_factor(gradient.double(), part.tensor.double(), largest, tolerance)
             step = next(each.steps[at] for each in recorded if name in each.steps[at].gradients)
             rate = step.rates[name] / rates[name] if rates.get(name) else 1.0
             if factor is not None and not (factor and abs(factor * rate - 1) < tolerance):
                 found.append(GradientDifference(name, at, factor, step.line))
         return found
 
-    def _verdicts(self, differences: list[GradientDifference], what: str) -> list[Verdict]:
+    def _make_verdicts(self, differences: list[GradientDifference], what: str) -> list[Verdict]:
         """Return a verdict for all gradients with one factor and one reduction, of the first update that differs."""
-        factors = {_fraction(each.factor) for each in differences}
+        factors = {_round_factor(each.factor) for each in differences}
         every = bool(differences) and len(differences) == self._compared[differences[0].at]
-        if len(factors) == 1 and 0 not in factors and every and not self._is_mean():
+        if len(factors) == 1 and 0 not in factors and every and not self._has_mean_losses():
             raise Declined(
                 f"its gradients are {float(factors.pop()):.3g} times those of {what}, and the loss is no mean: a "
                 "divisor may count data, or ranks"
             )
         grouped: dict[object, tuple[Issue | None, list[GradientDifference]]] = {}
         for each in differences:
-            issue = self._reduction(each)
-            key = _fraction(each.factor), issue and (issue.call.site, issue.call.members)
+            issue = self._find_reduction(each)
+            key = _round_factor(each.factor), issue and (issue.call.site, issue.call.members)
             grouped.setdefault(key, (issue, []))[1].append(each)
         losses = [loss for loss in self._recorded[0].steps[0].losses if loss.is_mean and loss.scale != 1.0]
         scaled = f"; its loss at {losses[0].line} is a mean times {losses[0].scale:.3g}" if losses else ""
-        verdicts = [_verdict(same, issue, self._run.record, what, scaled) for issue, same in grouped.values()]
-        return [*verdicts, *self._unscaled()]
+        verdicts = [_make_verdict(same, issue, self._run.record, what, scaled) for issue, same in grouped.values()]
+        return [*verdicts, *self._find_undivided_losses()]
 
-    def _unscaled(self) -> list[Verdict]:
+    def _find_undivided_losses(self) -> list[Verdict]:
         """Find an update with the sum of several means that one line accumulates, none of which is divided."""
         for at, step in enumerate(self._recorded[0].steps[: self._last]):
             losses, first = step.losses, next(iter(step.losses), None)
@@ -263,7 +263,7 @@ class AsOne:
                 return [Verdict(kind=KIND, text=text, lines=(first.line, step.line))]
         return []
 
-    def _reduction(self, difference: GradientDifference) -> Issue | None:
+    def _find_reduction(self, difference: GradientDifference) -> Issue | None:
         """Return the operation that reduced a gradient, or else the last reduction before its update."""
         name, at, record = difference.name, difference.at, self._run.record
         updates = enumerate(each.steps[at] for each in self._recorded if at < len(each.steps))
@@ -286,7 +286,7 @@ class GradientDifference:
     line: str
 
 
-def _difference(gradient: torch.Tensor, expected: torch.Tensor, largest: float, tolerance: float) -> float | None:
+def _find_factor(gradient: torch.Tensor, expected: torch.Tensor, largest: float, tolerance: float) -> float | None:
     """Return the factor by which a gradient is too large; 0 if its elements have no common one; None if it is right."""
     difference = float((gradient - expected).abs().max()) if gradient.numel() else 0.0
     own = float(expected.abs().max()) if expected.numel() else 0.0
@@ -301,7 +301,7 @@ def _difference(gradient: torch.Tensor, expected: torch.Tensor, largest: float, 
     return 0.0 if math.isfinite(own) and not difference <= tolerance * max(own, largest) else None
 
 
-def _fraction(factor: float) -> Fraction:
+def _round_factor(factor: float) -> Fraction:
     """Return the ratio of small numbers next to a factor, or a factor of no such ratio with three digits."""
     near = Fraction(factor).limit_denominator(64)
     if not factor:
@@ -309,11 +309,13 @@ def _fraction(factor: float) -> Fraction:
     return near if near and abs(float(near) / factor - 1) < 0.01 else Fraction(f"{factor:.3g}")
 
 
-def _verdict(same: list[GradientDifference], issue: Issue | None, record: Record, what: str, scaled: str) -> Verdict:
+def _make_verdict(
+    same: list[GradientDifference], issue: Issue | None, record: Record, what: str, scaled: str
+) -> Verdict:
     """Return the verdict on gradients that differ alike, reduced by one operation."""
     first, names = same[0], list(dict.fromkeys(each.name for each in same))
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    factor, reduced = _fraction(first.factor), ""
+    factor, reduced = _round_factor(first.factor), ""
     if issue is not None:
         size = len(issue.call.members)
         divisor = size / factor if factor else Fraction(size)
@@ -324,7 +326,7 @@ def _verdict(same: list[GradientDifference], issue: Issue | None, record: Record
         else:
             reduced = f": divided by {divisor} of the {size} ranks of its group," if divisor > 1 else ": not divided by"
         reduced = f"{reduced} {named_ranks(issue.call.members)}, by {issue.title}"
-        reduced += _holders(record, first.name, issue.call.members)
+        reduced += _holders_clause(record, first.name, issue.call.members)
     how = "differs from"
     if factor:
         times = max(factor, 1 / factor)
@@ -340,7 +342,7 @@ def _verdict(same: list[GradientDifference], issue: Issue | None, record: Record
     )
 
 
-def _holders(record: Record, name: str, members: tuple[int, ...]) -> str:
+def _holders_clause(record: Record, name: str, members: tuple[int, ...]) -> str:
     """Return a clause on the ranks that hold what the first of the members holds, if they are others."""
     at = {first.rank: first.weights for first in record.first_forwards}
     held = at.get(members[0], {}).get(name)

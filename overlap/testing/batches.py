@@ -104,7 +104,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
             self._bytes += tensor.nbytes
             self.over = self.over or self._bytes > _DATA_BYTES
             if self._source is not None:
-                datum = self._source.datum(self._rank, len(self.steps) - 1, len(step.data), tensor)
+                datum = self._source.joined_datum(self._rank, len(self.steps) - 1, len(step.data), tensor)
                 tensor.data = datum.clone()
             self.half |= tensor.dtype in (torch.bfloat16, torch.float16)
             step.data.append(tensor.detach().clone())
@@ -119,7 +119,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
                 part = Part.of(parameter)
                 if part is None:
                     continue
-                values = None if self._source is None else self._source.weight(self._rank, at, name, part)
+                values = None if self._source is None else self._source.joined_weight(self._rank, at, name, part)
                 if values is not None:
                     part.tensor.copy_(values)
                 self.half |= part.tensor.dtype in (torch.bfloat16, torch.float16)

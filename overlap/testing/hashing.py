@@ -22,7 +22,7 @@ _COMBINING = (
 )  # fmt: skip
 
 
-def set_type(seed: int, rank: int) -> type[set[Any]]:
+def make_set_type(seed: int, rank: int) -> type[set[Any]]:
     """Return the type of sets of one rank."""
     if seed == 0:
         return set

@@ -59,16 +59,20 @@ def judge(
     """
     verdicts = [] if error is None else [_end_verdict(record, error)]
     finished = {rank for rank, how in record.left.items() if not how}
-    checks = [latent.groups(record, finished), latent.touches(record), latent.tags(record)]
-    checks.append(roles.first_forward(record) or latent.gradients(record))
+    checks = [
+        latent.find_partial_group(record, finished),
+        latent.find_buffer_in_flight(record),
+        latent.find_reused_tag(record),
+    ]
+    checks.append(roles.check_first_forward(record) or latent.find_missing_gradient(record))
     if not any(verdict is not None and verdict.kind == "group of some" for verdict in checks):
-        checks.append(latent.group_order(record) or latent.group_members(record))
+        checks.append(latent.find_group_order_difference(record) or latent.find_group_members_difference(record))
     if shared_order and not any(verdict.kind == "cycle" for verdict in verdicts):
-        checks.append(latent.inversion(record))
+        checks.append(latent.find_order_cycle(record))
     if synchronised:
-        checks.append(latent.weights(record))
+        checks.append(latent.find_weight_difference(record))
     if error is None:
-        checks.append(latent.leaks(record))
+        checks.append(latent.find_leak(record))
     if unused:
         checks.append(Verdict(kind=UNUSED, text=unused))
     others = [verdict for verdict in checks if verdict is not None]

@@ -13,7 +13,7 @@ from .record import GroupCall, Issue, Record, Verdict, WeightRecord
 Meeting = tuple[str, int]
 
 
-def inversion(record: Record) -> Verdict | None:
+def find_order_cycle(record: Record) -> Verdict | None:
     """Find operations of several groups that ranks have issued in different orders.
 
     Each rank's order says which operation comes before which. If the orders of all ranks together have a cycle, ranks
@@ -30,11 +30,11 @@ def inversion(record: Record) -> Verdict | None:
     try:
         TopologicalSorter({node: set(edges) for node, edges in before.items()}).prepare()
     except CycleError as error:
-        return _inversion_verdict(_shortest(before, error.args[1]))
+        return _inversion_verdict(_join_neighbouring_pairs(before, error.args[1]))
     return None
 
 
-def _shortest(
+def _join_neighbouring_pairs(
     before: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]], cycle: list[Meeting]
 ) -> list[tuple[Issue, Issue]]:
     """Return the pairs of a cycle, earlier and later issue of one rank, joined where one rank goes on."""
@@ -64,7 +64,7 @@ def _inversion_verdict(pairs: list[tuple[Issue, Issue]]) -> Verdict:
     )
 
 
-def groups(record: Record, finished: set[int]) -> Verdict | None:
+def find_partial_group(record: Record, finished: set[int]) -> Verdict | None:
     """Find a group that only some ranks have made.
 
     Args:
@@ -95,7 +95,7 @@ def _is_past(own_calls: list[GroupCall], call: GroupCall, calls: list[GroupCall]
     return any(other.ranks in later for other in own_calls)
 
 
-def group_order(record: Record) -> Verdict | None:
+def find_group_order_difference(record: Record) -> Verdict | None:
     """Find groups that ranks have made in different orders, so that ranks of other groups meet under one number."""
     of_rank = _calls_by_rank(record)
     (first, theirs), *others = of_rank.items()
@@ -111,7 +111,7 @@ def group_order(record: Record) -> Verdict | None:
     return None
 
 
-def group_members(record: Record) -> Verdict | None:
+def find_group_members_difference(record: Record) -> Verdict | None:
     """Find a call of `new_group` that ranks made with different lists of ranks.
 
     A list that the other rank has too, in another call, is a matter of order, or of a call that it left out.
@@ -150,7 +150,7 @@ def _calls_by_rank(record: Record) -> dict[int, list[GroupCall]]:
     }
 
 
-def tags(record: Record) -> Verdict | None:
+def find_reused_tag(record: Record) -> Verdict | None:
     """Find two messages in flight between two ranks that their equal tags do not distinguish.
 
     Only tags that the program names count, and messages that two of its lines send and two receive: a line that sends
@@ -177,7 +177,7 @@ def tags(record: Record) -> Verdict | None:
     return None
 
 
-def touches(record: Record) -> Verdict | None:
+def find_buffer_in_flight(record: Record) -> Verdict | None:
     """Find a tensor that the program used while an operation was under way."""
     if not record.touches:
         return None
@@ -195,7 +195,7 @@ def touches(record: Record) -> Verdict | None:
     )
 
 
-def gradients(record: Record) -> Verdict | None:
+def find_missing_gradient(record: Record) -> Verdict | None:
     """Find a weight without a gradient in an update, on some ranks only."""
     for step, of_step in _weights_by_step(record):
         missing = {rank: set(each.without_gradient) for rank, each in of_step.items()}
@@ -212,7 +212,7 @@ def gradients(record: Record) -> Verdict | None:
     return None
 
 
-def weights(record: Record, *, lasting: bool = False) -> Verdict | None:
+def find_weight_difference(record: Record, *, lasting: bool = False) -> Verdict | None:
     """Find the first weight that differs between ranks, and the update after which it does.
 
     Args:
@@ -286,7 +286,7 @@ def _weights_by_step(record: Record) -> Iterator[tuple[int, dict[int, WeightReco
             yield step, of_step[joins, step]
 
 
-def leaks(record: Record) -> Verdict | None:
+def find_leak(record: Record) -> Verdict | None:
     """Find a resource that a rank has left behind."""
     for rank, what, line in record.leaks:
         return Verdict(kind="leak", text=f"rank {rank} {what}", ranks=(rank,), lines=(line,) if line else ())

@@ -13,16 +13,16 @@ from ..ranklist import named_ranks
 from .record import FirstForward, Record, Transfer, Verdict
 
 
-def first_forward(record: Record) -> Verdict | None:
+def check_first_forward(record: Record) -> Verdict | None:
     """Find parameters and inputs that ranks must share, and that differ at the first forward."""
-    at = {first.rank: first for first in record.first_forwards}
-    for check in (_broadcasts, _weights, _reductions, _inputs):
-        for verdict in check(record, at):
+    firsts = {first.rank: first for first in record.first_forwards}
+    for check in (_check_broadcasts, _check_weights, _check_reductions, _check_inputs):
+        for verdict in check(record, firsts):
             return verdict
     return None
 
 
-def _meetings(record: Record, op: str) -> Iterator[list[Transfer]]:
+def _transfers_by_operation(record: Record, op: str) -> Iterator[list[Transfer]]:
     """Yield the parts of all ranks in each operation whose memory was that of parameters or their gradients."""
     met: dict[tuple[str, int], list[Transfer]] = {}
     for transfer in record.transfers:
@@ -31,10 +31,10 @@ def _meetings(record: Record, op: str) -> Iterator[list[Transfer]]:
     yield from met.values()
 
 
-def _broadcasts(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict]:
+def _check_broadcasts(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Find ranks that broadcast the same parameters in different orders."""
     sent = {(each.issue.rank, each.names[0]) for each in record.transfers if each.issue.call.op == "broadcast"}
-    for met in _meetings(record, "broadcast"):
+    for met in _transfers_by_operation(record, "broadcast"):
         first, *others = sorted(met, key=lambda transfer: transfer.issue.rank)
         for other in others:
             a, b, ranks = first.names[0], other.names[0], (other.issue.rank, first.issue.rank)
@@ -46,17 +46,17 @@ def _broadcasts(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict
                 yield Verdict(kind="broadcast order", text=text, ranks=ranks, lines=(other.issue.call.site,))
 
 
-def _weights(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict]:
+def _check_weights(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Find parameters that ranks should hold alike, and that differ, or that only some of them train.
 
     Placements say so, and DistributedDataParallel, and models that have the same values on all ranks.
     """
-    models = [{name: held.digest for name, held in first.weights.items()} for first in at.values()]
-    everyone = range(record.size) if len(at) == record.size and all(model == models[0] for model in models) else ()
-    for rank, first in at.items():
+    models = [{name: held.digest for name, held in first.weights.items()} for first in firsts.values()]
+    everyone = range(record.size) if len(firsts) == record.size and all(model == models[0] for model in models) else ()
+    for rank, first in firsts.items():
         for name, held in first.weights.items():
-            for other in filter(at.__contains__, held.members or everyone):
-                theirs, line = at[other].weights.get(name, held), at[other].line
+            for other in filter(firsts.__contains__, held.members or everyone):
+                theirs, line = firsts[other].weights.get(name, held), firsts[other].line
                 where = f"at the first forward ({line})"
                 if theirs.digest != held.digest:
                     text = (
@@ -71,64 +71,69 @@ def _weights(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict]:
                     yield Verdict(kind="gradient missing", text=text, ranks=(other, rank), lines=(line,))
 
 
-def _reductions(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict]:
+def _check_reductions(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Find gradients that were added up over ranks that hold different values of their parameter."""
-    for transfers in _meetings(record, "all_reduce"):
+    for transfers in _transfers_by_operation(record, "all_reduce"):
         ranks = [transfer.issue.rank for transfer in transfers]
-        if any(rank not in at for rank in ranks):
+        if any(rank not in firsts for rank in ranks):
             continue
         for names in zip(*(transfer.names for transfer in transfers), strict=False):
-            held = {rank: at[rank].weights.get(name) for rank, name in zip(ranks, names, strict=True)}
+            held = {rank: firsts[rank].weights.get(name) for rank, name in zip(ranks, names, strict=True)}
             digests = {rank: weight.digest for rank, weight in held.items() if weight is not None}
             issue, name = transfers[0].issue, names[0]
-            holders = "" if len(digests) < len(ranks) else _other_holders(at, name, digests)
+            holders = "" if len(digests) < len(ranks) else _holders_clause(firsts, name, digests)
             if not holders or len(set(digests.values())) == 1:
                 continue
             yield Verdict(
                 kind="wrong reduction", ranks=tuple(ranks), lines=(issue.call.site,),
                 text=f"the gradient of '{name}' is reduced over {named_ranks(issue.call.members)} by {issue.title}, "
-                f"which hold different values of it at the first forward ({at[ranks[0]].line}); {holders}",
+                f"which hold different values of it at the first forward ({firsts[ranks[0]].line}); {holders}",
             )  # fmt: skip
 
 
-def _other_holders(at: dict[int, FirstForward], name: str, digests: dict[int, str]) -> str:
+def _holders_clause(firsts: dict[int, FirstForward], name: str, digests: dict[int, str]) -> str:
     """Return a clause on ranks that hold one value of a parameter, and are not all among some; "" if there are none."""
     for rank, digest in digests.items():
-        same = [other for other, first in at.items() if name in first.weights and first.weights[name].digest == digest]
+        same = [
+            other for other, first in firsts.items() if name in first.weights and first.weights[name].digest == digest
+        ]
         if not set(same) <= set(digests):
             return f"{named_ranks(sorted(same))} hold the same as rank {rank}"
     return ""
 
 
-def _inputs(record: Record, at: dict[int, FirstForward]) -> Iterator[Verdict]:
+def _check_inputs(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Find inputs that differ between the ranks of a tensor-parallel group."""
-    groups = [(first.members, "declare it as replicated", first.line) for first in at.values() if first.members]
+    groups = [(first.members, "declare it as replicated", first.line) for first in firsts.values() if first.members]
     for members, line in record.activations:
-        if _splits_weights(record, at, members):
+        if _hold_different_weights(record, firsts, members):
             groups.append((members, f"add up activations at {line}", line))
     for members, why, line in groups:
-        inputs = {rank: at[rank].digest for rank in members if rank in at}
+        inputs = {rank: firsts[rank].digest for rank in members if rank in firsts}
         usual = Counter(inputs.values()).most_common(1)[0][0] if inputs else ""
         odd = [rank for rank, digest in inputs.items() if digest != usual]
         if odd:
             like = next(rank for rank in inputs if rank not in odd)
             text = (
-                f"at the first forward ({at[odd[0]].line}) {named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} "
+                f"at the first forward ({firsts[odd[0]].line}) {named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} "
                 f"another input ({inputs[odd[0]]}) than rank {like} ({usual}), and {named_ranks(members)} {why}: give "
-                f"them the same input; it meets '{at[odd[0]].parameter}' first"
+                f"them the same input; it meets '{firsts[odd[0]].parameter}' first"
             )
             yield Verdict(
-                kind="inputs differ", text=text, ranks=(*odd, like), lines=tuple(dict.fromkeys((at[odd[0]].line, line)))
+                kind="inputs differ",
+                text=text,
+                ranks=(*odd, like),
+                lines=tuple(dict.fromkeys((firsts[odd[0]].line, line))),
             )
 
 
-def _splits_weights(record: Record, at: dict[int, FirstForward], members: tuple[int, ...]) -> bool:
+def _hold_different_weights(record: Record, firsts: dict[int, FirstForward], members: tuple[int, ...]) -> bool:
     """Whether ranks hold different values of some parameter, and do not add up its gradients among all of them."""
-    if any(rank not in at for rank in members):
+    if any(rank not in firsts for rank in members):
         return False
     summed = {name for transfer in record.transfers if set(members) <= set(transfer.issue.call.members)
               for name in transfer.names}  # fmt: skip
     return any(
-        len({at[rank].weights[name].digest for rank in members if name in at[rank].weights}) > 1
-        for name in at[members[0]].weights.keys() - summed
+        len({firsts[rank].weights[name].digest for rank in members if name in firsts[rank].weights}) > 1
+        for name in firsts[members[0]].weights.keys() - summed
     )

@@ -201,7 +201,7 @@ class Run:
 
     def _same_updates(self) -> Answer:
         """Compare the weights of all ranks after each update, and at the end."""
-        differing = latent.weights(self.record)
+        differing = latent.find_weight_difference(self.record)
         return self._same_weights() if differing is None else Answer(str(differing))
 
     def _same_weights(self) -> Answer:
@@ -214,7 +214,7 @@ class Run:
         for name in names:
             answer = self._same_weight(name)
             if answer.why:
-                differing = latent.weights(self.record, lasting=True)
+                differing = latent.find_weight_difference(self.record, lasting=True)
                 return answer if differing is None else Answer(str(differing))
         return Answer()
 

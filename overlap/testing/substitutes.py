@@ -69,7 +69,7 @@ class Substitute:
         self.declined = Declined(reason)
         return self.declined
 
-    def weight(self, rank: int, step: int, name: str, own: Part) -> torch.Tensor | None:
+    def joined_weight(self, rank: int, step: int, name: str, own: Part) -> torch.Tensor | None:
         """Return the values of a parameter before an update; None keeps those it has."""
         if step >= self._updates:
             return None
@@ -79,7 +79,7 @@ class Substitute:
             raise self._decline(f"the parts of '{name}' do not make one of shape {tuple(own.tensor.shape)}")
         return values
 
-    def datum(self, rank: int, step: int, number: int, own: torch.Tensor) -> torch.Tensor:
+    def joined_datum(self, rank: int, step: int, number: int, own: torch.Tensor) -> torch.Tensor:
         """Return the joined data in place of a rank's own."""
         pieces: dict[str, torch.Tensor] = {}
         for each in self._classes[rank]:
@@ -91,7 +91,7 @@ class Substitute:
         if isinstance(joined, str):
             raise self._decline(joined)
         # data that the program takes of joined data is right already, and may have another order
-        return own if joined.numel() == own.numel() and _sorted(joined).equal(_sorted(own)) else joined
+        return own if joined.numel() == own.numel() and _sorted_values(joined).equal(_sorted_values(own)) else joined
 
 
 def _join_data(pieces: list[torch.Tensor], own: torch.Tensor) -> torch.Tensor | str:
@@ -116,7 +116,7 @@ def _join_data(pieces: list[torch.Tensor], own: torch.Tensor) -> torch.Tensor | 
     return torch.cat(pieces)
 
 
-def _sorted(data: torch.Tensor) -> torch.Tensor:
+def _sorted_values(data: torch.Tensor) -> torch.Tensor:
     return data.flatten().sort().values
 
 

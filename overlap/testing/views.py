@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import UsageError
 from .folders import VENV_MARK
-from .hashing import set_type
+from .hashing import make_set_type
 
 # Characters of a rank's output that are kept; what comes after them is counted.
 _KEPT_CHARACTERS = 100_000
@@ -110,7 +110,7 @@ class RankProcess:
     ) -> None:
         self.output, self.main = Output(), ModuleType("__main__")
         self.main.__dict__["__builtins__"] = __builtins__
-        self.set_type: type[set[Any]] = set_type(seed, rank)
+        self.set_type: type[set[Any]] = make_set_type(seed, rank)
         self._folder, self._more = folder, more
         self._environ = _environment(rank, world_size)
         self._argv = list(argv)

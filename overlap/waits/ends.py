@@ -9,7 +9,7 @@ from typing import TypeAlias
 from msgspec import Struct, convert
 from msgspec.structs import astuple
 
-from ..ranklist import unlisted
+from ..ranklist import parse_rank_list
 
 
 class EndState(Enum):
@@ -78,7 +78,7 @@ def call_of(fields: Mapping[str, object]) -> CallRecord:
     values = {
         **fields,
         "name": "" if name == op else name,
-        "members": unlisted(str(members)) if members else (),
+        "members": parse_rank_list(str(members)) if members else (),
         "form": form_of(str(fields.get("form", ""))),
     }
     return convert(astuple(CallRecord(**values)), CallRecord)  # type: ignore[arg-type]

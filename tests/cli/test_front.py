@@ -276,7 +276,7 @@ def test_a_full_file_of_the_programs_own_is_not_the_output(capsys):
 
 def test_what_the_system_refuses_to_the_launcher_is_reported(monkeypatch, overlap, script):
     monkeypatch.setenv("OVERLAP_SECRET", "no such folder")
-    monkeypatch.setattr(launcher, "hand_over", os.rmdir)  # has no frame that could be the program's
+    monkeypatch.setattr(launcher, "write_to_nameless_file", os.rmdir)  # has no frame that could be the program's
     script("import overlap\nasync def main(rank): pass\noverlap.run(main)")
     code, _, err = overlap("run", "--processes", "2", "train.py")
     assert (code, err) == (1, "overlap: FileNotFoundError: [Errno 2] No such file or directory: b'no such folder'\n")

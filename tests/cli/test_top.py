@@ -15,7 +15,7 @@ import pytest
 
 import overlap
 from overlap.cli import main, top
-from overlap.cli.top import Looks, find_world, picture, running
+from overlap.cli.top import Looks, draw_window, find_running_worlds, find_world
 from overlap.errors import UsageError
 
 
@@ -144,7 +144,7 @@ def test_jobs_of_one_program_are_listed(monkeypatch):
         return str(caught.value)
 
     def jobs():
-        worlds = running()
+        worlds = find_running_worlds()
         for world in worlds:
             world.close()
         return [world.about.job for world in worlds]
@@ -174,7 +174,7 @@ def test_what_is_no_record_is_overlooked(folder):
     (folder / "x.flight").write_bytes(b"no")
     (folder / "y.flight").write_bytes(b"")
     os.mkfifo(folder / "z.flight")
-    assert running() == []
+    assert find_running_worlds() == []
 
 
 class Ending:
@@ -231,7 +231,7 @@ def test_ranks_that_are_alike_share_rows_that_fit(monkeypatch, height, rows):
             console = top.Console(width=80)
             console.size = console.size.__class__(80, height)
             with console.capture() as captured:
-                console.print(picture(Looks(world, every_s=5.0).take(), world, console))
+                console.print(draw_window(Looks(world, every_s=5.0).take(), world, console))
             found.append(captured.get().splitlines())
             world.close()
         await rank.barrier()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import topology
 from overlap.collectives.generators.composed import PHASES
-from overlap.cost.candidates import candidates
+from overlap.cost.candidates import list_options
 from overlap.cost.pipeline import apart, in_slices_s
 from overlap.cost.select import plan
 from tests.properties import one_in
@@ -22,7 +22,7 @@ ALL_REDUCE = ((1.0, 0.0, 1.0), (0.0, 1.0, 0.0))  # the first and the last phase 
 
 
 def priced(op, machine, nbytes):
-    found, _ = candidates(op, machine, tuple(range(machine.world_size)), 0, None, True, None, False)
+    found, _ = list_options(op, machine, tuple(range(machine.world_size)), 0, None, True, None, False)
     return [(option, option.price(nbytes)) for option in found]
 
 

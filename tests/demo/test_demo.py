@@ -21,10 +21,10 @@ from overlap.cli.demo.model import Block, Classifier
 from overlap.cli.demo.report import (
     MedianSteps,
     StepTimes,
-    drawings,
+    draw_both_steps,
     introduction,
+    make_progress,
     median_steps,
-    progress,
     step_times,
     summary,
     verdict,
@@ -213,7 +213,7 @@ def test_only_the_overlapped_loop_communicates_before_its_backward_pass_ends():
 def test_the_fitted_bandwidth_makes_communication_a_part_of_compute(monkeypatch):
     asked = []
     probe = compared(4, steps=2, bandwidth_bytes_per_s=math.inf)
-    monkeypatch.setattr(training, "compare", lambda task, progress: asked.append(task) or probe)
+    monkeypatch.setattr(training, "compare", lambda task, make_progress: asked.append(task) or probe)
     compute_ns = [max(row.compute_ns for row in breakdowns(probe.timeline, step=step)) for step in range(4)]
     nbytes = 4 * 1340
     expected = 4 * nbytes / (training.COMM_PER_COMPUTE * min(compute_ns) / 1e9)  # up the tree of four ranks, and down
@@ -331,7 +331,7 @@ def test_both_pictures_fold_ranks_and_begin_with_the_one_that_is_waited_for():
     spans = [one for step in range(2) for rank in range(8) for one in spans_of(step, rank, overlapped=step == 1)]
     found = replace(comparison(), timeline=Timeline(spans=spans, world_size=8), steps=1)
     of = median_steps(found)
-    shown = [line.plain for line in drawings(found, of, width=80, ascii=True, color=False)]
+    shown = [line.plain for line in draw_both_steps(found, of, width=80, ascii=True, color=False)]
     assert "\n".join(shown) == DRAWN
     assert verdict(TimelineView(found.timeline, step=of.overlapped.index), width=80) == JUDGED
 
@@ -358,7 +358,7 @@ def test_the_introduction_says_why_the_links_are_so_fast():
 
 def test_progress_gets_four_lines():
     out = Console(file=io.StringIO(), width=80, color_system=None)
-    advance = progress(out, steps=8)
+    advance = make_progress(out, steps=8)
     for step in range(8):
         advance(step / 2)
     lines = ["step 2 of 8, loss 0.500", "step 4 of 8, loss 1.500", "step 6 of 8, loss 2.500", "step 8 of 8, loss 3.500"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.cli.top import brief, find_world, measure
+from overlap.cli.top import find_world, measure_window, summary_line
 from overlap.config import overriding
 from overlap.flight.reading import RankTable
 from overlap.flight.spans import step_length_ns, timeline_of_records
@@ -33,7 +33,7 @@ def table(rank, *operations, step=4, calls=CALLS, **more):
 
 def measured(*tables, window=(100, 200)):
     timeline = timeline_of_records(tables, window[1] * MS, 10)
-    return measure(timeline, {each.rank: each for each in tables}, (window[0] * MS, window[1] * MS))
+    return measure_window(timeline, {each.rank: each for each in tables}, (window[0] * MS, window[1] * MS))
 
 
 def times(row):
@@ -52,7 +52,7 @@ def test_time_goes_to_compute_to_waiting_for_the_last_and_to_the_wire():
     look = measured(EARLY, LATE)
     assert [times(row) for row in look.rows] == [[40, 10, 40, 10, 10], [80, 0, 0, 10, 10]]
     assert waited(look) == {1: 40}
-    assert brief(look) == (
+    assert summary_line(look) == (
         "step 4: compute 60%, hidden 14%, exposed 30%: 20% waiting, 10% wire; waited for: rank 1 (compute 'backward' "
         "at train.py:7), 100% of all waiting"
     )
@@ -137,7 +137,7 @@ def test_top_shows_the_figures_that_timeline_shows(tmp_path, monkeypatch):
             ranks = [each for record in world.processes for each in record.ranks()]
             now_ns = max(int(np.abs(each.operations[4]).max()) for each in ranks)
             recorded = timeline_of_records(ranks, now_ns, 2)
-            looks.append((recorded, measure(recorded, {each.rank: each for each in ranks}, window(recorded))))
+            looks.append((recorded, measure_window(recorded, {each.rank: each for each in ranks}, window(recorded))))
             world.close()
         await rank.barrier()
 

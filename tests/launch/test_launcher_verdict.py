@@ -8,7 +8,7 @@ from overlap.errors import PeerFailedError, RankFailedError, StallError
 from overlap.kernel_facts import oom_kills
 from overlap.launch.jobs import Job
 from overlap.launch.report import report
-from overlap.launch.verdict import card, culprit, exit_code
+from overlap.launch.verdict import card, exit_code, find_culprit
 from overlap.processes.status import (
     LONGEST_BYTES,
     LONGEST_TEXT,
@@ -52,7 +52,7 @@ def failed(rank, cause):
     ],
 )
 def test_the_cause_counts_and_not_the_clock(endings, node):
-    found = culprit(endings)
+    found = find_culprit(endings)
     assert (found and found.node) == node
 
 
@@ -62,7 +62,7 @@ def test_who_is_ended_after_its_last_word_has_the_exit_code_that_it_was_about_to
     late = ended(0, -15, Status(cause=True, rank=0, text=f"{told}\n", code=3))
     assert (exit_code(late), card(late)) == (3, [told])
     accuser = ended(0, -15, Status(cause=False, rank=4, code=1))
-    hung = culprit([ended(1, -9, stopped=True), accuser])
+    hung = find_culprit([ended(1, -9, stopped=True), accuser])
     assert hung is not None
     assert (hung.accuser, exit_code(hung)) == (accuser, 1)
 
@@ -91,7 +91,7 @@ def test_a_process_that_was_missed_has_failed():
 
 def test_a_process_that_vanished_has_failed_and_is_the_cause():
     vanished = ended(1, 0, entering=Entering(world=1, joined=True))
-    assert culprit([ended(0, 1, VICTIM), vanished]) is vanished
+    assert find_culprit([ended(0, 1, VICTIM), vanished]) is vanished
     assert exit_code(vanished) == 1
     assert card(vanished) == [
         "overlap: process 1 (ranks 4-7, pid 77) exited with code 0 before its world had ended, as os._exit does"
@@ -100,7 +100,7 @@ def test_a_process_that_vanished_has_failed_and_is_the_cause():
 
 def test_a_process_that_hung_is_at_fault_and_its_accuser_tells():
     lost = Status(cause=False, rank=5, text="overlap: rank 5 failed: PeerLostError\n")
-    found = culprit([ended(0, 1, lost), ended(2, -15, stopped=True), ended(1, -9, stopped=True)])
+    found = find_culprit([ended(0, 1, lost), ended(2, -15, stopped=True), ended(1, -9, stopped=True)])
     assert exit_code(found) == 1
     assert card(found) == [
         "overlap: rank 5 failed: PeerLostError",
@@ -118,7 +118,7 @@ def test_a_process_that_stayed_stopped_did_not_want_for_memory():
     "other", [ended(1, 1, VICTIM, stopped=True), ended(1, -15), ended(2, -15, stopped=True), ended(1, 0)]
 )
 def test_who_ends_with_a_word_or_unasked_or_is_not_accused_did_not_hang(other):
-    assert culprit([ended(0, 1, VICTIM), other]).accuser is None
+    assert find_culprit([ended(0, 1, VICTIM), other]).accuser is None
 
 
 # -- what is told ------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from overlap.processes.sockets import (
     listen,
     parse_endpoint,
     port_holder,
-    tune,
+    set_socket_options,
 )
 from overlap.processes.wire import Join, Refused, Waiting, encode
 from tests.interpreters import free_port
@@ -271,11 +271,11 @@ async def test_both_ends_of_a_connection_last_through_the_outage_that_is_given(
     made: list[trio.SocketStream] = []
 
     def noted(stream: trio.SocketStream, *given: float) -> None:
-        tune(stream, *given)
+        set_socket_options(stream, *given)
         made.append(stream)
 
-    monkeypatch.setattr(sockets, "tune", noted)
-    monkeypatch.setattr(acceptor, "tune", noted)
+    monkeypatch.setattr(sockets, "set_socket_options", noted)
+    monkeypatch.setattr(acceptor, "set_socket_options", noted)
 
     company = make_company(2)
 

@@ -7,7 +7,7 @@ import pytest
 
 import topology
 from overlap.cost.select import plan
-from overlap.cost.symmetry import congruence
+from overlap.cost.symmetry import congruence_key
 
 from .worlds import now_ns, simulate
 
@@ -34,7 +34,7 @@ TRN2 = topology.cluster("trn2.48xlarge", nodes=4)
     ids=["blocks of a node", "one of every node", "nodes"],
 )
 def test_groups_alike_cost_the_same(groups):
-    assert len({congruence(TRN2, group) for group in groups}) == 1
+    assert len({congruence_key(TRN2, group) for group in groups}) == 1
     plans = [plan("all_reduce", 1 << 20, TRN2, group) for group in (groups[0], groups[-1])]
     assert len({(each.algorithm, each.predicted_s) for each in plans}) == 1
 
@@ -49,19 +49,19 @@ def test_groups_alike_cost_the_same(groups):
     ],
 )
 def test_what_is_not_alike_is_told_apart(other):
-    assert congruence(TRN2, tuple(range(8))) != congruence(TRN2, other)
+    assert congruence_key(TRN2, tuple(range(8))) != congruence_key(TRN2, other)
 
 
 def test_wires_that_are_shared_are_told_apart():
     """Both go from the first device over the third to the second in as many hops; one passes it on the way."""
-    assert congruence(TRN2, (0, 8, 4)) != congruence(TRN2, (0, 8, 12))
+    assert congruence_key(TRN2, (0, 8, 4)) != congruence_key(TRN2, (0, 8, 12))
 
 
 def test_nodes_are_told_apart_where_wires_do_not_tell(tmp_path):
     file = tmp_path / "switched.toml"
     file.write_text(SWITCHED)
     cluster = topology.Cluster.load(file, nodes=2)
-    assert congruence(cluster, (0, 1)) == congruence(cluster, (2, 3)) != congruence(cluster, (0, 2))
+    assert congruence_key(cluster, (0, 1)) == congruence_key(cluster, (2, 3)) != congruence_key(cluster, (0, 2))
 
 
 def test_large_groups_that_are_moved_cost_the_same():
@@ -70,22 +70,22 @@ def test_large_groups_that_are_moved_cost_the_same():
     groups = [tuple(range(device, cluster.world_size, 8)) for device in (0, 5)]
     pairs = [tuple(r for r in range(320) if r % 8 in devices) for devices in ((0, 1), (2, 6))]
     for one, other in (groups, pairs):
-        assert congruence(cluster, one) == congruence(cluster, other)
+        assert congruence_key(cluster, one) == congruence_key(cluster, other)
         prices = [
             [(each.algorithm, each.predicted_s) for each in plan("all_gather", 1 << 20, cluster, group).alternatives]
             for group in (one, other)
         ]
         assert prices[0] == prices[1]
-    assert congruence(cluster, groups[0]) != congruence(cluster, pairs[0])
-    assert congruence(cluster, groups[0]) != congruence(cluster, (*groups[0][1:], groups[0][0]))
+    assert congruence_key(cluster, groups[0]) != congruence_key(cluster, pairs[0])
+    assert congruence_key(cluster, groups[0]) != congruence_key(cluster, (*groups[0][1:], groups[0][0]))
 
 
 def test_large_groups_on_other_devices_are_told_apart_where_devices_differ():
     """Neighbours on a torus, and devices that are not; the same devices of other nodes are alike."""
     cluster = topology.cluster("trn2.48xlarge x80")
     near, far = (tuple(r for r in range(2560) if r % 64 in cores) for cores in ((0, 4), (0, 8)))
-    assert congruence(cluster, near) != congruence(cluster, far)
-    assert congruence(cluster, near) == congruence(cluster, tuple(rank + 2560 for rank in near))
+    assert congruence_key(cluster, near) != congruence_key(cluster, far)
+    assert congruence_key(cluster, near) == congruence_key(cluster, tuple(rank + 2560 for rank in near))
 
 
 def test_a_world_of_many_groups_takes_one_choice():

@@ -156,7 +156,7 @@ def one_process(monkeypatch):
     monkeypatch.setattr(epochs, "listen", lambda endpoint: listener)
     monkeypatch.setattr(epochs, "witness_folder", lambda: jobs[-1].folder)
     monkeypatch.setattr(epochs, "_runs", repeat(0))
-    for name in ("renumber", "report_to_launcher", "notify"):
+    for name in ("set_place_variables", "report_to_launcher", "notify"):
         monkeypatch.setattr(epochs, name, lambda *_: None)
     monkeypatch.setattr(Witness, "look_s", 0.02)  # as of the witness between hosts: of those waits most of the time is
     monkeypatch.setattr(Witness, "has_ended", lambda self, member: member in jobs[-1].dead)

@@ -170,32 +170,34 @@ def test_an_inversion_that_was_survived_is_found_and_one_order_is_none() -> None
     order = [("a", 1), ("b", 2)]
     wrong = record(2, *[(r, "all_reduce", g, line, 9) for r in (0, 1) for g, line in order[:: 1 if r else -1]])
     right = record(2, *[(r, "all_reduce", g, line, 9) for r in (0, 1) for g, line in order])
-    verdict = latent.inversion(wrong)
+    verdict = latent.find_order_cycle(wrong)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == ("cycle", (0, 1), ("x.py:2", "x.py:1"))
     assert (
         "rank 0 issues all_reduce #0 of group 'b' (x.py:2) before all_reduce #0 of group 'a' (x.py:1)" in verdict.text
     )
-    assert latent.inversion(right) is None
+    assert latent.find_order_cycle(right) is None
 
 
 def test_a_long_cycle_is_told_by_its_joints_only() -> None:
     """Operations of one rank between two joints are left out."""
     one = [(0, "all_reduce", name, line, 9) for line, name in enumerate("abcd")]
     other = [(1, "all_reduce", name, line, 9) for line, name in enumerate("dbca", 10)]
-    verdict = latent.inversion(record(2, *one, *other))
+    verdict = latent.find_order_cycle(record(2, *one, *other))
     assert verdict is not None
     assert verdict.text.count(" before ") == 2
 
 
 def test_groups_of_some() -> None:
     made = [GroupCall(rank=rank, ranks=(0, 1), line="x.py:3") for rank in (0, 1, 2)]
-    verdict = latent.groups(Record(size=4, group_calls=made), {0, 1, 2, 3})
+    verdict = latent.find_partial_group(Record(size=4, group_calls=made), {0, 1, 2, 3})
     assert verdict is not None
     assert (verdict.ranks[0], verdict.lines) == (3, ("x.py:3",))
-    assert latent.groups(Record(size=4, group_calls=made), {0, 1, 2}) is None  # rank 3 may still have come to it
+    assert (
+        latent.find_partial_group(Record(size=4, group_calls=made), {0, 1, 2}) is None
+    )  # rank 3 may still have come to it
     alone = [GroupCall(rank=0, ranks=(0, 1), line="x.py:3", alone=True)]
-    assert latent.groups(Record(size=2, group_calls=alone), {0, 1}) is None
+    assert latent.find_partial_group(Record(size=2, group_calls=alone), {0, 1}) is None
 
 
 def weights(rank: int, step: int, **digests: str) -> WeightRecord:
@@ -205,12 +207,12 @@ def weights(rank: int, step: int, **digests: str) -> WeightRecord:
 def test_weights_that_differ_name_the_first_update_and_the_first_weight() -> None:
     same = [weights(rank, 1, a="1", b="2") for rank in range(3)]
     then = [weights(rank, 2, a="3", b="4" if rank != 1 else "5") for rank in range(3)]
-    assert latent.weights(Record(size=3, weights=same)) is None
-    verdict = latent.weights(Record(size=3, weights=same + then))
+    assert latent.find_weight_difference(Record(size=3, weights=same)) is None
+    verdict = latent.find_weight_difference(Record(size=3, weights=same + then))
     assert verdict is not None
     assert verdict.text == "after update 2 (x.py:2), and not before, 'b' differs: rank 1 (5) from rank 0 (4)"
     parts = [WeightRecord(rank=rank, step=1, digests={f"a [part {rank}]": str(rank)}) for rank in range(2)]
-    assert latent.weights(Record(size=2, weights=parts)) is None
+    assert latent.find_weight_difference(Record(size=2, weights=parts)) is None
 
 
 def test_only_a_difference_that_lasts_counts_at_the_end() -> None:
@@ -219,11 +221,11 @@ def test_only_a_difference_that_lasts_counts_at_the_end() -> None:
         return Record(size=2, weights=[each for pair in pairs for each in pair])
 
     averaged = record_of("00", "12", "33", "45", "66")  # by every second update
-    assert latent.weights(averaged, lasting=True) is None
-    first = latent.weights(averaged)
+    assert latent.find_weight_difference(averaged, lasting=True) is None
+    first = latent.find_weight_difference(averaged)
     assert first is not None
     assert first.text.startswith("after update 1 (x.py:1), and not before, 'a' differs: rank 1 (2)")
-    left = latent.weights(record_of("00", "12", "33", "45", "46"), lasting=True)
+    left = latent.find_weight_difference(record_of("00", "12", "33", "45", "46"), lasting=True)
     assert left is not None
     assert left.text.startswith("from update 3 (x.py:3) on, 'a' differs: rank 1 (5)")
 
@@ -237,7 +239,7 @@ def test_weights_that_differ_name_the_setting_that_differs_before_random_numbers
             settings = ({"lr": "0.1"}, {"lr": lr if rank else "0.1", "foreach": "None"})
             differing = WeightRecord(rank=rank, step=step, digests={"a": str(rank)}, settings=settings)
             made.weights += [first, differing] if step else [replace(first, digests=differing.digests)]
-        verdict = latent.weights(made)
+        verdict = latent.find_weight_difference(made)
         assert verdict is not None
         return verdict.text.partition("from rank 0 (0)")[2]
 
@@ -253,7 +255,7 @@ def test_a_missing_gradient_and_a_touched_buffer() -> None:
         WeightRecord(rank=rank, step=1, digests={}, without_gradient=("a", "b")[: 1 + rank], line="x.py:9")
         for rank in (0, 1)
     ]
-    verdict = latent.gradients(Record(size=2, weights=lacking))
+    verdict = latent.find_missing_gradient(Record(size=2, weights=lacking))
     assert verdict is not None
     assert verdict.text == "rank 1 had no gradient of 'b' in update 1 (x.py:9), rank 0 had one"
     made = record(2, (0, "all_reduce", "world", 4))
@@ -280,29 +282,34 @@ def test_groups_made_in_another_order() -> None:
 
     order = [((0, 1), 3), ((1, 2), 4)]
     wrong = [*made(0, *order), *made(1, *order), *made(2, *order[::-1])]
-    verdict = latent.group_order(Record(size=3, group_calls=wrong))
+    verdict = latent.find_group_order_difference(Record(size=3, group_calls=wrong))
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == ("group order", (2, 0), ("x.py:4", "x.py:3"))
     assert "rank 2 made the group of ranks 1-2 at x.py:4 where rank 0 made that of ranks 0-1 at x.py:3" in verdict.text
-    assert latent.groups(Record(size=3, group_calls=wrong), {0, 1, 2}) is None
-    assert latent.group_order(Record(size=2, group_calls=[*made(0, *order), *made(1, *order)])) is None
-    assert latent.group_order(Record(size=2, group_calls=[*made(0, *order), *made(1, order[1], alone=True)])) is None
+    assert latent.find_partial_group(Record(size=3, group_calls=wrong), {0, 1, 2}) is None
+    assert latent.find_group_order_difference(Record(size=2, group_calls=[*made(0, *order), *made(1, *order)])) is None
+    assert (
+        latent.find_group_order_difference(
+            Record(size=2, group_calls=[*made(0, *order), *made(1, order[1], alone=True)])
+        )
+        is None
+    )
 
 
 def test_one_tag_for_two_messages_under_way_is_told_with_both_lines() -> None:
     ends = [(0, "send", (1, 7), 1, 9), (0, "send", (1, 7), 2, 9), (1, "recv", (0, 7), 5, 9), (1, "recv", (0, 7), 6, 9)]
-    verdict = latent.tags(record(2, *ends))
+    verdict = latent.find_reused_tag(record(2, *ends))
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("tag reused", (0, 1))
     assert verdict.lines == ("x.py:1", "x.py:2", "x.py:5", "x.py:6")
     waited = record(2, *ends)
     waited.issues[0].waited_ns = 0  # before the second was issued
-    assert latent.tags(waited) is None
+    assert latent.find_reused_tag(waited) is None
     for place, line in ((1, 1), (3, 5)):  # a loop sends, or receives
         loop = [list(each) for each in ends]
         loop[place][3] = line
-        assert latent.tags(record(2, *map(tuple, loop))) is None
-    assert latent.tags(record(2, *[(r, op, (peer, 0), *rest) for r, op, (peer, _), *rest in ends])) is None
+        assert latent.find_reused_tag(record(2, *map(tuple, loop))) is None
+    assert latent.find_reused_tag(record(2, *[(r, op, (peer, 0), *rest) for r, op, (peer, _), *rest in ends])) is None
 
 
 def test_ranks_that_wait_outside_of_an_inversion_are_named_too() -> None:
@@ -340,4 +347,4 @@ def test_lists_that_the_other_rank_passes_later_are_no_wrong_members() -> None:
     lists = {0: [(0, 1), (2, 3)], 1: [(2, 3)]}
     made = record(2)
     made.group_calls = [GroupCall(rank=rank, ranks=ranks, line="x.py:4") for rank, of in lists.items() for ranks in of]
-    assert latent.group_members(made) is None
+    assert latent.find_group_members_difference(made) is None

@@ -20,7 +20,7 @@ from ...units import integer
 from ..console import Console
 from ..options import add_options, shared_option
 from ..output import output_path
-from .report import drawings, introduction, median_steps, progress, summary, verdict
+from .report import draw_both_steps, introduction, make_progress, median_steps, summary, verdict
 from .training import Task, compare, fitting_bandwidth
 
 __all__ = ["fill", "main"]
@@ -76,13 +76,13 @@ def main(args: argparse.Namespace) -> int:
     task = Task(ranks=args.ranks, steps=args.steps)
     task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
     console.print(introduction(task, images=len(digits().split()[0]), width=console.width), soft_wrap=True)
-    comparison = compare(task, progress(console, steps=2 * task.steps))
+    comparison = compare(task, make_progress(console, steps=2 * task.steps))
     steps = median_steps(comparison)
     if args.trace:
         write_trace(comparison.timeline, args.trace)
         console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
     console.print()
-    for line in drawings(comparison, steps, width=console.width, ascii=console.plain, color=console.coloured):
+    for line in draw_both_steps(comparison, steps, width=console.width, ascii=console.plain, color=console.coloured):
         console.print(line)
     view = TimelineView(comparison.timeline, step=steps.overlapped.index)
     console.print(summary(comparison, steps), soft_wrap=True)

@@ -93,14 +93,14 @@ def summary(comparison: DemoComparison, steps: MedianSteps) -> str:
         [
             f"{'':28}{'without overlap':>16}{'with overlap':>16}",
             *(f"{name:28}{format_ns(first):>16}{format_ns(second):>16}" for name, first, second in times),
-            *_weights(comparison),
+            *_weights_lines(comparison),
             f"speed-up           {before.wall_ns / after.wall_ns:.2f}x; "
             f"test accuracy {comparison.right / comparison.tests:.1%} of {comparison.tests} images",
         ]
     )
 
 
-def _weights(comparison: DemoComparison) -> Iterator[str]:
+def _weights_lines(comparison: DemoComparison) -> Iterator[str]:
     """Say whether all ranks have equal weights after both trainings; if not, list their digests."""
     if comparison.identical:
         digest = comparison.digests[0][0][:_SHOWN]
@@ -114,7 +114,9 @@ def _weights(comparison: DemoComparison) -> Iterator[str]:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def drawings(comparison: DemoComparison, steps: MedianSteps, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+def draw_both_steps(
+    comparison: DemoComparison, steps: MedianSteps, *, width: int, ascii: bool, color: bool
+) -> Iterator[Text]:
     """Draw the median step without overlap above the one with it, with one ruler and one legend for both."""
     views = {
         f"{title}, step {step.index}": TimelineView(comparison.timeline, step=step.index, rows=ROWS)
@@ -147,7 +149,7 @@ def verdict(view: TimelineView, *, width: int) -> str:
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
-def progress(console: Console, *, steps: int) -> Callable[[float], None]:
+def make_progress(console: Console, *, steps: int) -> Callable[[float], None]:
     """Return a function that counts a step, and prints a line with its loss for `LOGGED` of all steps.
 
     Only that function prints, between steps, so that it takes no time from the measured steps.

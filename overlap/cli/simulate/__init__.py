@@ -17,7 +17,7 @@ from ..options import add_options, check_width, shared_option, values
 from ..output import output_path, show
 from ..parser import Parser
 from ..program import add_program, named_program, report_late_options, report_traces
-from .page import describe, drawing, page
+from .page import describe, draw_timelines, page_lines
 from .setting import PARAMETERS, check_setting
 from .simulation import SimulatedRun, showing_progress, simulate
 
@@ -89,7 +89,7 @@ def _page_lines(args: argparse.Namespace, runs: Sequence[SimulatedRun], wall_s: 
     for number, run in enumerate(runs, 1):
         if len(runs) > 1:
             yield f"run {number} of {len(runs)}"
-        yield from page(run.outcome, run.request, wall_s, console.width)
+        yield from page_lines(run.outcome, run.request, wall_s, console.width)
         yield ""
-        for line in drawing(run.timeline, run.outcome, width=console.width, **look):
+        for line in draw_timelines(run.timeline, run.outcome, width=console.width, **look):
             console.print(line)

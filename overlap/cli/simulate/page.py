@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _LISTED = 4  # shapes that are named
 
 
-def page(outcome: StepSummary, request: RunConfig, wall_s: float, width: int) -> list[str]:
+def page_lines(outcome: StepSummary, request: RunConfig, wall_s: float, width: int) -> list[str]:
     """Return the page of a simulated run: its assumptions, the times of its median step, and its communication."""
     row, field = outcome.longest, partial(figure_lines, width=width)
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
         *wrapped(f"{_machine_text(request)}, {_ranks_text(outcome.world_size)}, virtual time", width, rest="  "),
-        *field("assumed", "; ".join([*assumptions(request), *_dtype_warnings(outcome, request)])),
+        *field("assumed", "; ".join([*assumption_lines(request), *_dtype_warnings(outcome, request)])),
         *field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
         *field("  compute", f"{exact(row.compute_ns)}"),
         *field("  communication", f"{exact(row.comm_ns)}"),
@@ -52,7 +52,7 @@ def _machine_text(request: RunConfig) -> str:
     return f"{cluster.name}{lnc}"
 
 
-def assumptions(request: RunConfig) -> list[str]:
+def assumption_lines(request: RunConfig) -> list[str]:
     """Return the assumptions of a run in words."""
     virtual = request.virtual
     assert virtual is not None
@@ -120,7 +120,7 @@ def exact(duration_ns: int) -> str:
     return f"{millis}.{nanos:06d} ms"
 
 
-def drawing(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+def draw_timelines(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
     """Draw the median step lane by lane, and then give the verdict on it."""
     from rich.text import Text
 

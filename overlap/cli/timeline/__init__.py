@@ -10,7 +10,7 @@ from ...explain.entry import explain_files
 from ...explain.oddities import oddities
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
-from ...ranklist import listed, unlisted
+from ...ranklist import listed, parse_rank_list
 from ...settings import Option
 from ...timeline.files.kineto import PROFILER
 from ...timeline.files.merge import merged
@@ -135,6 +135,6 @@ def _read_ranks(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
-        return unlisted(text)
+        return parse_rank_list(text)
     except ValueError as error:
         raise UsageError(f"--rank: {error}") from None

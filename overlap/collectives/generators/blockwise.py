@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...errors import ScheduleError
 from ..pattern import Ints
 from ..schedule import Buffer, Schedule
-from ..slicing import join_rows, single_slots
+from ..slicing import join_rows, split_into_slots
 from ..tablewriter import TableWriter
 
 _Column: TypeAlias = NDArray[np.integer]
@@ -158,7 +158,7 @@ def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, ch
             f"{level.table!r}: a level needs blocks of one slot, got {level.table.slots_per_block}: this is a bug in "
             "overlap, please report it"
         )
-    rows, part = single_slots(level.table), np.arange(level.width, dtype=np.int32)
+    rows, part = split_into_slots(level.table), np.arange(level.width, dtype=np.int32)
     wide = {name: np.repeat(column, level.width) for name, column in rows.items()}
     inner = np.tile(part, len(rows["step"]))
     wide["src"], wide["dst"] = ranks[wide["src"]], ranks[wide["dst"]]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import Schedule
-from ..slicing import pipeline
+from ..slicing import pipeline_phases
 from . import blockwise
 from .along_rings import Rings
 from .families import FROM_ROOT, READINGS, SPREADING, Options, find_pattern
@@ -129,7 +129,7 @@ def hierarchical(
         schedule, steps = _compose_blocks(table, collective, root, inside, between)
     else:
         schedule, steps = _compose_from_root(collective, root, scatter, rings, inside, between)
-    return pipeline(schedule, phase_starts(collective, steps), slices)
+    return pipeline_phases(schedule, phase_starts(collective, steps), slices)
 
 
 _Staged: TypeAlias = tuple[Schedule, Mapping[Scope, Sequence[int]]]  # a schedule, and the steps of its phases

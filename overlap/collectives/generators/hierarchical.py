@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, flat_columns, owners, spread
+from ..pattern import Ints, Pattern, flat_columns, owners, pattern_from_edges
 from ..schedule import COLUMNS, Buffer, Schedule
-from ..slicing import with_rows
+from ..slicing import replace_rows
 from .torus import squarest
 
 
@@ -46,7 +46,7 @@ def _compose(inter: Pattern, intra: Pattern) -> Pattern:
     outer, inner = _edges_between_nodes(inter, intra), _edges_inside_nodes(inter, intra, lanes)
     columns = [np.concatenate(pair) for pair in zip(outer, inner, strict=True)]
     step, src, dst, chunk, channel, group = columns
-    pattern = spread(size, owners(size, parts), step, src, dst, chunk, channel=channel, group=group)
+    pattern = pattern_from_edges(size, owners(size, parts), step, src, dst, chunk, channel=channel, group=group)
     node, local = pattern.owner // local_size, pattern.owner % local_size
     part = np.arange(size * parts, dtype=np.int32) // size
     # Slots contiguous in each message between ranks of a node, and between two nodes.
@@ -103,7 +103,7 @@ def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
         grouped = {"group": np.where(rows["group"] >= 0, rows["group"] * nodes + node, -1)}
         blocks.append({**rows, **moved, **ends, **slots, **grouped})
     blocks += _inter_node_rows(flat, inter, sums, middle, local_size)
-    whole = with_rows(flat, blocks, slots_per_block=flat.slots_per_block * k)
+    whole = replace_rows(flat, blocks, slots_per_block=flat.slots_per_block * k)
     scratch = max(flat.blocks[2], inter.blocks[2])
     return replace(whole, size=nodes * local_size, blocks=(1, 1, scratch), algorithm="hierarchical")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..pattern import Ints, Pattern, spread
+from ..pattern import Ints, Pattern, pattern_from_edges
 from ..schedule import Buffer, Schedule
 from ..tablewriter import TableWriter
 
@@ -55,7 +55,7 @@ def _pattern_of_edges(
 ) -> Pattern:
     """Return the pattern of edges whose ends count from the root."""
     owner = np.full(slices, root, np.int32)
-    return spread(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
+    return pattern_from_edges(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
 
 
 def subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -167,7 +167,7 @@ def _join_trees(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slic
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
     chunk = half * np.int32(slices) + slice_
     src, dst = (src + root) % size, (dst + root) % size
-    return spread(size, np.repeat(owners, slices), step + 2 * slice_, src, dst, chunk, channel=half)
+    return pattern_from_edges(size, np.repeat(owners, slices), step + 2 * slice_, src, dst, chunk, channel=half)
 
 
 def _arrival_steps(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int], int], when: dict[int, int]) -> int:

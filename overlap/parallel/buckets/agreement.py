@@ -35,7 +35,7 @@ def digest_texts(items: Iterable[str]) -> NDArray[np.int64]:
     return np.array([len(texts), *hashes, *[0] * (_SLOTS - 1 - len(hashes))], np.int64)
 
 
-def check_alike(
+def check_equal_items(
     subject: str, items: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], this_rank: int
 ) -> None:
     """Compare the digests of all ranks with the items of this one.
@@ -66,7 +66,9 @@ def check_alike(
             raise mark_agreed(UsageError(f"{subject} differ between rank {this_rank} and rank {rank}: {item}"))
 
 
-def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
+def issue_comparison(
+    work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = ""
+) -> Future[None]:
     """Return a future that fails, on every rank of a group, unless all have the same items.
 
     Args:
@@ -78,7 +80,7 @@ def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str]
     """
     label = RoleName(name or f"compare {subject}", "library")
     gathered = group.all_gather(metadata(digest_texts(items)), name=label, call_site=users_frame())
-    check = partial(check_alike, subject, items, ranks=group.ranks, this_rank=work.rank.rank)
+    check = partial(check_equal_items, subject, items, ranks=group.ranks, this_rank=work.rank.rank)
     return work.compute(check if work.real else nothing, gathered, name="compare")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import numpy as np
 
 from ...errors import UsageError
-from ...hints import plainly_named
+from ...hints import hide_class_name
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
@@ -21,7 +21,7 @@ from ..memory_work import users_frame
 from ..settings import Settings, check_count
 from ..strategy import Ahead, Strategy
 from ..tree import Params, Site
-from .agreement import agreement
+from .agreement import issue_comparison
 from .bucket import Bucket, BucketContext, scale_gradient
 from .gradients import Part, clip_factor, square_sums
 from .queue import BucketQueue
@@ -36,7 +36,7 @@ _COMPARISON = "compare order of gradients"
 B = TypeVar("B", bound=Bucket)
 
 
-@plainly_named
+@hide_class_name
 class Bucketed(Strategy[Params], Generic[B, Params]):
     """A model with gradients averaged over a group of ranks, in buckets.
 
@@ -313,7 +313,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             return
         self._seen = order
         if self.group.size > 1:
-            self._agreed = (agreement(self._work, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
+            self._agreed = (issue_comparison(self._work, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
         self._reorder(order)
 
 

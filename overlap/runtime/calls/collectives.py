@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, overload
 
 from ...collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER
-from ...hints import plainly_named
+from ...hints import hide_class_name
 from ..operation import CollectiveFuture
 from .issues import Issues
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
 
 
-@plainly_named
+@hide_class_name
 class CollectiveCalls(Issues):
     """Operations that combine the arrays of all ranks, or copy those of all ranks or of a root to others."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ...collectives.kinds import ALL_TO_ALL, BARRIER, PERMUTE
-from ...hints import plainly_named
+from ...hints import hide_class_name
 from ..operation import CollectiveFuture
 from .issues import Issues
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
 
 
-@plainly_named
+@hide_class_name
 class Exchanges(Issues):
     """Operations between pairs of ranks, and the barrier."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...collectives.kinds import ALL_GATHER, BROADCAST, GATHER, SCATTER
-from ...hints import plainly_named
+from ...hints import hide_class_name
 from ..future import Future
 from .issues import Issues
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .shapes import V
 
 
-@plainly_named
+@hide_class_name
 class Objects(Issues):
     """Operations on Python objects."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET
 
 from ...errors import UsageError
-from ...ranklist import unlisted
+from ...ranklist import parse_rank_list
 from ..columnar import KINDS, NONE, ROLES, Int64s, SpanColumns, SpanGroup, Table
 from ..spans import CUT, LEFT_OUT, Timeline
 from .events import OF_ARRAY, EventReader
@@ -182,7 +182,7 @@ def decode_columns(events: Sequence[SpanEvent]) -> SpanColumns:
         raise ValueError("an operation has no 'issued_ns'")
     dur_ns = np.array([round(event.dur * 1000) for event in events], np.int64)
     known_groups = Table[SpanGroup]()  # one group may be listed in several ways
-    index = [known_groups[SpanGroup(name, unlisted(ranks) if ranks else (), tag)] for name, ranks, tag in groups]
+    index = [known_groups[SpanGroup(name, parse_rank_list(ranks) if ranks else (), tag)] for name, ranks, tag in groups]
     columns |= {
         "end_ns": np.where(columns["end_ns"] == NONE, start_ns + dur_ns, columns["end_ns"]),
         "met_ns": np.where(is_operation, np.where(columns["met_ns"] == NONE, start_ns, columns["met_ns"]), 0),
