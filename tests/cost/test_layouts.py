@@ -16,7 +16,7 @@ from overlap.collectives.generators.ring import kangaring, ring
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
 from overlap.cost import cost, on, rounds
-from overlap.cost.candidates import candidates
+from overlap.cost.candidates import list_options
 from overlap.cost.geometry import Geometry
 from overlap.cost.select import plan
 from overlap.cost.symmetry import EqualNodes
@@ -231,7 +231,7 @@ def whole_s(part, nbytes):
 def test_a_few_ranks_take_what_all_take(name, op):
     machine = topology.cluster(name)
     ranks, root = tuple(range(machine.world_size)), 5 if op in ("broadcast", "reduce", "gather", "scatter") else 0
-    options, _ = candidates(op, machine, ranks, root, None, True, "hierarchical", False)
+    options, _ = list_options(op, machine, ranks, root, None, True, "hierarchical", False)
     parts = {part for option in options for part in option.parts}
     assert any(part.model.placement.size < machine.world_size for part in parts)
     for part in parts:
@@ -244,7 +244,7 @@ def test_the_same_places_of_all_nodes():
     machine = topology.cluster("trn1.32xlarge x2")
     ranks = tuple(range(8)) + tuple(range(32, 40))
     for op in ("all_reduce", "broadcast"):
-        for option in candidates(op, machine, ranks, 0, None, True, "hierarchical", False)[0]:
+        for option in list_options(op, machine, ranks, 0, None, True, "hierarchical", False)[0]:
             for part in option.parts:
                 assert part.total_s(1e6) == pytest.approx(whole_s(part, 1e6), rel=1e-9)
 
@@ -255,9 +255,9 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 def prices(machine, op, ranks):
     """Return what every option of two levels takes, of three sizes, in one, two and three pieces."""
-    candidates.cache_clear()
+    list_options.cache_clear()
     root = len(ranks) * 5 // 8 + 1 if op in ROOTED else 0
-    options, _ = candidates(op, machine, ranks, root, None, True, "hierarchical", False)
+    options, _ = list_options(op, machine, ranks, root, None, True, "hierarchical", False)
     return [
         (
             option.detail,
@@ -286,7 +286,7 @@ def check_one_stands_for_all(monkeypatch, name, op, servers, per_node):
 
     monkeypatch.setattr(EqualNodes, "of", of_all)
     assert few == prices(machine, op, ranks)
-    candidates.cache_clear()
+    list_options.cache_clear()
 
 
 @pytest.mark.everyday(1)

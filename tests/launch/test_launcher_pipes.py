@@ -28,7 +28,7 @@ from overlap.launch.output import (
     open_log,
     write_log,
 )
-from overlap.processes.secret import ADVICE, generate, given_secret, hand_over, user_secret
+from overlap.processes.secret import ADVICE, generate, given_secret, user_secret, write_to_nameless_file
 from tests.threads import run_threads
 
 # -- what the launcher's parts do with pipes, in one process -----------------------------------------------------------
@@ -328,7 +328,7 @@ def test_what_is_handed_over_is_read_back_each_time_and_wins(system, monkeypatch
     elif system != "Linux":
         monkeypatch.setattr(os, "memfd_create", Mock(side_effect=PermissionError(1, "Operation not permitted")))
     secret = generate()
-    descriptor = hand_over(secret)
+    descriptor = write_to_nameless_file(secret)
     try:
         environ = {"OVERLAP_SECRET_FD": str(descriptor), "OVERLAP_SECRET": HEX}
         assert len(secret) == 32

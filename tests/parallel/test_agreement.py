@@ -9,7 +9,7 @@ import pytest
 
 import overlap
 from overlap import UsageError, parallel
-from overlap.parallel.buckets.agreement import check_alike, digest_texts, minority_ranks
+from overlap.parallel.buckets.agreement import check_equal_items, digest_texts, minority_ranks
 
 from .programs import train, weights
 
@@ -22,7 +22,7 @@ def told(mine: Sequence[str], *others: Sequence[str]) -> str:
     """Return what rank 5 says of itself and others, which are ranks 6, 7, ...; "" if all are alike."""
     gathered = np.concatenate([digest_texts(mine), *map(digest_texts, others)])
     try:
-        check_alike("params", mine, gathered, range(5, 6 + len(others)), 5)
+        check_equal_items("params", mine, gathered, range(5, 6 + len(others)), 5)
     except UsageError as error:
         return str(error)
     return ""
@@ -66,7 +66,7 @@ def test_damaged_digests_are_told() -> None:
     damaged = digest_texts(ITEMS[:1])
     damaged[32] ^= 1 << 62
     with pytest.raises(UsageError) as caught:
-        check_alike("params", ITEMS[:1], np.concatenate([digest_texts(ITEMS[:1]), damaged]), [5, 6], 5)
+        check_equal_items("params", ITEMS[:1], np.concatenate([digest_texts(ITEMS[:1]), damaged]), [5, 6], 5)
     assert str(caught.value) == "params differ between rank 5 and rank 6: the digests have come damaged"
 
 

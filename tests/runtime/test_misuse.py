@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import overlap
 from overlap import RankFailedError, UsageError, parallel
-from overlap.ranklist import listed, unlisted
+from overlap.ranklist import listed, parse_rank_list
 
 from .worlds import failure_of, run
 
@@ -238,7 +238,7 @@ def test_a_name_of_another_room_is_told() -> None:
 
 @given(st.lists(st.integers(0, 30), min_size=1))
 def test_lists_read_back_in_their_order(ranks):
-    assert unlisted(listed(ranks)) == tuple(ranks)
+    assert parse_rank_list(listed(ranks)) == tuple(ranks)
 
 
 def test_runs_are_shortened():
@@ -249,10 +249,10 @@ def test_runs_are_shortened():
 @pytest.mark.parametrize("text", ["", "a", "1,", "-1", "2-", "3-1", "1 2", "\u0663", "1-2-3"])
 def test_what_is_not_a_list_is_named(text):
     with pytest.raises(ValueError, match="is not a rank or a range such as 3-5"):
-        unlisted(text)
+        parse_rank_list(text)
 
 
 @pytest.mark.parametrize("text", ["0-999999999", "5, 0-999999", "0-500000, 0-500000"])
 def test_a_slip_does_not_fill_the_memory(text):
     with pytest.raises(ValueError, match="makes more than 1000000 ranks"):
-        unlisted(text)
+        parse_rank_list(text)

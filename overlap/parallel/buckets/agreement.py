@@ -74,7 +74,7 @@ def issue_comparison(
     Args:
         work: Issues the comparison.
         group: The ranks that compare.
-        subject: The name of the items; see `check_alike`.
+        subject: The name of the items; see `check_equal_items`.
         items: The items of this rank.
         name: Name of the operation in timelines; by default from the subject.
     """
