@@ -112,4 +112,4 @@ def _met_condition_text(limit: Limit | None, report: Why, comparison: Comparison
     value: float = report.step_ns if limit.name == "step" else report.cost_ns(limit.name)
     if limit.unit == "%":
         value = 100 * value / (sum(cause.duration_ns for cause in report.causes) or 1)
-    return limit.describe_value(value) if limit.is_met(value) else ""
+    return limit.failure_text(value)

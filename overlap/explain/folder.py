@@ -104,8 +104,9 @@ def _read_report(path: Path) -> Why | None:
 def _with_named_rank(report: RankReport) -> RankReport:
     """Return a report with the rank in its file's name; unchanged if the file has a rank or the name has none."""
     found = _RANK.search(Path(report.path).name)
-    if report.has_rank or not found:
+    if report.named_rank is not None or not found:
         return report
     rank = int(found[1])
     pieces = replace(report.pieces, rank=np.full_like(report.pieces.rank, rank))
-    return replace(report, rank=rank, world_size=max(report.world_size, rank + 1), pieces=pieces)
+    header = {**report.header, "distributedInfo": {**report.distributed_info, "rank": rank}}
+    return replace(report, header=header, pieces=pieces)

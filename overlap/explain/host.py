@@ -100,7 +100,7 @@ class GapPieces(NamedTuple):
         return cls(
             where.start_ns, where.end_ns, np.broadcast_to(number, len(where)).astype(np.int8),
             np.broadcast_to(thread, len(where)).astype(np.int64),
-            (where.start_ns + where.end_ns) // 2 if instant_ns is None else instant_ns,
+            where.start_ns + (where.end_ns - where.start_ns) // 2 if instant_ns is None else instant_ns,
         )  # fmt: skip
 
     @classmethod

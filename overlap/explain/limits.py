@@ -22,14 +22,13 @@ class Limit:
     bound: float  # In percent of the ranks' time, or in nanoseconds
     unit: str  # "%", "ns", "us", "ms" or "s"
 
-    def is_met(self, value: float) -> bool:
-        """Whether a value, in percent or nanoseconds as the bound is, meets the condition."""
-        return value > self.bound if self.above else value < self.bound
-
-    def describe_value(self, value: float) -> str:
-        """Return text with a value, in percent or nanoseconds as the bound is, and the bound."""
-        found = f"{value:.3g}%" if self.unit == "%" else format_ns(value)
-        bound = f"{self.bound:g}%" if self.unit == "%" else format_ns(self.bound)
+    def failure_text(self, value: float) -> str:
+        """Return text with a value that meets the condition, in percent or nanoseconds as the bound; "" for others."""
+        if value <= self.bound if self.above else value >= self.bound:
+            return ""
+        found, bound = (
+            (f"{value:.3g}%", f"{self.bound:g}%") if self.unit == "%" else map(format_ns, (value, self.bound))
+        )
         return f"{self.name} is {found}, {'above' if self.above else 'below'} {bound}"
 
 

@@ -36,11 +36,7 @@ def explain_profiles(reports: Sequence[RankReport], *, step: int | None = None) 
     Raises:
         UsageError: Two are of the same rank, or no rank recorded the step.
     """
-    return explain(profile_facts(sorted(reports, key=lambda report: report.rank), step))
-
-
-def profile_facts(reports: Sequence[RankReport], step: int | None) -> Facts:
-    """Return the facts on profiles, sorted by rank; arguments and errors as for `explain_profiles`."""
+    reports = sorted(reports, key=lambda report: report.rank)
     _check_same_run(reports)
     pieces, notes = divide_exposed(reports)
     every = {number for report in reports for number in report.windows}
@@ -79,7 +75,7 @@ def profile_facts(reports: Sequence[RankReport], step: int | None) -> Facts:
     )  # fmt: skip
     questions = [*_open_questions(facts, missing_ranks(reports))]
     questions += dict.fromkeys(note for report in reports for note in report.notes)
-    return replace(facts, undecided=questions)
+    return explain(replace(facts, undecided=questions))
 
 
 def _step_order(step: int | None) -> int:

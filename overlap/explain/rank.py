@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..timeline.columnar import Table
 from ..timeline.files.messages import operation_name
-from ..timeline.files.profile import RankProfile, read_profile
+from ..timeline.files.profile import ProfiledRank, RankProfile, read_profile
 from ..timeline.files.windows import (
     GRAPH,
     Rows,
@@ -69,18 +69,11 @@ class ProfiledCollective:
 
 
 @dataclass(slots=True, kw_only=True)
-class RankReport:
+class RankReport(ProfiledRank):
     """One rank: the pieces of its time, and facts on its kernels; instants are on the clock of its host."""
 
-    path: str
-    rank: int
-    world_size: int
-    host: str
-    has_rank: bool  # whether the file names its rank
-    has_groups: bool  # whether the job has groups of some of its ranks
     begin_ns: int  # the first event
     on_device: bool
-    device: str
     windows: dict[int | None, Interval]
     pieces: Pieces
     calls: list[ProfiledCollective]
@@ -140,8 +133,6 @@ def measure_profile(profile: RankProfile) -> RankReport:
         _site_pieces(profile, sites, *copied, copies=True),
         _comm_pieces(profile, work, exposed, calls),
     ])  # fmt: skip
-    properties = profile.header.get("deviceProperties")
-    first = properties[0] if isinstance(properties, list) and properties else {}
     launch = work.launch[work.compute]
     graphs = profile.matches(launch, GRAPH) & (launch >= 0)
     lengths_ns = profile.end_ns[work.compute] - profile.start_ns[work.compute]
@@ -150,11 +141,8 @@ def measure_profile(profile: RankProfile) -> RankReport:
         for step, window in windows.items()
     }
     return RankReport(
-        path=profile.path, rank=profile.rank, world_size=profile.world_size, has_rank=profile.named_rank is not None,
-        host=str(profile.header.get("host_name", "")), has_groups=profile.has_groups, on_device=work.on_device,
-        begin_ns=profile.base_ns + int(profile.start_ns[0]), pieces=pieces, calls=calls,
-        device=str(first.get("name", "")) if isinstance(first, dict) else "",
-        windows={step: (profile.base_ns + low, profile.base_ns + high) for step, (low, high) in windows.items()},
+        path=profile.path, header=profile.header, on_device=work.on_device, begin_ns=int(profile.start_ns[0]),
+        windows=windows, pieces=pieces, calls=calls,
         kernels={step: len(each) for step, each in kernels_ns.items()},
         kernel_median_ns={step: int(np.median(each)) if len(each) else 0 for step, each in kernels_ns.items()},
         graph_share=float(graphs.mean()) if len(graphs) else 0.0,
@@ -226,8 +214,7 @@ def _site_pieces(
         number[is_empty] = len(labels) + index
         labels += [CallSite(operator=_short_kernel_name(profile.names[each])) for each in names.tolist()]
     number = np.where(np.array([bool(str(site)) for site in labels], bool)[number], number, -1)
-    times = profile.base_ns + part.start_ns, profile.base_ns + part.end_ns
-    return Pieces.of(labels, profile.rank, *times, part.cause, site=number)
+    return Pieces.of(labels, profile.rank, part.start_ns, part.end_ns, part.cause, site=number)
 
 
 def _comm_pieces(
@@ -249,8 +236,8 @@ def _comm_pieces(
         call = by_row.get(row)
         op = call.op if call else operation_name(profile.names[profile.name[row]].removeprefix("c10d::")).strip("_")
         site.append(labels[CallSite(operator=op, frames=call.site.frames if call else ())])
-    times = profile.base_ns + part.start_ns, profile.base_ns + part.end_ns
-    return Pieces.of(tuple(labels), profile.rank, *times, part.cause, site=np.array(site, np.int64))
+    site_numbers = np.array(site, np.int64)
+    return Pieces.of(tuple(labels), profile.rank, part.start_ns, part.end_ns, part.cause, site=site_numbers)
 
 
 def _short_kernel_name(kernel: str) -> str:
@@ -280,7 +267,7 @@ def _collective_calls(
     steps = np.full(len(rows), None, object)
     for step, window in windows.items():
         steps[slice(*np.searchsorted(profile.start_ns[rows], window))] = step
-    times = (profile.base_ns + profile.start_ns[rows], profile.base_ns + profile.end_ns[rows], exposed_ns, steps)
+    times = (profile.start_ns[rows], profile.end_ns[rows], exposed_ns, steps)
     found = sites_of(sources), sites_of(np.where(waiters >= 0, work.launch[waiters], -1))
     return [
         ProfiledCollective(

@@ -133,7 +133,7 @@ def _match_collectives(reports: Sequence[RankReport], notes: list[str]) -> list[
 
 def _align_clocks(reports: Sequence[RankReport], matches: Sequence[Match], notes: list[str]) -> None:
     """Move the instants of all ranks to the clock of the first, by ends of collectives; add a note."""
-    hosts = {report.host for report in reports}
+    hosts = {str(report.header.get("host_name", "")) for report in reports}
     first = reports[0].rank
     if len(hosts) == 1 and "" not in hosts:
         notes.append("clocks: one host, one clock")

@@ -114,14 +114,6 @@ class SpanColumns:
         return cast(Rows, rows[self.kind[rows] == KINDS.index(kind)])
 
     @classmethod
-    def from_table(
-        cls, rank: int, table: Iterable[NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
-    ) -> SpanColumns:
-        """Return the columns of one rank, from the columns `INT64_COLUMNS` and `INT32_COLUMNS` in this order."""
-        named = dict(zip((*INT64_COLUMNS, *INT32_COLUMNS), table, strict=True))
-        return cls.from_named(named | {"rank": np.full(len(named["seq"]), rank, np.int64)}, texts, groups)
-
-    @classmethod
     def from_named(
         cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
@@ -147,31 +139,18 @@ class SpanColumns:
         """Return the columns of several parts, one after the other, with tables of only the texts and groups in use."""
         texts, groups = Table[str](), Table[SpanGroup]()
         texts[""], groups[NO_GROUP]
-        none = np.zeros((len(INT64_COLUMNS) + len(INT32_COLUMNS), 0), np.int64)
-        joined_parts = [cls.from_table(0, none, (), ())]
-        for part in parts:
+        joined_parts = [cls.from_named({"rank": np.zeros(0, np.int64)}, (), ())]
+        for part in parts:  # a part of a timeline shares the tables of the whole
             # New index of each old one in the tables of the part; the last element is for -1, no text.
             text_index, group_index = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
-            for number in part._used_texts():
-                text_index[number] = texts[part.texts[number]]
+            for number in np.unique(np.concatenate([np.unique(getattr(part, name)) for name in TEXTS])).tolist():
+                text_index[number] = texts[part.texts[number]] if number >= 0 else -1
             for number in np.unique(part.group).tolist():
                 group_index[number] = groups[part.groups[number]]
-            joined_parts.append(part._with_tables((), (), text_index, group_index))
+            named = {name: text_index[getattr(part, name)] for name in TEXTS}
+            joined_parts.append(replace(part, group=group_index[part.group], **named))
         columns = {name: np.concatenate([getattr(part, name) for part in joined_parts]) for name in _COLUMNS}
         return cls(texts=tuple(texts), groups=tuple(groups), **columns)
-
-    def _used_texts(self) -> list[int]:
-        """Return the indices of the texts in use, ascending; a part of a timeline shares the table of the whole."""
-        used = np.unique(np.concatenate([np.unique(getattr(self, name)) for name in TEXTS]))
-        found: list[int] = used[used >= 0].tolist()
-        return found
-
-    def _with_tables(
-        self, texts: tuple[str, ...], groups: tuple[SpanGroup, ...], text_index: Int32s, group_index: Int32s
-    ) -> SpanColumns:
-        """Return these columns for other tables; `text_index` and `group_index` give the new number of each old one."""
-        named = {name: text_index[getattr(self, name)] for name in TEXTS}
-        return replace(self, texts=texts, groups=groups, group=group_index[self.group], **named)
 
     def take(self, which: Mask | Rows) -> SpanColumns:
         """Return the columns of some spans: a mask keeps their order, row numbers give the order."""

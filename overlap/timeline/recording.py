@@ -176,8 +176,11 @@ def columns_from_raw(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
     """Return the columns of the spans that a rank has appended, in that order. Cost: 2 microseconds each."""
     encoder = _RowEncoder()
     rows = [encoder.encode(raw) for raw in raws]
-    table = np.array(rows, np.int64).reshape(len(rows), len(INT64_COLUMNS) + len(INT32_COLUMNS)).T
-    return SpanColumns.from_table(rank, table, encoder.texts, encoder.groups)
+    names = (*INT64_COLUMNS, *INT32_COLUMNS)
+    columns = dict(zip(names, np.array(rows, np.int64).reshape(len(rows), len(names)).T, strict=True))
+    return SpanColumns.from_named(
+        columns | {"rank": np.full(len(rows), rank)}, encoder.texts, encoder.groups
+    )  # fmt: skip
 
 
 def columns_from_spans(spans: Sequence[Span]) -> SpanColumns:
@@ -219,25 +222,23 @@ class _RowEncoder:
         if isinstance(name, RoleName):
             role = _ROLE_NUMBERS[name.role]
             name = str(name)
-        labels = _KIND_NUMBERS[kind], texts[lane], texts[name]
+        issued_ns, met_ns, seq, nbytes, priority, awaited_ns, group = NONE, 0, 0, 0, 0, None, self._nobody
+        op, algorithm, dtype, place = -1, none, none, none
         if not isinstance(info, tuple):
-            step = NONE if info is None else info
-            return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *labels, -1, none, none, none, self._nobody, role)
-        if len(info) == 4:
-            code, instruction, called_ns, issue_step = info
-            place, step = self._call_site_number(code, instruction), NONE if issue_step is None else issue_step
-            return (
-                start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *labels, -1, none, none, place, self._nobody, role,
-            )  # fmt: skip
-        match, issued_ns, priority, code, instruction, *waits, issue_step = info
-        awaited_ns = waits[0] if waits and waits[0] is not None else NONE
-        op, algorithm, group, seq, nbytes, dtype, met_ns = match
+            step = info
+        elif len(info) == 4:
+            code, instruction, issued_ns, step = info
+            place = self._call_site_number(code, instruction)
+        else:
+            match, issued_ns, priority, code, instruction, *waits, step = info
+            awaited_ns = waits[0] if waits else None
+            op_name, algorithm_name, raw_group, seq, nbytes, dtype_object, met_ns = match
+            op, algorithm, dtype = texts[op_name], texts[algorithm_name], self._dtype_number(dtype_object)
+            place, group = self._call_site_number(code, instruction), self._group_number(raw_group)
+        step, awaited_ns = NONE if step is None else step, NONE if awaited_ns is None else awaited_ns
         return (
-            start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, NONE if issue_step is None else issue_step,
-                awaited_ns, *labels,
-            texts[op], texts[algorithm], self._dtype_number(dtype),
-            self._call_site_number(code, instruction), self._group_number(group),
-            role,
+            start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns, _KIND_NUMBERS[kind],
+            texts[lane], texts[name], op, algorithm, dtype, place, group, role,
         )  # fmt: skip
 
     def _call_site_number(self, code: str | CodeType, instruction: int) -> int:

@@ -239,14 +239,14 @@ def test_conditions_that_are_none(text, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "value", "met", "described"),
+    ("text", "value", "described"),
     [
-        ("wire > 5%", 53.2, True, "wire is 53.2%, above 5%"),
-        ("wire>60%", 53.2, False, "wire is 53.2%, above 60%"),
-        ("waiting < 9us", 8_000, True, "waiting is 8 us, below 9 us"),
-        ("step > 30 us", 31_000, True, "step is 31 us, above 30 us"),
+        ("wire > 5%", 53.2, "wire is 53.2%, above 5%"),
+        ("wire>60%", 53.2, ""),
+        ("waiting < 9us", 8_000, "waiting is 8 us, below 9 us"),
+        ("waiting < 9us", 9_000, ""),
+        ("step > 30 us", 31_000, "step is 31 us, above 30 us"),
     ],
 )
-def test_conditions(text, value, met, described):
-    limit = parse_limit(text, ("step", *NAMES))
-    assert (limit.is_met(value), limit.describe_value(value)) == (met, described)
+def test_conditions(text, value, described):
+    assert parse_limit(text, ("step", *NAMES)).failure_text(value) == described

@@ -43,7 +43,7 @@ def profile_timeline(profile: RankProfile) -> Timeline:
     ) -> SpanColumns:
         """Return spans of one kind between instants of the profile, by default on the lane that is named like it."""
         common = {"rank": profile.rank, "kind": KINDS.index(kind), "lane": texts[kind]}
-        given = {"name": name, "start_ns": profile.base_ns + start_ns, "end_ns": profile.base_ns + end_ns, **columns}
+        given = {"name": name, "start_ns": start_ns, "end_ns": end_ns, **columns}
         return SpanColumns.from_named(
             {key: np.broadcast_to(np.asarray(value, np.int64), len(name)) for key, value in (common | given).items()},
             texts, groups,
@@ -55,7 +55,7 @@ def profile_timeline(profile: RankProfile) -> Timeline:
 
     compute = work.compute if work.on_device else outermost(profile, work.compute)
     messages = collective_messages(profile, work.comm)
-    begins_ns = profile.base_ns + profile.start_ns[work.comm]
+    begins_ns = profile.start_ns[work.comm]
     steps = {step: window for step, window in step_windows(profile, work).items() if step is not None}
     windows_ns = np.array([*steps.values()], np.int64).reshape(-1, 2)
     columns = SpanColumns.concatenate([

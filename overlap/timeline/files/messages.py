@@ -5,10 +5,10 @@ Fields and their traps: pytorch/kineto, libkineto/src/output_json.cpp.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 COMM_KERNEL = re.compile(  # NCCL, RCCL, oneCCL; symmetric memory of PyTorch, NVSHMEM, DeepEP; kernels of vLLM, TensorRT
     r"(void )?(nccl|rccl|hccl|oneccl|nvshmem|mscclpp)|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce|"
@@ -59,17 +59,20 @@ def collective_name(name: str) -> str:
     return _OPS.get(name.lower(), name)
 
 
-def message_bytes(args: Mapping[str, Any]) -> int:
-    """Return the larger of the bytes sent and received, from counts or shapes in the arguments; 0 if none are there."""
-    counts = [n for name in ("In msg nelems", "Out msg nelems") if isinstance(n := args.get(name), int)]
-    if counts:
-        return max(counts) * _WIDTHS.get(str(args.get("dtype", "")).lower(), 4)
-    dims, types = args.get("Input Dims"), args.get("Input type")
+def message_bytes(counts: Iterable[int | None], dtype: str, dims: object, types: object) -> int:
+    """Return the larger of the bytes sent and received; 0 if they are not known.
+
+    Args:
+        counts: Numbers of elements, where they are known.
+        dtype: Type of these.
+        dims: Without numbers: shapes of inputs.
+        types: Types of these.
+    """
+    if known := [count for count in counts if count is not None]:
+        return max(known) * _WIDTHS.get(dtype.lower(), 4)
     total = 0
     if isinstance(dims, list) and isinstance(types, list):
-        for shape, dtype in zip(dims, types, strict=False):
-            count = 1
-            for extent in shape if isinstance(shape, list) else ():
-                count *= extent if isinstance(extent, int) else 0
-            total += count * _WIDTHS.get(str(dtype).lower(), 4) if shape else 0
+        for shape, of_shape in zip(dims, types, strict=False):
+            extents = [extent if isinstance(extent, int) else 0 for extent in shape] if isinstance(shape, list) else []
+            total += math.prod(extents) * _WIDTHS.get(str(of_shape).lower(), 4) if shape else 0
     return total

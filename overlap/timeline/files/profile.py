@@ -84,11 +84,54 @@ _decode_one = msgspec.json.Decoder(_ProfilerEvent).decode
 
 
 @dataclass(slots=True, kw_only=True)
-class RankProfile:
-    """Events of one rank, sorted by start; times are nanoseconds since `base_ns`, rows are events."""
+class ProfiledRank:
+    """The rank of a file, and the facts in the file's header."""
 
     path: str
     header: dict[str, Any]
+
+    @property
+    def distributed_info(self) -> Mapping[str, Any]:
+        """The header's part on the run; {} without one."""
+        info = self.header.get("distributedInfo")
+        return info if isinstance(info, dict) else {}
+
+    @property
+    def named_rank(self) -> int | None:
+        """Rank that the file names; None if it names none."""
+        rank = self.distributed_info.get("rank")
+        return rank if isinstance(rank, int) and rank >= 0 else None
+
+    @property
+    def rank(self) -> int:
+        """Rank that the file names, or 0."""
+        return self.named_rank or 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the run, as far as the file shows it."""
+        world = self.distributed_info.get("world_size")
+        return max(world if isinstance(world, int) and world < MAX_RANKS else 1, self.rank + 1)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the job has groups of several, but not all, of its ranks."""
+        groups = self.distributed_info.get("pg_config")
+        sizes = [each.get("pg_size") for each in groups if isinstance(each, dict)] if isinstance(groups, list) else []
+        return any(isinstance(size, int) and 1 < size < self.world_size for size in sizes)
+
+    @property
+    def device(self) -> str:
+        """Name of the first device; "" if it is not known."""
+        devices = self.header.get("deviceProperties")
+        first = devices[0] if isinstance(devices, list) and devices else {}
+        return str(first.get("name", "")) if isinstance(first, dict) else ""
+
+
+@dataclass(slots=True, kw_only=True)
+class RankProfile(ProfiledRank):
+    """Events of one rank, sorted by start; times are nanoseconds of the clock of the host, rows are events."""
+
     kind: NDArray[np.int8]
     name: NDArray[np.int32]  # index in `names`
     start_ns: Int64s
@@ -102,41 +145,6 @@ class RankProfile:
     backwards: int = 0  # events that end before they start: left out
     unreadable: int = 0  # events with a field of another type: left out
     cut: bool = False  # whether the file ends within its events
-
-    @property
-    def base_ns(self) -> int:
-        """Instant of time 0 on the clock of the host."""
-        base = self.header.get("baseTimeNanoseconds")
-        return base if isinstance(base, int) and 0 <= base < _MOST_BASE_NS else 0
-
-    @property
-    def named_rank(self) -> int | None:
-        """Rank that the file names; None if it names none."""
-        rank = self._distributed_info.get("rank")
-        return rank if isinstance(rank, int) and rank >= 0 else None
-
-    @property
-    def rank(self) -> int:
-        """Rank that the file names, or 0."""
-        return self.named_rank or 0
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the run, as far as the file shows it."""
-        world = self._distributed_info.get("world_size")
-        return max(world if isinstance(world, int) and world < MAX_RANKS else 1, self.rank + 1)
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether the job has groups of several, but not all, of its ranks."""
-        groups = self._distributed_info.get("pg_config")
-        sizes = [each.get("pg_size") for each in groups if isinstance(each, dict)] if isinstance(groups, list) else []
-        return any(isinstance(size, int) and 1 < size < self.world_size for size in sizes)
-
-    @property
-    def _distributed_info(self) -> Mapping[str, Any]:
-        info = self.header.get("distributedInfo")
-        return info if isinstance(info, dict) else {}
 
     def rows(self, *kinds: int) -> NDArray[np.intp]:
         """Return the rows of some kinds of events, in order of start."""
@@ -232,15 +240,13 @@ def _encode_optional(values: list[int | None]) -> Int64s:
 def _build_message(name: str, args: _ProfilerArgs) -> CollectiveFields:
     """Return the message that an event's arguments describe; without its operation there, the event's name has it."""
     ranks = args.ranks if isinstance(args.ranks, list) else re.findall(r"\d+", args.ranks or "")
-    fields: dict[str, Any] = {"In msg nelems": args.in_count, "Out msg nelems": args.out_count, "dtype": args.dtype}
-    if args.dims and args.types:
-        fields |= {"Input Dims": msgspec.json.decode(args.dims), "Input type": msgspec.json.decode(args.types)}
+    dims, types = (msgspec.json.decode(each) if each else None for each in (args.dims, args.types))
     return CollectiveFields(
         op=collective_name(args.op if args.op is not None else name.partition(":")[2]),
         group=args.group or "",
         group_size=args.group_size or 0,
         ranks=tuple(map(int, ranks)),
-        nbytes=message_bytes(fields),
+        nbytes=message_bytes((args.in_count, args.out_count), args.dtype or "", dims, types),
         dtype=args.dtype or "",
         seq=args.seq,
     )
@@ -317,6 +323,10 @@ def _build_profile(path: str, header: dict[str, Any], columns: _ColumnBuilder, *
     kind, name, start_ns, end_ns, thread, correlation, sequence = (
         joined_columns.pop(0)[order] for _ in range(len(joined_columns))
     )
+    base_ns = header.get("baseTimeNanoseconds")
+    if isinstance(base_ns, int) and 0 <= base_ns < _MOST_BASE_NS:
+        start_ns += base_ns
+        end_ns += base_ns
     return RankProfile(
         path=path, header=header, kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, thread=thread,
         correlation=correlation, sequence=sequence, names=list(columns.names),
