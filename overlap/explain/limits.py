@@ -26,9 +26,8 @@ class Limit:
         """Return text with a value that meets the condition, in percent or nanoseconds as the bound; "" for others."""
         if value <= self.bound if self.above else value >= self.bound:
             return ""
-        found, bound = (
-            (f"{value:.3g}%", f"{self.bound:g}%") if self.unit == "%" else map(format_ns, (value, self.bound))
-        )
+        found = f"{value:.3g}%" if self.unit == "%" else format_ns(value)
+        bound = f"{self.bound:g}%" if self.unit == "%" else format_ns(self.bound)
         return f"{self.name} is {found}, {'above' if self.above else 'below'} {bound}"
 
 

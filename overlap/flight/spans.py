@@ -7,18 +7,16 @@ come, and has a record here, comes now, with a span without length. Records do n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ..timeline.columnar import KINDS, NO_GROUP, NONE, Int64s, Mask, Rows, SpanColumns, SpanGroup, Table
+from ..timeline.columnar import KINDS, NO_GROUP, NONE, Int64s, SpanColumns, SpanGroup, Table
 from ..timeline.files.merge import merged
 from ..timeline.measure.meetings import PAIRED
 from ..timeline.spans import Timeline
-from ..waits.ends import CallRecord
 from .reading import FORGOTTEN, RankTable
-
-_FIELDS = ("call", "key", "number", "rank", "step", "issued_ns", "start_ns", "end_ns", "is_open")
 
 
 def timeline_of_records(ranks: Sequence[RankTable], now_ns: int, world_size: int) -> Timeline:
@@ -29,81 +27,68 @@ def timeline_of_records(ranks: Sequence[RankTable], now_ns: int, world_size: int
         now_ns: The present, in nanoseconds since 1970.
         world_size: Ranks of the world, with a record here or not.
     """
-    made, keys = Table[CallRecord](), Table[str]()
-    rows = [_rank_operations(table, now_ns, made, keys) for table in ranks]
-    joined = {name: np.concatenate([each[name] for each in rows]) for name in _FIELDS}
-    computes = np.array([each.op == "compute" for each in made], bool)[joined["call"]]
-    lacking = _absent_members(joined, computes, [*made], [table.rank for table in ranks], now_ns)
-    joined = {name: np.concatenate([joined[name], lacking[name]]) for name in _FIELDS}
-    return merged([Timeline.of_columns(_columns(joined, [*made]), world_size=world_size)])
+    columns = SpanColumns.concatenate(_rank_spans(table, now_ns) for table in ranks)
+    absent = _absent_members(columns, {table.rank for table in ranks}, now_ns)
+    return merged([Timeline.of_columns(SpanColumns.concatenate([columns, absent]), world_size=world_size)])
 
 
-def _rank_operations(table: RankTable, now_ns: int, made: Table[CallRecord], keys: Table[str]) -> dict[str, Int64s]:
-    """Return the operations of a rank that have begun, as columns; new calls and places get numbers."""
+def _rank_spans(table: RankTable, now_ns: int) -> SpanColumns:
+    """Return the operations of a rank that have begun as spans; those that have not ended end now."""
     issued, number, call, step, ended, started = table.operations[:, np.lexsort(table.operations[1::-1])]
     known, at = np.unique(np.abs(call), return_inverse=True)
-    found = [table.calls.get(each, FORGOTTEN) for each in known.tolist()]
-    call = np.array([made[each] for each in found], np.int64)[at]
-    key = np.array([keys[each.key] for each in found], np.int64)[at]
-    is_compute = np.array([each.op == "compute" for each in found], bool)[at]
-    ended = np.abs(ended)  # negative: badly
-    is_open = ended == 0
-    free_ns = np.zeros(len(keys), np.int64)  # until when ended operations took, by place
-    np.maximum.at(free_ns, key, ended)
-    begun = np.where(started > 0, started, np.where(is_open, np.maximum(issued, free_ns[key]), issued))
-    end = np.where(is_open, now_ns, ended)
-    runs = ~is_compute | (started > 0)
-    columns = (call, key, number, np.full(len(call), table.rank), step, issued, np.minimum(begun, end), end, is_open)
-    return {name: column[runs].astype(np.int64) for name, column in zip(_FIELDS, columns, strict=True)}
+    calls = [table.calls.get(each, FORGOTTEN) for each in known.tolist()]
+    texts, groups = Table[str]({"": 0}), Table[SpanGroup]({NO_GROUP: 0})
 
-
-def _absent_members(
-    joined: Mapping[str, Int64s], computes: Mask, made: Sequence[CallRecord], recorded: Iterable[int], now_ns: int
-) -> dict[str, Int64s]:  # fmt: skip
-    """Return spans without length, now, of the members that open operations lack."""
-    newest: dict[tuple[int, int], int] = {}
-    places = zip(*(joined[name][~computes].tolist() for name in ("key", "rank", "number")), strict=True)
-    for key, rank, number in places:
-        newest[key, rank] = max(newest.get((key, rank), -1), number)
-    here, rows = set(recorded), dict[tuple[int, int, int], tuple[int, ...]]()
-    is_open = np.flatnonzero(~computes & (joined["is_open"] > 0))
-    opened = (joined[name][is_open].tolist() for name in ("call", "key", "number", "step"))
-    for call, key, number, step in zip(*opened, strict=True):
-        for rank in made[call].members:
-            if rank in here and newest.get((key, rank), -1) < number:
-                rows[key, number, rank] = call, key, number, rank, step, now_ns, now_ns, now_ns, 0
-    table = np.array([*rows.values()], np.int64).reshape(-1, len(_FIELDS))
-    return dict(zip(_FIELDS, table.T, strict=True))
-
-
-def _columns(joined: Mapping[str, Int64s], made: Sequence[CallRecord]) -> SpanColumns:
-    """Return operations as spans."""
-    texts, groups = Table[str](), Table[SpanGroup]()
-    texts[""], groups[NO_GROUP]
-    call = joined["call"]
-    is_compute = np.array([each.op == "compute" for each in made], bool)[call]
-
-    def by_call(numbers: Iterable[int]) -> Rows:
+    def by_call(numbers: Iterable[int]) -> Int64s:
         """Return a number of the call of each operation."""
-        return np.array([*numbers], np.int64)[call].astype(np.intp)
+        return np.array([*numbers], np.int64)[at]
 
-    ops = ["send/recv" if each.op in PAIRED else each.op for each in made]
+    is_compute = by_call(each.op == "compute" for each in calls) > 0
+    ended = np.abs(ended)  # negative: badly
+    end = np.where(ended == 0, now_ns, ended)
+    key = by_call(texts[each.key] for each in calls)
+    free_ns = np.zeros(len(texts), np.int64)  # until when ended operations took, by place
+    np.maximum.at(free_ns, key, ended)
+    begun = np.where(started > 0, started, np.where(ended == 0, np.maximum(issued, free_ns[key]), issued))
+    start = np.minimum(begun, end)
+    ops = ["send/recv" if each.op in PAIRED else each.op for each in calls]
     columns = {
-        **{name: joined[name] for name in ("rank", "start_ns", "end_ns", "issued_ns")},
-        "seq": joined["number"],
-        "step": np.where(joined["step"] < 0, NONE, joined["step"]),
-        "met_ns": np.where(is_compute, 0, joined["start_ns"]),  # until the ends of an operation are compared
-        "nbytes": by_call(each.nbytes for each in made),
+        "rank": np.full(len(call), table.rank),
+        "start_ns": start,
+        "end_ns": end,
+        "issued_ns": issued,
+        "met_ns": np.where(is_compute, 0, start),  # until the ends of an operation are compared
+        "seq": number,
+        "step": np.where(step < 0, NONE, step),
+        "nbytes": by_call(each.nbytes for each in calls),
         "kind": np.where(is_compute, KINDS.index("compute"), KINDS.index("comm")),
-        "lane": by_call(texts["compute" if each.op == "compute" else "comm"] for each in made),
-        "name": by_call(texts[each.name or each.op] for each in made),
-        "op": by_call(-1 if each.op == "compute" else texts[op] for each, op in zip(made, ops, strict=True)),
-        "call_site": by_call(texts[each.site] for each in made),
+        "lane": by_call(texts["compute" if each.op == "compute" else "comm"] for each in calls),
+        "name": by_call(texts[each.name or each.op] for each in calls),
+        "op": by_call(-1 if op == "compute" else texts[op] for op in ops),
+        "call_site": by_call(texts[each.site] for each in calls),
         "group": by_call(
-            groups[NO_GROUP if each.op == "compute" else SpanGroup(each.key, each.members)] for each in made
+            groups[NO_GROUP if each.op == "compute" else SpanGroup(each.key, each.members)] for each in calls
         ),
-    }  # fmt: skip
-    return SpanColumns.from_named(columns, texts, groups)
+    }
+    return SpanColumns.from_named(columns, texts, groups).take(~is_compute | (started > 0))
+
+
+def _absent_members(columns: SpanColumns, recorded: Collection[int], now_ns: int) -> SpanColumns:
+    """Return spans without length, now, of the recorded members that open operations lack."""
+    newest: dict[tuple[str, int], int] = {}  # number of the last operation, by place and rank
+    absent: dict[tuple[str, int, int], int] = {}  # row of an end, by place, number, and rank without one
+    operations = columns.take(columns.is_operation)
+    fields = (getattr(operations, name).tolist() for name in ("group", "seq", "rank", "end_ns"))
+    ends = [(columns.groups[group], seq, rank, end_ns) for group, seq, rank, end_ns in zip(*fields, strict=True)]
+    for group, seq, rank, _ in ends:
+        newest[group.name, rank] = max(newest.get((group.name, rank), -1), seq)
+    for row, (group, seq, _, end_ns) in enumerate(ends):
+        for rank in group.ranks if end_ns == now_ns else ():
+            if rank in recorded and newest.get((group.name, rank), -1) < seq:
+                absent[group.name, seq, rank] = row
+    ranks, now = np.array([rank for *_, rank in absent], np.int64), np.full(len(absent), now_ns)
+    lacked = operations.take(np.array([*absent.values()], np.intp))
+    return replace(lacked, rank=ranks, start_ns=now, end_ns=now, issued_ns=now, met_ns=now)
 
 
 def step_length_ns(table: RankTable) -> int | None:

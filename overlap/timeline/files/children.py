@@ -46,14 +46,11 @@ def read_files(
     files = [file for batch in batches for file in batch]
     nbytes = sum(file.stat().st_size for file in files if file.exists())
     if len(files) < 2 or nbytes <= small_bytes or not sys.executable:
-        found: list[T | UsageError] = []
+        found = []
         for number, file in enumerate(files):
             if progress is not None:
                 progress(number, len(files))
-            try:
-                found.append(read(file))
-            except UsageError as refusal:
-                found.append(refusal)
+            found.append(_read_or_refusal(read, file))
         return found
     children: list[subprocess.Popen[bytes]] = []
     pool = ThreadPoolExecutor(MAX_PROCESSES)
@@ -82,22 +79,25 @@ def _read_in_child(function: str, files: Sequence[Path], children: list[subproce
             f"why: the process that read {files[0]} ended with {child.returncode}, perhaps for lack of memory; "
             "name fewer files"
         )
+    results: list[Any]
     results, unpacked_bytes = pickle.loads(data)  # of our own child
     unpacking.add(unpacked_bytes)
-    return [UsageError(each) if isinstance(each, str) else each for each in results]
+    return results
+
+
+def _read_or_refusal(read: Callable[[Path], T], file: Path) -> T | UsageError:
+    try:
+        return read(file)
+    except UsageError as refusal:
+        return refusal
 
 
 def _write_results(function: str, files: Sequence[str]) -> None:
-    """Read files with a function, and write the pickled results to standard output; a UsageError is its text."""
+    """Read files with a function, and write the pickled results to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # data of files has no cycles, and a search for them takes a quarter of the time
     module, _, name = function.partition(":")
-    read, results = getattr(import_module(module), name), []
-    for file in files:
-        try:
-            results.append(read(Path(file)))
-        except UsageError as error:
-            results.append(str(error))
+    results = [_read_or_refusal(getattr(import_module(module), name), Path(file)) for file in files]
     sys.stdout.buffer.write(pickle.dumps((results, unpacking.nbytes)))
 
 
