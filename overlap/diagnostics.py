@@ -41,7 +41,10 @@ _TASKS = tuple(os.path.join(os.path.dirname(str(each.__file__)), "") for each in
 
 
 def unwrap_single_error(group: BaseException) -> BaseException:
-    """Return the one error inside nested groups, without failures that other ranks caused; several: their group."""
+    """Return the only error in nested groups; failures that other ranks caused do not count.
+
+    Several errors: the innermost group that holds them all.
+    """
     error = group
     while isinstance(error, BaseExceptionGroup):
         own = [e for e in error.exceptions if not isinstance(e, PeerError)] or list(error.exceptions)[:1]
@@ -93,7 +96,7 @@ def defined_at(function: object) -> str:
 
 
 def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
-    """Return the rank that caused an error, and its error, through ranks that failed because of other ranks."""
+    """Return the rank that caused an error, and its error; errors that only follow from other ranks are skipped."""
     if isinstance(error, PeerError) and error.culprit >= 0:
         cause = error.__cause__ if isinstance(error, PeerFailedError) else None
         return origin(error.culprit, cause) if cause is not None else (error.culprit, error)

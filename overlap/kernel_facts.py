@@ -32,7 +32,7 @@ def process_identity(pid: int | None = None) -> str:
 
 
 def process_state(identity: str) -> ProcessState:
-    """Return the state of a process that was named by `process_identity`; `ELSEWHERE` for one of another host."""
+    """Return the state of a process by its `process_identity`; `ELSEWHERE` if that is of another host."""
     namespace, pid, start = identity.split(" ") if identity.count(" ") == 2 else ("", "", "")
     if not pid.isdecimal():
         return ProcessState.UNKNOWN
@@ -121,7 +121,7 @@ def waits_in_kernel(pid: int) -> str:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes of this control group the kernel has killed for want of memory; 0 if it does not count.
+    """Return how many processes of this control group the kernel killed for want of memory; 0 if unknown.
 
     Args:
         root: Folder with `proc` and `sys`; for tests.

@@ -124,7 +124,7 @@ def registered_life() -> Iterator[Life]:
 
 @contextmanager
 def handling_signals(*, quiet: bool = False) -> Iterator[None]:
-    """Handle signals while the main thread runs the block; inside another such block, that one does.
+    """Handle signals while the main thread runs the block; in a nested block, the outer one handles them.
 
     Args:
         quiet: The caller reports the signal to the user.

@@ -36,7 +36,7 @@ def zigzag_cycles(vertices: Sequence[int]) -> tuple[Cycle, ...]:
 
 
 def disjoint_cycles(graph: Graph, factors: Sequence[Sequence[Cycle]] = ()) -> tuple[Cycle, ...]:
-    """Find as many edge-disjoint Hamiltonian cycles as can be, at most half the smallest degree.
+    """Find edge-disjoint Hamiltonian cycles: as many as possible, at most half the smallest degree.
 
     Args:
         graph: neighbours of each vertex.

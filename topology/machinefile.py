@@ -153,7 +153,9 @@ def parse(table: Table, *, where: str) -> Machine:
 
 
 def _read_collectives(table: object, where: str, link: object) -> Collectives:
-    """Read `[collectives]`; `host_copies` and `between_nodes` begin with its own keys, and replace some of them.
+    """Read the table `[collectives]`.
+
+    Its subtables `host_copies` and `between_nodes` inherit its own keys, and override some of them.
 
     Args:
         table: Content of the table.

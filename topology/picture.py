@@ -155,7 +155,7 @@ def _row_lines(
 
 
 def _has_wire(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, column: int) -> bool:
-    """Tell whether a wire runs between two rows; beyond the first and last row it is the wire that wraps round."""
+    """Whether a wire runs between two rows; above the first and below the last row, the wire that wraps around."""
     if cluster.wiring.grid is None or len(rows) < 2:
         return False
     wraps = upper < 0 or lower >= len(rows)

@@ -256,7 +256,7 @@ def _legal_local(cluster: RankMap) -> tuple[Local, ...]:
 
 
 def _local_candidates(cluster: RankMap) -> Iterator[Local]:
-    """Yield the groups of one node that rules name or may allow, the shortest first."""
+    """Yield groups inside one node that rules name or may allow, the smallest first."""
     ranks, rules = cluster.ranks_per_node, cluster.rules
     named = {members for rule in rules if rule.kind == "sets" for members in rule.sets if members[-1] < ranks}
     listed = [

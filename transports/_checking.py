@@ -172,7 +172,7 @@ class WirePair:
         return receive
 
     async def take(self, tag: int, nbytes: int, *, loan: bool) -> bytes:
-        """Receive a message, whatever it is; a loan is flat and read-only, and may be released twice."""
+        """Receive a message in any form; check that a loan is flat and read-only, and may be released twice."""
         if not loan:
             out = bytearray(nbytes)
             await self.b.recv_into(self.a.rank, tag, out)
@@ -193,7 +193,7 @@ class WirePair:
         await wait_all_blocked()
 
     async def receive(self, tag: int, nbytes: int | None = None, *, loan: bool = False) -> None:
-        """Receive the next message of a tag; one that was not sent yet, in a task of its own."""
+        """Receive the next message of a tag; if it was not sent yet, a task of its own sends it."""
         call = self.receiving(tag, nbytes, loan=loan)
         if self._counts["receive", tag] <= self._counts["send", tag]:
             await call()

@@ -15,7 +15,10 @@ PARTS = 0xFFFFFF << 40, 0xFFFFF << 20, 0xFFFFF
 
 
 class Signature(Protocol):
-    """What a message is, as one end of it says. Wires keep dictionaries by the object, so one call has one object."""
+    """Description of a message by one of its ends.
+
+    Wires keep dictionaries by the object, so one call has one object.
+    """
 
     @property
     def fingerprint(self) -> int:

@@ -57,7 +57,9 @@ class Envelope:
 
 
 class Wire(ABC):
-    """Where one rank sends and receives. A wire has `begin_send`, `begin_recv`, `unexpected`, `watch` and `check`.
+    """End of a transport at which one rank sends and receives.
+
+    A wire has `begin_send`, `begin_recv`, `unexpected`, `watch` and `check`.
 
     Promises of every wire, which ``transports.testing.check_transport`` proves:
 

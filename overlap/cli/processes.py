@@ -134,7 +134,7 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
 
 
 def _join_trace(path: str | os.PathLike[str], job: str) -> None:
-    """Make one trace of the files that the processes have left, as where one of them was killed."""
+    """Join the files that the processes have left, for example because one was killed, into one trace."""
     from ..processes.traces import join_left  # of runs with a trace
 
     try:

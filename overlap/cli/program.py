@@ -32,7 +32,7 @@ Program: TypeAlias = Callable[[], dict[str, object]]
 
 
 def add_program(parser: Parser) -> None:
-    """Add the program to a command line, as python takes it; all arguments after its name are its own."""
+    """Add the argument PROGRAM to a command line; as with python, all arguments after it belong to the program."""
     parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [ARGS ...]"
     parser.allow_abbrev = False
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run MODULE, as python -m does")

@@ -66,7 +66,9 @@ def fill(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the program and return its exit code; exceptions of the program go through, unless a launcher reports them.
+    """Run the program and return its exit code.
+
+    Errors of the program are raised; a launcher gets them in a report instead.
 
     Raises:
         UsageError: If there is no such program, or an option has an impossible value. Nothing has run then.

@@ -154,7 +154,7 @@ def _json_document(args: argparse.Namespace, run: Run, problem: str = "") -> dic
 
 @contextmanager
 def _ending_by_force(seconds: float) -> Iterator[None]:
-    """End the process, with the lines at which its threads are, where no Python can run for so long.
+    """End the process, with the lines at which its threads are, if no Python code runs for `seconds`.
 
     That is so where a program waits in C without giving back Python's global lock: only a thread of C can act then. It
     cannot read how long this process waits for a processor, so the time is longer by the load of the host.

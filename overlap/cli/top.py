@@ -203,7 +203,7 @@ def summary_line(look: WindowFigures) -> str:
 
 
 def draw_window(look: WindowFigures, world: RunningWorld, console: Console) -> Group:
-    """Return a look as text: what runs, the line of `brief`, and a row for each rank, or for ranks that are alike."""
+    """Return the window as text: the program, `summary_line`, and a row for each rank or set of alike ranks."""
     about, program = world.about, os.path.basename(world.about.script) or "a program"
     title = f"{program}: {about.world_size} ranks in {world.where}, {format_s(world.age_s)}; job {about.job}"
     lines = [Text(title, style="bold"), *map(Text, summary_line(look).split("; ", 1))]
@@ -280,7 +280,7 @@ class RunningWorld:
         return bool(named) and path[-len(named) :] == named
 
     def cells(self) -> list[str]:
-        """Return the cells of the list; the step is the one of the rank that is furthest behind."""
+        """Return the cells of the world's row in the list; the step is that of the slowest rank."""
         count, here = self.about.processes, len(self.processes)
         steps = [table.last_step for record in self.processes for table in record.ranks() if table.last_step >= 0]
         facts = self.about.world_size, str(count) if here == count else f"{here} of {count}", min(steps, default="")

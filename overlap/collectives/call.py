@@ -129,7 +129,7 @@ def _make_call(
     algorithm: str | None = None,
     form: str = "",
 ) -> Call:
-    """Check the arguments of a rank's operation, and return its `Call`; arguments are the fields of that.
+    """Check the arguments of a rank's operation, and return its `Call`; the arguments are the fields of `Call`.
 
     A rank that only receives may lack dtype or shape; then the call has neither, nor what follows from them.
 

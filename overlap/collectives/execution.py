@@ -58,7 +58,15 @@ class Replay:
             self._run_phase(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
 
     def _run_phase(self, batch: Batch, cells: slice, first: int) -> None:
-        """Carry out the transfers of one phase, additions to one cell in waves; `first` is its first row."""
+        """Carry out the transfers of one phase.
+
+        Additions to one cell are carried out one after the other, in waves.
+
+        Args:
+            batch: Rows of consecutive phases, expanded to cells.
+            cells: Cells of this phase in the batch.
+            first: First row of the phase in the table, for errors.
+        """
         waves = self._check_cells(batch, cells, first)
         if waves is None:
             adds = np.flatnonzero(batch.add[cells])

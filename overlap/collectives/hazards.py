@@ -29,7 +29,7 @@ class Access:
 
 
 def unroll(first: Ints, count: Ints) -> tuple[Ints, Ints]:
-    """Return every cell of the ranges [first, first + count), and the number of the range it is in."""
+    """Return all cells of the ranges [first, first + count), and for each cell the index of its range."""
     if (count == 1).all():
         return first, np.arange(len(first))
     owner = np.repeat(np.arange(len(first)), count)

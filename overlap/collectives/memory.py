@@ -136,7 +136,7 @@ class SlotLayout:
         return line
 
     def sweep(self, buffer: Buffer) -> Iterator[Sweep]:
-        """Yield all cells of a buffer in the order of memory, relative to its base."""
+        """Yield all cells of a buffer in pieces, in the order of memory; cells count from the buffer's base."""
         ranks, skew = np.arange(self.size), self._skew.astype(np.intp)
         step = max(1, _SWEEP_CELLS // self.size)
         for start in range(0, self.lines, step):

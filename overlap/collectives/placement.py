@@ -40,7 +40,7 @@ class Wires:
 
 
 class Placement(ABC):
-    """Where the ranks of a group sit, and which wires join them."""
+    """Places of the ranks of a group, and the wires that join them."""
 
     size: int  # ranks in the group
     device: Ints  # (size,) number of each rank's device: ranks of a device share its memory

@@ -49,7 +49,7 @@ def verify(schedule: Schedule) -> None:
 
 
 def _proof_memories(schedule: Schedule, layout: SlotLayout, prints: list[Fingerprint]) -> list[ReplayMemory]:
-    """Return the memories in which a proof runs: inputs apart from results, and shared where layouts differ."""
+    """Return the memories in which to prove a schedule: inputs and results apart, and also shared if layouts differ."""
     if layout.shared == layout.apart:
         return [ReplayMemory(layout, layout.apart, prints)]
     # Two layouts, one seed each.

@@ -68,7 +68,7 @@ def replace_rows(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_blo
 
 
 def split_into_slots(schedule: Schedule) -> Columns:
-    """Return the rows as rows of one slot each."""
+    """Return the rows of a schedule cut into rows of one slot each."""
     columns: Columns = {name: getattr(schedule, name) for name in COLUMNS}
     if (schedule.count == 1).all():
         return columns
@@ -79,7 +79,7 @@ def split_into_slots(schedule: Schedule) -> Columns:
 
 
 def join_rows(rows: Columns) -> Columns:
-    """Return rows of one slot each with neighbours joined again."""
+    """Join rows of one slot each to longer rows, where they are neighbours at both ends."""
     fixed: tuple[Ints, ...] = tuple(
         np.asarray(rows[name], np.int64) for name in ("src", "dst", "step", "op", "sbuf", "dbuf", "channel", "group")
     )
@@ -117,7 +117,7 @@ def slice_count(schedule: Schedule, nbytes: int) -> int:
 
 
 def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
-    """Return a proved schedule with its long messages cut in slices, and proved again.
+    """Return the schedule with long messages cut into slices; the result is proved again.
 
     Args:
         nbytes: Bytes of the whole vector, see `message_bytes`.
@@ -148,7 +148,7 @@ def slice_rows(schedule: Schedule, slices: int) -> Schedule:
 
 
 def _rows_of_slice(schedule: Schedule, number: int, slices: int) -> Columns:
-    """Return the rows of one slice of a schedule: its steps, slots and groups among all slices."""
+    """Return the rows of slice `number` of `slices`, with its own steps, slots and groups."""
     rows: Columns = {name: getattr(schedule, name) for name in COLUMNS}
     local = rows["src"] == rows["dst"]  # a local row works on each slice as soon as it arrives
     rows["step"] = np.maximum(0, rows["step"] * slices + number - np.where(local, slices - 1, 0))

@@ -120,7 +120,7 @@ def adjacent_runs(*ascending: NDArray[np.integer], same: tuple[NDArray[np.intege
 
 
 def reverse_scatter(scatter: Schedule) -> Schedule:
-    """Return the gather that is a scatter read backwards: its messages the other way round, with IN and OUT exchanged.
+    """Return a gather: the messages of a scatter in reverse order and direction, with IN and OUT exchanged.
 
     Cost: as many steps, messages and bytes as the scatter has.
     """

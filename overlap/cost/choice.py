@@ -61,7 +61,7 @@ class Choices:
         return plan_
 
     def _choose_plan(self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], like: str) -> Plan:
-        """Return the plan of a call by the algorithm named for it, in its plain form if need be, or the cheapest."""
+        """Return the plan of a call: with the algorithm that settings name, if any, else with the cheapest one."""
         op = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
         choose = partial(
             plan,
@@ -90,7 +90,7 @@ class Choices:
     def _cheapest_plan(
         self, choose: Callable[..., Plan], chosen_by: tuple[object, ...], members: tuple[int, ...]
     ) -> Plan:
-        """Compare all algorithms only for the first of several congruent groups; the others reuse its choice.
+        """Return the cheapest plan; groups with equal places on the machine reuse the algorithm of the first one.
 
         A full comparison takes ten times as long.
         """

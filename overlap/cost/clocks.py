@@ -40,7 +40,7 @@ PICOSECONDS = Resolution()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBreakdown:
-    """Where the time of the last rank to finish goes, along the chain of messages that it waited for."""
+    """Shares of the time of the last rank to finish, along the chain of messages that it waited for."""
 
     waiting_s: float  # until the rank at the start of the chain arrives
     launch_s: float  # to start the operation

@@ -213,7 +213,7 @@ class _Levels:
             yield from ((name, part, False) for name, part in parts.items())
 
     def _price_by_unit(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> PricedPhase:
-        """Price the phase between nodes by one unit, which represents all: its messages come back to itself."""
+        """Price the phase between nodes by one unit, which stands for all units: its messages come back to itself."""
         unit = self.equal_nodes.unit
         places = list(zip(*unit.groups, strict=True))
         model = self._place_rounds(unit.placement, alike.copy_to_groups(places, unit.placement.size))

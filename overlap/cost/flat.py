@@ -106,7 +106,13 @@ def _place_option(
 
 
 def expand(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
-    """Fit one algorithm to a group. If it sends slices, `slices` is their number, None for its default."""
+    """Return the rounds of one algorithm for a group, or why it does not apply.
+
+    Args:
+        request: The collective and its group.
+        algorithm: Name of the algorithm.
+        slices: Number of slices, if the algorithm sends slices; None: its default.
+    """
     g, collective = request.geometry, request.collective
     why = why_not(algorithm, g)
     if why is None and collective in READINGS and algorithm in _DIRECT and g.size > _MOST_DIRECT:

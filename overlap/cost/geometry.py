@@ -53,7 +53,7 @@ class Geometry:
 
     @cached_property
     def why_not_by_node(self) -> str | None:
-        """Reason why the group is not the same ranks of several nodes, numbered node by node; None if it is."""
+        """Return why the ranks are not the same local ranks of several nodes, node by node; None if they are."""
         if len(self.nodes) < 2:
             return "all ranks are on one node"
         if len({len(node) for node in self.nodes}) > 1:

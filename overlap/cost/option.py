@@ -82,7 +82,9 @@ class AlgorithmOption(ABC):
         self.exits: BlockExits | None = None
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost for a vector of `nbytes`; of its slices one can leave a block while others are still inside.
+        """Return the cost for a vector of `nbytes`, with the waits for ways out of blocks.
+
+        With several slices, one can leave a block while others are still inside.
 
         Args:
             nbytes: Bytes of the whole vector.

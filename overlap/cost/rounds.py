@@ -124,7 +124,7 @@ class Rounds:
 
 
 def _copy_amounts(round_: Round, ranks: Ints, like: Ints) -> Round:
-    """Return a round in which `ranks` have the amounts of the ranks `like`."""
+    """Return the round with amounts of work copied: each of `ranks` gets the amounts of its rank in `like`."""
 
     def spread(amount: Floats) -> Floats:
         amounts = amount.copy()

@@ -37,7 +37,7 @@ def short_cut_options(request: PlanRequest) -> tuple[list[Formula], list[Rejecte
 
 
 def _within_a_process(request: PlanRequest) -> Formula:
-    """Return the option of ranks of one process: meet once; then every input is read and every output written once."""
+    """Return the option "direct" of ranks in one process: one meeting, then each input is read, each output written."""
     overheads, size = request.geometry.cluster.machine.collectives.usual, request.geometry.size
     meeting_s = overheads.meeting_s.value * size if overheads.meeting_s else 0.0
     touches = _TOUCHES[request.collective](size, len(request.pairs))

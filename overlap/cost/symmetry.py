@@ -44,7 +44,7 @@ class EqualNodes:
 
     @classmethod
     def of(cls, geometry: Geometry, placement: Placement, home: int) -> EqualNodes:
-        """Return the nodes of a group, and whether one of them can represent all."""
+        """Return the nodes of a group, and find out whether one node can represent all."""
         cluster, ranks = geometry.cluster, geometry.ranks
         places = {tuple(ranks[index] % cluster.ranks_per_node for index in node) for node in geometry.nodes}
         folds = len(places) == 1 and len(geometry.units) > 1 and cluster.machine.network is not None
@@ -117,7 +117,7 @@ class EqualNodes:
         return Representatives(placement=self._sampled_ranks[0], groups=[range(len(self._home_ranks))])
 
     def between_sample(self) -> Representatives | None:
-        """Return the simulated ranks of phases between unequal nodes: of each node, those of its first set of adapters.
+        """Return the sampled ranks of phases between unequal nodes: in each node, its first adapter bundle.
 
         None if there is only one set.
         """

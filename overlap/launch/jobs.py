@@ -242,7 +242,7 @@ class Jobs:
         return [*actions, *self._end_if_awaited_is_missing(now_s)]
 
     def interrupt(self, now_s: float, number: signal.Signals) -> list[Action]:
-        """Pass on a signal of the launcher: the first one as it is, a repeated one as SIGKILL."""
+        """Pass a signal of the launcher on to all processes; a repeated signal becomes SIGKILL."""
         if self.asked is not None:
             return self._send_signal(signal.SIGKILL, self.running)
         self.asked = number
@@ -250,7 +250,7 @@ class Jobs:
         return self._request_end(now_s, number)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Do what is due."""
+        """Return the actions that are due now: time limits, silent processes, progress of joining."""
         actions: list[Action] = []
         if now_s >= self._look_s:
             self._look_s = now_s + LOOK_S
@@ -274,9 +274,11 @@ class Jobs:
     # -- parts of them -------------------------------------------------------------------------------------------------
 
     def _report_joining(self) -> list[Action]:
-        """Report on each host but that of node 0 that its first process waits for the others, and that it has joined.
+        """Report that this host's first process waits for the others to join, and later that it has joined.
 
-        Not in the process: the last lines of a process that ends without a report count as its error.
+        Node 0 reports this by itself. On other nodes the launcher does, not the process: the last lines of a process
+        that
+        ends without a report count as its error.
         """
         spec = self._spec
         entering = self.jobs[spec.here[0]].entering
@@ -359,7 +361,7 @@ class Jobs:
         return self._send_signal(signal.SIGKILL, [job for job in running if self._look(job.node).letter == "T"])
 
     def _kill_late(self, now_s: float) -> list[Action]:
-        """Kill the processes after the grace period, to which the time in the queue for a processor is added."""
+        """Kill the processes after the grace period, which is longer by their time in the queue for a processor."""
         grace_s, over_s = self._spec.grace_s, now_s - self._grace_ends_s
         late = self.running
         owed_s = {job.node: self._look(job.node).queued_s - job.queued_s for job in late}

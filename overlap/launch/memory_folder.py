@@ -18,7 +18,7 @@ _OWNER = "launcher"  # file with the identity of the launcher, which no process 
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """Make a folder for the length of the block, and remove those of launchers that have ended without doing so."""
+    """Make a folder in memory for the length of the block, and remove folders of launchers that were killed."""
     memory = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     for folder in memory.glob("witness-*"):
         with suppress(OSError):  # it is just being made or removed, or belongs to another user

@@ -55,7 +55,7 @@ class Advance:
         self._kept: int | None = None  # newest step on the disk, in a folder that may be known to the program only
 
     def note(self, records: Iterable[Path]) -> int | None:
-        """Note the progress of an attempt, given its flight records; return the step from which the next one goes on.
+        """Store the progress of an attempt from its flight records; return the step where the next attempt starts.
 
         No later step than before is no progress. None: the next attempt begins from the beginning.
         """

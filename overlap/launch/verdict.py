@@ -119,7 +119,7 @@ def _describe_end(ending: Job, oom_kills: int) -> str:
 
 
 def _describe_kill(oom_kills: int, peak_bytes: int) -> str:
-    """Return the probable reason for a SIGKILL that this launcher did not send: memory, as far as known."""
+    """Return the probable reason of a SIGKILL by another process: the kernel's want of memory, if counted."""
     used = f", it had {format_bytes(peak_bytes)} at most" if peak_bytes else ""
     if oom_kills:
         return f"; the kernel has killed {oom_kills} here for want of memory{used}: use fewer ranks, or smaller batches"

@@ -154,7 +154,13 @@ async def issue_forward(layer: Layer, w: object, x: object) -> Pair:
 
 
 def first_half(layer: Layer, w: object, kept: object, dy: object) -> tuple[object, Half]:
-    """Issue a layer's input gradient, and return what `second_half` needs; an undivided backward is issued whole."""
+    """Issue the input gradient of a layer.
+
+    A backward that is not divided is issued whole.
+
+    Returns:
+        The input gradient, and the argument of `second_half`, which issues the weight gradients.
+    """
     if not splits(layer):
         dx, dw = layer.backward(w, kept, dy)
         return dx, (True, dw)
@@ -269,7 +275,11 @@ class Sequential:
     def _issue_input_gradients(
         self, name: str, w: object, kept: object, dys: list[object]
     ) -> tuple[list[object], list[Half]]:
-        """Issue a layer's input gradients for all parts; return these, and what the second halves need."""
+        """Issue the input gradients of a layer for all parts.
+
+        Returns:
+            The input gradients, and for each part the argument of `second_half`, which issues the weight gradients.
+        """
         layer, weights = self.layers[name], _layer_weights(w, name)
         parts = cast("Sequence[object]", pick(kept, (name,)))
         each = [first_half(layer, weights, part, dy) for part, dy in zip(parts, dys, strict=True)]

@@ -214,7 +214,7 @@ class ModelMemory:
         return self.parameters + self.gradients + self.optimizer
 
     def beside(self, expected: ModelMemory) -> str:
-        """Return a table with these measured sizes in one column and those by formula in the next."""
+        """Return a table of these measured sizes, with the expected sizes by formula in the next column."""
         rows = [("", "measured", "formula")]
         for name in (*(field.name for field in fields(self)), "total"):
             rows.append((name, f"{getattr(self, name):,.0f} B", f"{getattr(expected, name):,.0f} B"))

@@ -60,7 +60,9 @@ class StagePassing:
         )
 
     def deliver(self, kind: ActionKind, stage: int, microbatch: int, value: object) -> None:
-        """Hand over the input of an action at a stage: send it to its rank, or keep it; outside the pipeline, drop it.
+        """Hand an output over to the stage that needs it: send it to the rank of that stage, or store it here.
+
+        Outside of the pipeline, no stage needs it, and it is dropped.
 
         Args:
             kind: Forward, or backward.
@@ -81,7 +83,7 @@ class StagePassing:
             )
 
     def _check_boundary(self, kind: ActionKind, stage: int, value: object) -> object:
-        """Return a future that fails unless its array has the boundary's shape and dtype; trees pass unchecked."""
+        """Return a future that fails unless its array has the boundary's shape and dtype; trees are not checked."""
         source = _source_stage(kind, stage)
         like = self._boundaries[min(source, stage)]
         if not isinstance(value, Future) or not isinstance(like, tuple) or isinstance(like[-1], (dict, list, tuple)):

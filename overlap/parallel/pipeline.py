@@ -330,7 +330,7 @@ class BatchPass:
         return rebuild(like, {name: model[_parameter_name(stage, name)] for name in pipeline.names[stage]})
 
     def _add_gradients(self, stage: int, dw: object) -> object:
-        """Add to a stage's gradients and return the sum; after the last microbatch the model takes it."""
+        """Add to the gradients of a stage and return the sum; after the last microbatch, hand it over to the model."""
         pipeline = self._pipeline
         if stage not in self._sums:
             self._sums[stage] = RunningSum(pipeline.work, pipeline.params[stage])

@@ -220,7 +220,7 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
             self._start_bucket(bucket)
 
     def _step_with_zeros(self) -> None:
-        """Take part in a step of the other ranks with zeros, in as many rounds as the step before had."""
+        """Take part in a step of the other ranks with zeros, in the number of rounds of the step before."""
         self._gathering.repeat()
         for _ in range(self._last_rounds):
             with super().no_sync():

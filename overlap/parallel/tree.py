@@ -199,7 +199,7 @@ class Names:
 
 
 def _match_leaves(part: object, value: object, name: str, site: Site) -> Iterator[tuple[str, object]]:
-    """Yield each parameter of a part with its item of `value`, which may be a future of the tree."""
+    """Yield each parameter of a part with its item of `value`, a tree of the same form or a future of one."""
     if isinstance(part, str):
         yield part, value
         return

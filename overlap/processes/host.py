@@ -86,7 +86,7 @@ class Host(MemberLinks):
         self.act(self.members.receive(member, message, perf_counter_ns()))
 
     async def deliver(self, handle: Callable[[Message], None]) -> None:
-        """Pass messages on to member 0, a notice or a loss only after it has been sent to the other members.
+        """Pass messages on to member 0, but a notice or a loss only after it was sent to the other members.
 
         The program of member 0 may end this process because of it. The others would then see that end alone, and blame
         it. A member that does not read delays the message by `LAST_MESSAGE_S`; later messages wait behind it.

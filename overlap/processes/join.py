@@ -250,7 +250,7 @@ class Membership:
         self._changed = trio.Event()
 
     async def _wait_for(self, find: Callable[[], T | None]) -> T:
-        """Return what `find` returns, once messages have arrived after which that is not None; it may raise."""
+        """Call `find` after each message until it returns something, and return that; `find` may raise."""
         await trio.lowlevel.checkpoint()
         while (found := find()) is None:
             await self._changed.wait()
@@ -349,7 +349,9 @@ class _ClientConnection(MemberLinks):
 
 @asynccontextmanager
 async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """Enter `manager` in another event loop for the length of an ``async with`` here; its error is raised here.
+    """Enter an async context manager in the event loop of another thread, for the length of a block here.
+
+    Its error is raised here.
 
     Args:
         name: Name of the thread.

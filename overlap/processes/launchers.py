@@ -55,7 +55,10 @@ def _read_mpich(environ: Mapping[str, str]) -> LauncherValues | None:
 
 
 def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Read the variables of a step of `srun`; a batch script has only variables of its job, and is one process."""
+    """Read the variables of a step of `srun`.
+
+    A batch script has only the variables of its job, and is a single process.
+    """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     if not step:
         return None

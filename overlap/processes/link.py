@@ -192,7 +192,12 @@ class MemberLinks:
         self._failure: GiveUp | None = None
 
     def act(self, actions: Iterable[Action], link: ControlLink | None = None) -> None:
-        """Perform actions; `link` is a connection that they may be about before it is that of its member."""
+        """Perform actions of `Members`.
+
+        Args:
+            actions: The actions, in their order.
+            link: A new connection, which an action may concern before it belongs to a member.
+        """
         for action in actions:
             match action:
                 case SendControl(self._member, message):

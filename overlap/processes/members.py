@@ -132,7 +132,7 @@ class Silence:
     host: str = ""  # Address of its host, if that is another one and answers
 
     def judge(self, member: int, config: RendezvousConfig, *, suspected: bool) -> Iterator[Action]:
-        """Report it, unless it is `suspected` already; cut the connection if the member counts as lost."""
+        """Report the silence unless it is `suspected` already; cut the connection once the member counts as lost."""
         limits = config.patience
         limit_s = limits.answering_s if self.host else limits.silence_s
         if not suspected:
@@ -266,7 +266,7 @@ class Members:
         return [*self._send_others(None, Ready(process=self._config.process)), Complete()]
 
     def _contribute(self, number: int, part: Contribution) -> list[Action]:
-        """Store a member's part of an exchange; once all parts are there, send them."""
+        """Store a member's part of an exchange; after the last part, send all parts to all members."""
         key = part.name, part.turn
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
             text = f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished"
@@ -412,7 +412,7 @@ class Client:
         return [CutConnection(0, broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
 
     def end_link(self, reason: str) -> list[Action]:
-        """Lose member 0, or give up joining."""
+        """Report member 0 as lost because its connection ended; before the world is complete, give up joining."""
         phase, self.phase = self.phase, MembershipPhase.OVER
         if phase is MembershipPhase.GATHERING:
             return [GiveUp(f"process 0 {self._host}: {reason}", tuple(self._waiting.missing if self._waiting else ()))]
@@ -461,7 +461,7 @@ class MemberLostError(OverlapError):
 
 
 class View:
-    """What the program of a member knows: its exchanges, unread news, and the members that are gone.
+    """State of the program of a member: its exchanges, unread news, and the members that are gone.
 
     Attributes:
         news: Notices and losses that the program has not read.
@@ -478,7 +478,7 @@ class View:
         self._parts: dict[tuple[str, int], dict[int, bytes]] = {}  # of exchanges that wait
 
     def begin(self, name: str) -> int:
-        """Return the turn of the next exchange of a name, which waits for its parts until `end`."""
+        """Return the turn of the next exchange of a name; its parts are collected until `end`."""
         turn = self._turns[name]
         self._turns[name] += 1
         self._parts[name, turn] = {}
@@ -509,7 +509,7 @@ class View:
         return None
 
     def handle(self, message: Message) -> MemberLost | None:
-        """Act on a message of member 0; return it if it reports a loss."""
+        """Act on a message of member 0; return the message if it reports a loss, else None."""
         match message:
             case _ if self.over:
                 pass

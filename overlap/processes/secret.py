@@ -77,7 +77,7 @@ def strong_secret(name: str, secret: bytes | str) -> bytes:
 
 
 def _secret_from_variable(environ: Mapping[str, str]) -> str | None:
-    """Return the value of OVERLAP_SECRET, and remove it from the environment; it is stored for later worlds."""
+    """Return the value of OVERLAP_SECRET and remove it from the environment; later worlds get the stored value."""
     if environ is not os.environ:
         return environ.get(VARIABLE)
     if text := os.environ.pop(VARIABLE, None):

@@ -98,7 +98,7 @@ class TraceWriter:
             self._file.begin(header, world.recorders(), clock=clock, numbers=self.numbers)
 
     async def end_world(self, world: World, failure: Exception | None, *, alone: bool) -> None:
-        """Write the last spans of a world; of a process that is `alone`, its file becomes the trace of the run."""
+        """Write the last spans of a world; the file of a process that is `alone` becomes the trace of the run."""
         if self._run_config.watcher is not None:
             self._run_config.watcher(world.timeline())
         if self._file is None:
@@ -157,7 +157,7 @@ class TraceWriter:
 
     @contextmanager
     def _storing_failure(self) -> Iterator[None]:
-        """Store an error of the block as the reason why the trace could not be written; it is not raised."""
+        """Store an error of the block, in place of raising it, as the reason why there is no trace."""
         try:
             yield
         except Exception as error:  # no error of writing may hide the results or the error of the run

@@ -176,7 +176,7 @@ def _append_bytes(path: Path, data: bytes) -> None:
 
 
 def join_all(own: TraceFile, path: str | PathLike[str], members: int) -> bool:
-    """Join the files of all members of a run, and those of lost processes; return False if they are not all here.
+    """Join the files of all members of a run, and those of lost processes; return False if a file is missing.
 
     Args:
         own: File of this process.
@@ -193,7 +193,7 @@ def join_all(own: TraceFile, path: str | PathLike[str], members: int) -> bool:
 
 
 def join_left(path: str | PathLike[str], job: str) -> list[Path]:
-    """Join the files that the processes of a job have left beside a trace, and return the traces that were written.
+    """Join the files next to a trace that the processes of a job have left; return the traces that were written.
 
     They are left where a process has failed or was killed. Of several attempts the last one counts.
 
@@ -218,7 +218,7 @@ def join_left(path: str | PathLike[str], job: str) -> list[Path]:
 
 
 def _parts_beside(path: str | PathLike[str]) -> dict[tuple[str, str], list[Path]]:
-    """Return the files of processes beside a trace, in their order, by the number of the trace and the run.
+    """Return the files of processes next to a trace, ordered, by the number of the trace and the run.
 
     The number is such as "-2", and empty for `path` itself.
     """

@@ -426,7 +426,9 @@ def cut_lines(lines: Sequence[str]) -> list[str]:
 
 
 def cut_views(views: Sequence[RankView], now_ns: int) -> list[RankView]:
-    """Return the views of the first ranks, with the operations in which they wait, cut texts, and times from now.
+    """Return the views of the first ranks, shortened to fit a frame.
+
+    Only operations in which ranks wait stay, texts are cut, and times count from now.
 
     Of a receive from any source the members are left out, unless they are few: none of them may be missed.
     """

@@ -154,7 +154,7 @@ class RayRun:
                 ray.kill(holder.actor)
 
     def run_attempt(self, job: JobSpec) -> Outcome:
-        """Run one attempt, and return its outcome; no actor is left then."""
+        """Run one attempt, and return its outcome; all its actors have ended when this returns."""
         excluded = self.excluded_nodes
         amounts = {name: amount for name, amount in self.resources.items() if amount}
         selectors = [{"ray.io/node-id": f"!in({','.join(excluded)})"}] * job.members if excluded else None

@@ -13,9 +13,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ..errors import OverlapError, PeerLostError, UsageError
 
 CALLS = 10_000
-"""How many calls a store serves at once: every rank may wait in one."""
+"""Number of calls that a store serves at once: every rank may wait in one."""
 _GET_S = 600.0
-"""How long a value is waited for in one call; the limit of the connection is much shorter."""
+"""Time that one call waits for a value; the limit of the connection is much shorter."""
 
 
 def store_class() -> type:
@@ -65,7 +65,7 @@ class RayStore:
 
 
 def _wait_for(method: Any, *args: object) -> Any:
-    """Return what a method of a store's actor returns, without `ray.get`, which warns in threads of async actors."""
+    """Return the result of a method of a store's actor; `ray.get` would warn in threads of async actors."""
     with suppress(RuntimeError):
         asyncio.get_running_loop()  # of an async actor, which has other calls to serve
         raise UsageError(

@@ -208,7 +208,11 @@ class SimulatedFabric:
         return self._fluid.update_rates(now_ns)
 
     def advance(self, now_ns: int) -> list[ReachedRanks]:
-        """Return the ranks that are done with transfers at an instant, in the order of keys."""
+        """End the transfers that are due at an instant, in the order of their keys.
+
+        Returns:
+            For each mark that is reached: the transfer, its ranks, and whether they are the last.
+        """
         reached = []
         for flow, mark in self._fluid.advance(now_ns):
             assert isinstance(flow, FabricTransfer)

@@ -228,7 +228,7 @@ class Occupancy:
         return sorted(crowd, key=_age), scarce
 
     def _connected_wide_flows(self, flow: Flow) -> tuple[list[Flow], Ints]:
-        """Return what `connected_flows` returns, where some flow has many needs: it marks resources in an array."""
+        """Return the same flows as `connected_flows`, faster where some flow needs many resources."""
         crowd, visited = {flow: None}, np.zeros(len(self._load), np.bool_)
         todo = [flow]
         for member in todo:

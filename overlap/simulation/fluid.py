@@ -73,9 +73,9 @@ class Fluid:
         return None
 
     def advance(self, now_ns: int) -> list[tuple[Flow, int]]:
-        """Return (flow, index of its mark) for the marks reached at an instant, by keys; the last mark ends the flow.
+        """Return the marks reached at an instant, as flow and index of the mark, ordered by the keys of flows.
 
-        `update_rates` must follow before time goes on.
+        The last mark ends its flow. `update_rates` must follow before time goes on.
         """
         reached: list[tuple[Flow, int]] = []
         while self._due_heap and self._due_heap[0] <= now_ns:

@@ -63,7 +63,7 @@ class FaultInjector(Interceptor):
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def arrive(self, place: Place, operation: Any) -> None:
-        """Let one rank's operation arrive now, later, or never, as its fate says."""
+        """Let one rank's operation arrive now, later, or never, as `Fates` draws it; kill the rank if it dies at it."""
         context = operation.context
         if context.rank in self.fates.dead:
             return

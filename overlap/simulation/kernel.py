@@ -236,7 +236,7 @@ class Kernel:
                 return
 
     def _reached_limit(self, deadline_ns: int | None) -> bool:
-        """Return whether the limit comes before all events; then jump to it and call its callback."""
+        """Jump to the limit and call its callback if it comes before all events; return whether it did."""
         due = [key // _ORDERS for key in self._due_keys[:1]] + [
             time_ns for time_ns in (deadline_ns,) if time_ns is not None
         ]
@@ -249,7 +249,7 @@ class Kernel:
         return True
 
     def _advance_clock(self, batch: list[Timer] | None, deadline_ns: int | None) -> bool:
-        """Jump to the next instant and run its first batch; return whether deadlines belong to the instant."""
+        """Jump to the next instant and run its first batch of events; return whether Trio's deadlines are due then."""
         time_ns = deadline_ns
         if batch is not None:
             due_ns = self._due_keys[0] // _ORDERS

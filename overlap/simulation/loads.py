@@ -241,7 +241,11 @@ class _WaysOut:
         self.numbers: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *crossed]))
 
     def busy_s(self, part: PricedPhase, placed: PlacedRound) -> tuple[Floats, Floats]:
-        """Return the busy time of each way out in a round, for each byte of the vector, and its messages."""
+        """Return the load of a round on each way out of a block.
+
+        Returns:
+            (ways,) busy seconds for each byte of the vector, and (ways,) number of messages.
+        """
         busy_s, messages = np.zeros(len(self.numbers)), np.zeros(len(self.numbers))
         if not len(self.numbers):
             return busy_s, messages

@@ -84,7 +84,7 @@ class SimulatedMessages:
         return replace(demand, ranks=pair.ranks, resources=needed)
 
     def _make_pair(self, src: int, dst: int) -> _RankPair:
-        """Return the ranks and resources of a pair; price its kind of route if it is the first one."""
+        """Return the ranks and resources of a pair; the first pair of a kind of route has the kind priced."""
         ranks = np.array([src] if src == dst else [src, dst])
         placement = self._slow.slow_placement(place(self._resources.cluster, ranks.tolist()))
         ends = np.arange(len(ranks) - 1)

@@ -248,7 +248,7 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def apply_fault_seed(self) -> Iterator[None]:
-        """Run a world inside, with task order by the seed of its faults, and the seed as a note on an error."""
+        """Order the tasks of a world by the seed of its faults in the block; errors get the seed as a note."""
         if self._injector is None:
             yield
             return

@@ -168,7 +168,7 @@ class SimulatedCompute(ComputeStream):
         del operation, args, on_end, failure
 
     def _time_with_faults_ns(self, operation: ComputeFuture[object], cost_ns: int) -> int:
-        """Return the time of a function with faults, and schedule the death of its rank if that is a fault."""
+        """Return the time of a function with faults; schedule the death of its rank, if that is a fault."""
         injector = self._starts.injector
         if injector is None:
             return cost_ns

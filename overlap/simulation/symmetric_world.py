@@ -301,7 +301,13 @@ class SymmetricEngine(SimulatedEngine):
         )
 
     def _joint_demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
-        """Return the demand of all rows together, and the algorithm of the first."""
+        """Return the demand of a collective of all alike groups together, and the algorithm of the first group.
+
+        Args:
+            communicator: The groups: each row of `rows` has the ranks of one.
+            pattern: The call.
+            late_ns: Time of each representative after the first that arrived.
+        """
         rows = communicator.rows
         demand_key = id(rows), pattern, late_ns.tobytes()
         entry = self._demands.get(demand_key)
@@ -319,7 +325,14 @@ class SymmetricEngine(SimulatedEngine):
         return entry[:2]
 
     def _row_demand(self, row: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
-        """Return the demand of one group alone, and its algorithm: `like`, that of the other groups, if known."""
+        """Return the demand of one group alone, and its algorithm.
+
+        Args:
+            row: World ranks of the group.
+            pattern: The call.
+            late_ns: Time of each rank after the first that arrived.
+            like: Algorithm of other groups that behave alike; "": it is chosen.
+        """
         fabric, nbytes = self._traffic.fabric, pattern.nbytes
         if pattern.kind is Collective.P2P:
             src, dst = row

@@ -202,7 +202,7 @@ class SavedFile:
         return array
 
     def read(self, name: str, first: int, target: Array) -> None:
-        """Read as many elements of an array as `target`, flat, has, from element `first` on."""
+        """Read elements of an array into `target`, as many as it has, from element `first` on."""
         entry = self._entries[name]
         begin = 8 + len(self.header) + entry.data_offsets[0] + first * target.itemsize
         data = np.fromfile(self.path, np.uint8, target.nbytes, offset=begin)

@@ -57,7 +57,7 @@ class SavedState:
         return self._own
 
     async def part(self, rank: int) -> Tree:
-        """Return the tree that a rank had saved, if its file is seen here.
+        """Return the tree that a rank saved, if this process sees the file.
 
         Raises:
             UsageError: If there was no such rank, or its file cannot be read here.

@@ -99,7 +99,7 @@ class Saves:
         return sorted({save for save, _ in complete(self.find())}, reverse=True)
 
     def from_version_before(self) -> str:
-        """Return a save by a version of this package that had other files; "" if there is none."""
+        """Return the path of a save by an older version of this package, whose files were different; "" if none."""
         folders = [name for name in _list_names(self.folder) if self._name.fullmatch(name)]
         for folder in (Path(self.folder or "") / name for name in sorted(folders, reverse=True)):
             if folder.is_dir() and any(re.fullmatch(self.kind.before, file) for file in _list_names(folder)):

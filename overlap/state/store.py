@@ -1,4 +1,4 @@
-"""What ranks save together, and find again after a restart.
+"""Store of saves: the files that ranks save together, and find again after a restart.
 
 Kept between worlds: after a restart every rank goes on from the same save, the newest that is complete. Ranks exchange
 the names of their files by a collective, so they need not see each other's: a folder on each machine will do as long as
@@ -190,7 +190,10 @@ class Store:
         return ""
 
     def _check_files(self, save: Save, ranks: int, seen: Seen) -> tuple[str, list[tuple[str, bytes]]]:
-        """Return why this rank's share of the files of a save is damaged, or ""; and the headers of those with pieces.
+        """Check this rank's share of the files of a save.
+
+        Returns:
+            The damage, "" if there is none, and the headers of the files with pieces.
 
         A file is checked by the rank of its number if that sees it, and else by the first that does.
         """
@@ -212,7 +215,7 @@ class Store:
         return "", headers
 
     def _check_folder(self) -> None:
-        """Refuse to save where others do, whose saves would be removed, or found in the place of these ones."""
+        """Refuse a folder that another run uses: its saves would be removed, or restored in place of ours."""
         here, folder = self.saves.folders(), self.saves.folder
         if self._known is None:
             others = [str(self.saves.path(save)) for save in self.saves.complete() if save.nonce not in self._drawn]

@@ -195,7 +195,7 @@ class Witness:
 
     @asynccontextmanager
     async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
-        """Watch the ends of members of other hosts for the length of the block; of one host, the kernel shows them."""
+        """Watch the ends of members on other hosts for the length of the block; the kernel shows those on this host."""
         others = set(members) - {self._member} if self._socket is not None else set()
         self._ended -= others
         self._cut_off -= others

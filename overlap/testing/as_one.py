@@ -34,7 +34,12 @@ _TOLERANCES = {8: 1e-9, 4: 1e-3, 2: 6e-2}
 
 
 def _same_weights(recorded: list[Batches], *, distributed: bool) -> list[list[int]]:
-    """Return the ranks with the same parts of the model, by the first one, with or without distributed tensors."""
+    """Group ranks that hold the same parts of the model.
+
+    Args:
+        recorded: Batches of each rank.
+        distributed: Whether distributed tensors count, too.
+    """
     found: dict[object, list[int]] = {}
     for rank, each in enumerate(recorded):
         weights = each.steps[0].weights.items()
@@ -94,7 +99,7 @@ class AsOne:
             raise Declined(f"'{late[0]}' was made after the first forward had begun, and its first values are unknown")
 
     def _has_local_gradients(self, at: int) -> bool:
-        """Whether ranks with the same weights have different gradients in an update."""
+        """Whether ranks with the same weights have different gradients in update `at`."""
         for ranks in self._models:
             steps = [self._recorded[rank].steps[at] for rank in ranks if at < len(self._recorded[rank].steps)]
             for name in steps[0].gradients if steps else ():
@@ -104,7 +109,7 @@ class AsOne:
         return False
 
     def _compare_with_joined_data(self, size: int, _: str) -> Result:
-        """Compare with fewer ranks that have the joined data of all."""
+        """Compare with a run of `size` ranks that have the joined data of all ranks."""
         classes, steps = [list(range(self._run.size))] if size == 1 else self._ranks_by_part(size), self._steps
         models = [self._models] if size == 1 else [[ranks] for ranks in classes]
         few = Substitute(steps, classes, models)
@@ -156,7 +161,7 @@ class AsOne:
         return self._make_verdicts(differences, what), f"{sum(self._compared.values())} gradients compared with {what}"
 
     def _ranks_by_part(self, size: int) -> list[list[int]]:
-        """Return the ranks for which each of `size` ranks stands."""
+        """Return for each part of the model the ranks that hold it; decline unless there are `size` parts."""
         models = self._models if size == 1 else _same_weights(self._recorded, distributed=True)
         if len(models) != size:
             raise Declined(f"ranks hold {len(models)} different parts of the model")
@@ -247,7 +252,7 @@ class AsOne:
         return [*verdicts, *self._find_undivided_losses()]
 
     def _find_undivided_losses(self) -> list[Verdict]:
-        """Find an update with the sum of several means that one line accumulates, none of which is divided."""
+        """Find an update in which one line adds up several means, and none of them is divided by their number."""
         for at, step in enumerate(self._recorded[0].steps[: self._last]):
             losses, first = step.losses, next(iter(step.losses), None)
             if first is None or len(losses) < 2 or not step.gradients or not (first.is_mean and first.scale == 1.0):
@@ -264,7 +269,7 @@ class AsOne:
         return []
 
     def _find_reduction(self, difference: GradientDifference) -> Issue | None:
-        """Return the operation that reduced a gradient, or else the last reduction before its update."""
+        """Return the operation that reduced a gradient, or, if none is known, the last reduction before its update."""
         name, at, record = difference.name, difference.at, self._run.record
         updates = enumerate(each.steps[at] for each in self._recorded if at < len(each.steps))
         rank, issued = next(((rank, step.issued) for rank, step in updates if name in step.gradients), (0, 0))
@@ -287,7 +292,11 @@ class GradientDifference:
 
 
 def _find_factor(gradient: torch.Tensor, expected: torch.Tensor, largest: float, tolerance: float) -> float | None:
-    """Return the factor by which a gradient is too large; 0 if its elements have no common one; None if it is right."""
+    """Return the factor by which a gradient is too large.
+
+    Returns:
+        None if the gradient is right, 0 if its elements have no common factor.
+    """
     difference = float((gradient - expected).abs().max()) if gradient.numel() else 0.0
     own = float(expected.abs().max()) if expected.numel() else 0.0
     size = float(expected.square().sum())
@@ -343,7 +352,7 @@ def _make_verdict(
 
 
 def _holders_clause(record: Record, name: str, members: tuple[int, ...]) -> str:
-    """Return a clause on the ranks that hold what the first of the members holds, if they are others."""
+    """Return "; ranks ... hold the same part", if other ranks than `members` hold the values of the first member."""
     at = {first.rank: first.weights for first in record.first_forwards}
     held = at.get(members[0], {}).get(name)
     same = [rank for rank, weights in at.items() if held and name in weights and weights[name].digest == held.digest]

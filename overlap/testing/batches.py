@@ -74,7 +74,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
     def call(self, original: Callable[..., Any], module: nn.Module, args: Any, keywords: Any) -> Any:
-        """Call a module, and note the data that enters it if it is no part of another one."""
+        """Call a module; record the data that enters it, unless another module calls it."""
         if self.over or self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
             return original(module, *args, **keywords)
         self._enter(_nested_tensors((args, keywords)))

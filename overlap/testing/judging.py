@@ -83,7 +83,7 @@ def judge(
 
 
 def _end_verdict(record: Record, error: BaseException) -> Verdict:
-    """Return the verdict on the error that ended a run, by the first error of its chain that a kind explains."""
+    """Return the verdict on the error that ended a run: the first error in the chain of causes whose kind is known."""
     cause = error.cause if isinstance(error, RankFailedError) else error
     rank = error.rank if isinstance(error, RankFailedError) else -1  # -1: before any rank, or around all
     ranks, culprit = ((rank,), f"rank {rank}") if rank >= 0 else ((), "the world")

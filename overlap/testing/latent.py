@@ -37,7 +37,7 @@ def find_order_cycle(record: Record) -> Verdict | None:
 def _join_neighbouring_pairs(
     before: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]], cycle: list[Meeting]
 ) -> list[tuple[Issue, Issue]]:
-    """Return the pairs of a cycle, earlier and later issue of one rank, joined where one rank goes on."""
+    """Return the pairs of issues along a cycle, earlier and later one of a rank; pairs of one rank become one."""
     pairs = [before[later][earlier] for earlier, later in pairwise(cycle) if earlier in before.get(later, {})]
     joined: list[tuple[Issue, Issue]] = []
     for earlier, later in pairs:

@@ -357,7 +357,7 @@ def _leave_join(rank: TorchRank, original: Callable[..., Any], *args: Any) -> An
 
 
 def _delayed_all_reduce_hook(rank: TorchRank, original: Callable[..., Any], *args: Any) -> Any:
-    """Issue DDP's operations for delayed parameters, for which DDP never waits."""
+    """Issue the operations of DDP for delayed parameters; DDP itself never waits for these."""
     rank.dropped_by = "DistributedDataParallel, for delay_all_reduce_named_params,"
     try:
         return original(*args)

@@ -174,7 +174,7 @@ def _call_text(function: Callable[..., Any], args: Sequence[object]) -> str:
 
 
 def _argument_texts(args: Sequence[str]) -> list[str]:
-    """Return a program's arguments as texts; refuse one text: its letters would be the arguments."""
+    """Return a program's arguments as texts; refuse a single text, whose letters would be the arguments."""
     if isinstance(args, (str, bytes)):
         words = ", ".join(f'"{word}"' for word in os.fsdecode(args).split())
         raise UsageError(f"args: expected a list of words, got the text {args!r}; write args=[{words}]")
@@ -191,7 +191,7 @@ def _parse_steps(args: Sequence[str]) -> int | None:
 
 
 def _with_steps(args: Sequence[str], steps: int | None) -> list[str]:
-    """Return a program's arguments with another number of steps, in its place or after the others."""
+    """Return a program's arguments with another number of steps, which replaces the present number or is appended."""
     before = _parse_steps(args)
     if steps is None or steps == before:
         return list(args)

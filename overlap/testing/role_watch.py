@@ -43,7 +43,7 @@ class RoleWatch:
         self.wrapped.update((id(parameter), ranks) for parameter in model.parameters())
 
     def is_first_forward(self, func: Any, tensors: Iterable[Any]) -> bool:
-        """Record the first function in which data meets a trained parameter; return whether this is the one."""
+        """Record the first function in which data meets a trained parameter; return whether `func` is that function."""
         if not torch.is_grad_enabled() or func._schema.is_mutable:
             return False
         weight, data = None, []
@@ -115,7 +115,7 @@ class RoleWatch:
                     self._sizes[name] = part.tensor.nbytes
 
     def _gradients_copied_to(self, flat: torch.Tensor) -> list[str]:
-        """Return the names of gradients that are copied to a tensor one after another."""
+        """Return the names of reduced gradients whose bytes fill a flat tensor from its start, one after another."""
         names: list[str] = []
         at, end = flat.data_ptr(), flat.data_ptr() + flat.nbytes
         for (op, gradient), name in self._memory.items():

@@ -23,7 +23,7 @@ def check_first_forward(record: Record) -> Verdict | None:
 
 
 def _transfers_by_operation(record: Record, op: str) -> Iterator[list[Transfer]]:
-    """Yield the parts of all ranks in each operation whose memory was that of parameters or their gradients."""
+    """Yield for each operation `op` on parameters or their gradients the transfers of all its ranks."""
     met: dict[tuple[str, int], list[Transfer]] = {}
     for transfer in record.transfers:
         if transfer.issue.call.op == op:
@@ -49,7 +49,7 @@ def _check_broadcasts(record: Record, firsts: dict[int, FirstForward]) -> Iterat
 def _check_weights(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Find parameters that ranks should hold alike, and that differ, or that only some of them train.
 
-    Placements say so, and DistributedDataParallel, and models that have the same values on all ranks.
+    Placements or DistributedDataParallel require equal parameters, or all ranks have one and the same model.
     """
     models = [{name: held.digest for name, held in first.weights.items()} for first in firsts.values()]
     everyone = range(record.size) if len(firsts) == record.size and all(model == models[0] for model in models) else ()
@@ -92,7 +92,7 @@ def _check_reductions(record: Record, firsts: dict[int, FirstForward]) -> Iterat
 
 
 def _holders_clause(firsts: dict[int, FirstForward], name: str, digests: dict[int, str]) -> str:
-    """Return a clause on ranks that hold one value of a parameter, and are not all among some; "" if there are none."""
+    """Return "ranks ... hold the same as rank R" for a value that ranks outside of `digests` hold too; "" if none."""
     for rank, digest in digests.items():
         same = [
             other for other, first in firsts.items() if name in first.weights and first.weights[name].digest == digest
@@ -128,7 +128,7 @@ def _check_inputs(record: Record, firsts: dict[int, FirstForward]) -> Iterator[V
 
 
 def _hold_different_weights(record: Record, firsts: dict[int, FirstForward], members: tuple[int, ...]) -> bool:
-    """Whether ranks hold different values of some parameter, and do not add up its gradients among all of them."""
+    """Whether ranks hold different values of a parameter whose gradients are never summed over all of them."""
     if any(rank not in firsts for rank in members):
         return False
     summed = {name for transfer in record.transfers if set(members) <= set(transfer.issue.call.members)

@@ -177,7 +177,7 @@ class Run:
         return self.returned
 
     def _first_problem(self, ask: Callable[[Run], Answer]) -> Answer:
-        """Return the first negative answer of a seed's run, with its seed."""
+        """Ask a question of the run of each seed; return the first answer with a problem, and the seed."""
         for run in self.runs:
             if why := ask(run).problem:
                 return Answer(f"seed {run.seed}: {why}\nrepeat: {run.line}" if self.others else why)

@@ -149,7 +149,7 @@ def make_run(outcome: WorldResult, setting: Setting, line: str) -> Run:
 
 @contextmanager
 def limit_real_time(seconds: float, progress: Callable[[], object]) -> Iterator[None]:
-    """Raise `RealTimeError` in this thread if `progress` is the same for so long (own time), even if it never waits."""
+    """Raise `RealTimeError` in this thread if the value of `progress` stays the same for `seconds` of running time."""
     over, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
@@ -285,7 +285,7 @@ def _settings_of_fewer_ranks(setting: Setting) -> Iterator[Setting]:
 
 
 def _shorter_settings(setting: Setting) -> Iterator[Setting]:
-    """Yield settings with fewer steps, the fewest first, and with faults as much earlier."""
+    """Yield settings with fewer steps, the fewest first; their faults happen earlier in proportion."""
     all_steps = setting.steps or 1
     for steps in sorted({1, 2, 3, all_steps // 2}):
         if 0 < steps < all_steps:

@@ -70,7 +70,7 @@ class Substitute:
         return self.declined
 
     def joined_weight(self, rank: int, step: int, name: str, own: Part) -> torch.Tensor | None:
-        """Return the values of a parameter before an update; None keeps those it has."""
+        """Return the joined values of a parameter before update `step`; None: the rank's own values stay."""
         if step >= self._updates:
             return None
         of_ranks = [steps[step].weights if step < len(steps) else {} for steps in self._steps]
@@ -123,7 +123,17 @@ def _sorted_values(data: torch.Tensor) -> torch.Tensor:
 def join_whole(
     name: str, of_ranks: Sequence[dict[str, Part]], models: list[list[int]], shape: Sequence[int]
 ) -> torch.Tensor | None:
-    """Return a tensor of many ranks in one piece; None if its parts do not make one of this shape."""
+    """Return the whole tensor of a name from its parts on several ranks.
+
+    Args:
+        name: Name of the tensor.
+        of_ranks: Parts by name, for each rank.
+        models: Ranks that hold the same part, for each part.
+        shape: Shape of the whole tensor.
+
+    Returns:
+        None if the parts do not make a tensor of this shape.
+    """
     parts = [of_rank[name] for of_rank in of_ranks if name in of_rank]
     placements = parts[0].placements if parts else ()
     own = next((of_ranks[rank][name].tensor for rank in models[0] if name in of_ranks[rank]), None)

@@ -44,7 +44,7 @@ class Turns:
         self._step = 0
 
     def hold(self, rank: int, go: Callable[[], None]) -> None:
-        """Queue a step of a rank; `go` is called when it is its turn."""
+        """Queue a step of a rank; `go` is called when it is the rank's turn."""
         if rank not in self._waiting:
             self._waiting[rank] = deque()
             heappush(self._queue, (-self._priority(rank), rank))

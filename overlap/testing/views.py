@@ -161,7 +161,7 @@ class RankProcess:
             outside()
 
     def _claim_modules(self, loaded_before: set[str]) -> None:
-        """Make modules that the rank has loaded from the program's folder its own."""
+        """Store the modules that the rank has loaded from the program's folder as the rank's own."""
         if self._folder is None or len(sys.modules) == len(loaded_before):
             return
         for name in set(sys.modules) - loaded_before:
@@ -205,7 +205,7 @@ class _Process:
 
 
 def _has_own_folder() -> bool:
-    """Give this thread a current folder of its own, which threads that it starts share; False where none can have one.
+    """Give this thread, and threads that it starts, a current folder of their own; False where none can have one.
 
     Threads of a program, such as those that write a checkpoint, run when they like: also while other ranks have theirs.
     """

@@ -63,7 +63,10 @@ class RecordingInjector(FaultInjector):
         self._opened: Counter[str] = Counter()  # how often each was opened: those of messages close when they are idle
 
     def issued(self, place: Place, operation: Any) -> None:
-        """Record an operation, and later its end."""
+        """Record an operation when a rank issues it, and its outcome when it ends.
+
+        A receive from any source is issued again once its sender is known; its record then gets the sender.
+        """
         rank, message = operation.context.rank, operation if isinstance(operation, Message) else None
         if isinstance(place, Port):
             operation.port, operation.seq = place, place.next_seq  # as it is about to be
@@ -128,7 +131,7 @@ class RecordingInjector(FaultInjector):
             super().arrive(place, operation)
 
     def _stop_for_ever(self, operation: Operation) -> None:
-        """Stop a rank for ever, of which no other rank is notified."""
+        """Stop a rank for ever, without any notice to other ranks."""
         operation.lock()
         rank, first = operation.context.rank, self.unfinished[id(operation)][0]
         for issue, _ in self.unfinished.values():

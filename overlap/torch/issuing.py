@@ -139,7 +139,7 @@ class Issuing(KnownCalls):
 
 
 def list_parts(tensors: Any, argument: str) -> Tensors:
-    """Return the one list of tensors, from a list of tensors or a list of one such list."""
+    """Return the only list of tensors: the argument itself, or the one list in it."""
     if isinstance(tensors, list | tuple) and len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
         return list_tensors(tensors[0], argument)
     if isinstance(tensors, list | tuple) and (not tensors or not isinstance(tensors[0], torch.Tensor)):

@@ -173,7 +173,7 @@ class KnownCalls:
         self, key: CallKey, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any, tensors: object,
         name: str | None = None,
     ) -> Any:  # fmt: skip
-        """Return the Work of a call that was made before; None: it must be issued as if it were the first.
+        """Return the Work of a call that was made before; None if it must be issued like a first one.
 
         The memory of the input `x` is that of the result `out`, or apart from it. All is in this one function, for a
         short latency.

@@ -109,7 +109,7 @@ class Reductions(Issuing):
         timeout: timedelta | None = None,
         op: Any = None,
     ) -> Work:
-        """Combine as many tensors of all ranks as there are ranks; rank r keeps the r-th."""
+        """Combine a list of tensors, one for each rank, with those of all ranks; rank r keeps the r-th result."""
         output = one_tensor(output_tensors, "output_tensors")
         parts = list_parts(input_tensors, "input_tensors")
         self._check_count(parts, "input_tensors")
@@ -124,7 +124,7 @@ class Reductions(Issuing):
 
     @operation("_reduce_scatter_base_", "reduce_scatter")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        """Combine a tensor of all ranks; rank r keeps its r-th part."""
+        """Combine one tensor of all ranks; rank r keeps the r-th part of the result."""
         key: CallKey | None = None
         if type(opts) is dist.ReduceScatterOptions:
             key = *_reduction_key("reduce_scatter", input, opts), output.dtype, output.numel()

@@ -43,7 +43,7 @@ class Transfers(Issuing):
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
     ) -> Work:
-        """Copy the root's tensor to every rank; of several tensors, to each the one that the options name."""
+        """Copy the root's tensor to every rank; of several tensors, the options name the one to copy."""
         inputs = list_tensors(tensors, "tensors")
         src, limit = get_root(opts, root, len(inputs)), self._limit(opts, timeout)
         if len(inputs) == 1:

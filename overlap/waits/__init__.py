@@ -1,4 +1,4 @@
-"""Who waits for whom: one record of an operation's end, one judge, one wording; and who ended the job. Pure.
+"""Waits of ranks: one record of the end of an operation, one judge, one wording; and the end of a job. Pure.
 
 Readers turn their sources into `RankView`s: live ranks (`runtime.blame`), flight records and dumps of PyTorch
 (`flight`), records of tests (`testing`).

@@ -1,4 +1,4 @@
-"""Which process ended a job: signs of ended processes, ranked by their evidence, not by time. Pure.
+"""Signs of ended processes, ranked by their evidence, not by time: they show which process ended a job. Pure.
 
 A process whose peer has failed ends with an error too, often earlier than the one at fault. So the launcher, the
 control plane and the readers of flight records rank what they know of each process, and the strongest evidence counts.
@@ -33,7 +33,7 @@ class Evidence(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """What is known of one process in the end of a job."""
+    """Evidence on one process at the end of a job."""
 
     process: int  # Index of the process
     evidence: Evidence

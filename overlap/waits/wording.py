@@ -275,7 +275,7 @@ HEADS = ("rank", "process", "step", "for", "doing", "waits for")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitRow:
-    """What one rank does, and for which ranks it waits."""
+    """Row of a table of waiting ranks: the act of one rank, and the ranks for which it waits."""
 
     view: RankView
     end: End | None  # The operation that it is in, else None

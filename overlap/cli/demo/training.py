@@ -30,7 +30,7 @@ OPTIMIZER = Adam(0.004, betas=(0.9, 0.99))
 """A high rate, and a short memory: few steps must do."""
 
 COMM_PER_COMPUTE = 0.45
-"""How long communication takes in a step, as part of compute, if the speed of the links is ours to choose: a little
+"""Time of communication in a step, as a share of compute, if the speed of the links is ours to choose: a little
 less than half, for a good half of compute follows the first bucket and all of it could hide there."""
 
 PROBE_STEPS = 2
@@ -99,7 +99,7 @@ def _issue_forward(
 
 
 async def step_without(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
-    """Take one step in which communication starts when the backward pass is over, all buckets at once."""
+    """Take one step without overlap: communication of all buckets starts after the backward pass."""
     loss, backward = _issue_forward(rank, net, model, images, labels)
     gradients = dict(backward)
     for name in gradients:
@@ -112,7 +112,7 @@ async def step_without(rank: Rank, net: Classifier, model: DataParallel, images:
 
 
 async def step_with(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
-    """Take one step in which each bucket starts to travel when it exists, under the rest of the backward pass."""
+    """Take one step with overlap: each bucket travels as soon as it is full, while the backward pass goes on."""
     loss, backward = _issue_forward(rank, net, model, images, labels)
     for name, gradient in backward:
         model.reduce(name, gradient)

@@ -31,7 +31,7 @@ OPTIONS = {
 
 
 def result(op: str, options: Mapping[str, Any]) -> Result:
-    """Return the plan of a collective: functions of its document and of its page.
+    """Return two functions for the plan of a collective: one makes its JSON document, the other its page.
 
     Raises:
         UsageError: If the size, the dtype or the root is impossible.
@@ -64,7 +64,7 @@ def _page_lines(machine: Cluster, chosen: Plan, limit: int) -> list[str]:
 
 
 def _find_machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
-    """Return the machine; one with any number of ranks gets as many as the group needs."""
+    """Return the cluster of a name; a machine with any number of ranks gets the ranks that the group needs."""
     machine = cluster(name)
     if machine.machine.devices is None and ranks and max(ranks) >= machine.world_size:
         spread = -(-(max(ranks) + 1) // machine.nodes) * machine.nodes

@@ -48,7 +48,7 @@ LOCAL = "local"
 
 
 def check_setting(values: Mapping[str, object]) -> dict[str, Any]:
-    """Check the values, as far as they do not depend on the program.
+    """Check the values, except for those checks that need the program's own cluster and assumptions.
 
     Raises:
         UsageError: If a value is impossible.

@@ -121,7 +121,7 @@ def simulate(
     state_dir: str | None = None,
     pulse: Callable[[RunConfig, int, int | None], None] | None = None,
 ) -> list[SimulatedRun]:
-    """Run a program once, and return its runs in virtual time, in order.
+    """Run a program once, and return the runs in virtual time that it made, in order.
 
     Args:
         program: Runs it.

@@ -32,7 +32,7 @@ def view(
 def print_pages(
     args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, sentence: str | None
 ) -> None:
-    """Print the picture, or the tables that the options ask for with its last line."""
+    """Print the picture, or the tables for which the options ask, and the last line."""
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)
     console.width = max(console.width, MIN_WIDTH)  # on a terminal that is too narrow, lines wrap and nothing is cut
     lines: list[str] = []

@@ -59,7 +59,10 @@ def folded_halving_doubling(size: int) -> Pattern:
 
 
 def _folded_ranks(size: int) -> tuple[Ints, int]:
-    """Return the number of ranks that take part, for 1 or 2 ranks each, a power of two, and its log2."""
+    """Return the ranks that take part, as many as the largest power of two allows, and the log2 of their number.
+
+    Each of them stands for 1 or 2 ranks.
+    """
     cube = size.bit_length() - 1
     heads = 1 << cube
     v = np.arange(heads, dtype=np.int32)

@@ -82,7 +82,7 @@ def _edges_inside_nodes(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints
 
 
 def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
-    """Put an all-reduce between nodes into the middle of one inside a node.
+    """Return an all-reduce on two levels: `inter` runs between nodes, in the middle of `flat` inside each node.
 
     Args:
         flat: All-reduce of one node; its middle is the step that finalises the sums.
@@ -111,7 +111,7 @@ def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
 def _inter_node_rows(
     flat: Schedule, inter: Schedule, sums: Ints, middle: int, local_size: int
 ) -> list[dict[str, Ints]]:
-    """Return the inter-node rows, once for each run of chunks that one rank of a node has summed."""
+    """Return the rows between nodes: one copy for each run of chunks that one rank of a node has summed."""
     k, width = inter.slots_per_block, flat.slots_per_block
     source = inter.sbuf == Buffer.IN
     # Sums are in SCRATCH already, in the slots to which the inter-node schedule would copy its input.

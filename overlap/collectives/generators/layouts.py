@@ -32,7 +32,7 @@ def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def _combine_patterns(patterns: Sequence[Pattern]) -> Pattern:
-    """Return patterns of one size as one, each on its own chunks and channels."""
+    """Return one pattern that runs several patterns of one size in parallel, each on its own chunks and channels."""
     size, columns, chunks, lanes, groups = patterns[0].size, [], 0, 0, 0
     for p in patterns:
         group = np.where(p.group >= 0, p.group + groups, -1)

@@ -121,7 +121,7 @@ def from_root(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
 
 
 def over_all(size: int, *, slices: int = 8) -> Pattern:
-    """Pass slices down two trees over all ranks, each with a root of its own. For an all-reduce.
+    """Return the pattern of an all-reduce: slices travel down two trees over all ranks, with different roots.
 
     Cost: at most 2 ceil(log2(size)) + 2 slices steps of n / (2 slices) bytes each way; at most 2 n bytes sent by any
     rank both ways together, for inner ranks send two halves down one tree, and one up in each.
@@ -181,7 +181,7 @@ def _arrival_steps(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int
 
 
 def _edge_turns(trees: Sequence[_Tree]) -> dict[tuple[int, int], int]:
-    """Return for each edge (its tree and its lower end) whether it works in even or in odd steps.
+    """Return for each edge, named by its tree and its lower end, whether it works in even (0) or odd (1) steps.
 
     Edges that leave one node, or end in one node, must differ. Each edge has at most one of either kind to differ from,
     so going round from edge to edge, the kinds alternate: all circles are even, and two turns suffice.

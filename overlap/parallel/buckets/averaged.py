@@ -101,7 +101,7 @@ class AveragedBucket(Bucket):
         return views if flat is self._flat else [flat[part] for part in self.parts]
 
     def _check_finite(self, flat: Array, step: int) -> None:
-        """Refuse gradients that are not finite; of one that can still be read later, the mean is checked instead."""
+        """Refuse gradients that are not finite, unless they can be read later: then the mean is checked instead."""
         stays = flat is not self._flat or self._group.size == 1  # else the mean takes its place
         self._own_gradient = flat if self._checks_mean and stays else None
         if self._own_gradient is None:

@@ -105,7 +105,7 @@ class Bucket(ABC):
         self._work.compute(add, self._buffer_free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
 
     def _add_gradient(self, name: str, added: bool, step: int, site: Site | None, _: object, gradient: Array) -> None:
-        """Add a gradient to its place in the buffer; the first one of a step is written there instead."""
+        """Add a gradient to its place in the buffer; the first one of a step overwrites the place."""
         view = self.views[name]
         check_gradient(name, gradient, view.shape, view.dtype, step, site)
         if self._work.real:
@@ -206,7 +206,7 @@ def scale_gradient(gradient: Array, factors: Iterable[float | None]) -> Array:
 
 
 def _write_gradient(view: Array, gradient: Array, *, add: bool) -> None:
-    """Write a gradient to its place in the buffer, or add it; one that lies there already is not copied."""
+    """Write a gradient to its place in the buffer, or add it; a gradient that is already there is not copied."""
     if add:
         np.add(view, gradient, out=view, casting="unsafe")
     elif not _is_same_memory(gradient, view):

@@ -271,7 +271,13 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def notes(self) -> dict[str, object]:
-        """Return the order in which buckets travel, once gradients have shown it: it decides on bits; and of hooks."""
+        """Return facts that a checkpoint saves with the arrays.
+
+        Returns:
+            order: Names of parameters in the order in which buckets travel, once known: it decides on bits.
+            hooks: Whether a hook of a bucket has state.
+            lost: The first state of a hook that a checkpoint cannot hold, for people; "" if there is none.
+        """
         order = {"order": list(self._seen)} if self._seen else {}
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked and bucket.hooked.state]
         lost = next(filter(None, (hook.unsavable for hook in hooked)), "")

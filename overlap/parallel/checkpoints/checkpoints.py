@@ -244,7 +244,7 @@ class Checkpoints:
             )
 
     def _read_pieces(self, reader: Reader, wanted: Sequence[Shard], files: Sequence[SavedFile]) -> Any:
-        """Read the wanted pieces into the model's memory; return what this rank alone had, None if it is in no file."""
+        """Read the wanted pieces into the model's memory; return the state of this rank alone, None if not saved."""
         for piece in wanted:
             reader.fill(self._naming.rename_piece(piece))
         own = str(self._group.rank)

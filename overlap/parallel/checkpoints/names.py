@@ -56,7 +56,7 @@ class Naming:
         return replace(piece, tensor=cut.name, cut=cut if cut.of > 1 else None)
 
     def tensors(self, tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return dtype and shape of the whole model's tensors of which this rank has blocks."""
+        """Return dtype and shape of each whole tensor of the model that has a block on this rank."""
         found = {}
         for name, (dtype, shape) in tensors.items():
             cut = self.find_cut(name)

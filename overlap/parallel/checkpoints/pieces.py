@@ -96,7 +96,7 @@ def share_pieces(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where one weight of a rank lies in the whole model."""
+    """Position of a rank's part of one weight in the whole model."""
 
     name: str  # Name of the weight in the whole model, the same on all ranks with a block of it
     axis: int = 0  # Axis of the cut

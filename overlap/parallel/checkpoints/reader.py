@@ -60,7 +60,7 @@ class Reader:
         )
 
     def fill(self, piece: Shard) -> None:
-        """Read the elements of a piece into its memory, through the whole tensor if it was saved in other blocks.
+        """Read a piece into its memory; if the tensor was saved in other blocks, through the whole tensor.
 
         Raises:
             UsageError: If some elements are in no file, a file is not on this host, or the tensor does not divide into

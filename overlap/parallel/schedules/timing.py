@@ -41,7 +41,7 @@ class Timing:
 
 
 def replay(rows: Rows, owners: tuple[int, ...], durations: Durations) -> Timing:
-    """Run a proved schedule on paper: each rank in its own order, each action when its inputs are there."""
+    """Return the times of a proved schedule: each rank keeps its order, each action waits for its inputs."""
     starts = replay_starts(rows, owners, durations)
     busy = tuple(sum(durations.of(action.kind) for action in row) for row in rows)
     ends = [start + durations.of(action.kind) for action, start in starts.items()]
