@@ -29,7 +29,7 @@ _BLOCK = 1 << 14
 """Elements worked on at once: a dozen passes over 64 KiB stay in a core's second-level cache (512 KiB and more)."""
 
 _WIDE_BLOCK = 1 << 16
-"""Elements worked on at once in two or three passes: numpy's calls cost a tenth of it otherwise (32 MiB: 9.4 ms, not 10.8)."""
+"""Elements of a block in two or three passes: numpy's calls cost a tenth otherwise (32 MiB: 9.4 ms, not 10.8)."""
 
 
 class Optimizer(Protocol):
