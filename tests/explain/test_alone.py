@@ -53,8 +53,7 @@ def has_docstring(node):
 
 JUDGES = {
     "explain/judgement.py:explain", "explain/recorded.py:explain_timeline", "explain/profiles.py:explain_profiles",
-    "explain/entry.py:why", "explain/entry.py:explain_files", "explain/folder.py:explain_traces",
-    "explain/report.py:from_json",
+    "explain/entry.py:why", "explain/entry.py:explain_files", "explain/report.py:from_json",
 }  # fmt: skip
 """The one judge, and the functions that give it a timeline, profiles or files."""
 

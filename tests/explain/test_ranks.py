@@ -4,8 +4,8 @@ import pytest
 
 import overlap
 from overlap.errors import UsageError
-from overlap.explain import folder
-from overlap.explain.folder import explain_traces
+from overlap.explain import entry
+from overlap.explain.entry import explain_files
 from tests.explain.profiles import Recording
 
 
@@ -219,13 +219,13 @@ def test_files_without_a_rank_have_that_of_their_name(tmp_path):
 @pytest.mark.slow
 def test_processes_measure_large_files_alike(tmp_path, monkeypatch):
     found = write(tmp_path, two_ranks())
-    monkeypatch.setattr(folder, "SMALL_BYTES", 0)
+    monkeypatch.setattr(entry, "SMALL_BYTES", 0)
     done = []
-    assert explain_traces([tmp_path], progress=lambda *counts: done.append(counts)) == found
+    assert explain_files([tmp_path], progress=lambda *counts: done.append(counts)) == found
     assert done == [(0, 2), (1, 2)]
     (tmp_path / "rank1.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
     with pytest.raises(UsageError, match="no event of PyTorch's profiler"):
-        explain_traces([tmp_path])
+        explain_files([tmp_path])
 
 
 def test_collectives_in_parallel_are_exposed_once(tmp_path):
