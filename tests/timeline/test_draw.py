@@ -15,7 +15,7 @@ from overlap.timeline.draw.axis import ruler, tick_step_ns
 from overlap.timeline.draw.lanes import Canvas, _paint, coverage, draw_lanes, draw_row, stream_lane
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from overlap.timeline.measure.activity import Activity
-from overlap.timeline.measure.intervals import clip, merge
+from overlap.timeline.measure.intervals import intersect, merge
 from overlap.timeline.measure.steps import rank_windows
 from overlap.units import unit_for
 from tests.timeline.made import render_text
@@ -243,7 +243,7 @@ def test_a_stream_shows_only_what_is_its_own():
 def test_an_interval_paints_the_units_between_the_nearest_edges(pairs, window, units, scale):
     (low, length), busy = window, merge((start * scale, end * scale) for start, end in pairs)
     low, length = low * scale, length * scale
-    cover = replace(cover_of([(0, 1)], []), compute=clip(busy, (low, low + length)))
+    cover = replace(cover_of([(0, 1)], []), compute=intersect(busy, merge([(low, low + length)])))
     row = bytearray(units)
     for start, end in cover.compute:
         first = min(((start - low) * units * 2 + length) // (2 * length), units - 1)

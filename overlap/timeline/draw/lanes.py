@@ -23,7 +23,7 @@ from ..measure.activity import PROGRAM, WIRE, Activity
 from ..measure.activity import WAITING as WAITS
 from ..measure.intervals import Interval, Merged, intersect
 from ..measure.steps import RankWindow
-from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING, Piece
+from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING, Piece, row_glyphs
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _UNITS_PER_CELL = 8
@@ -86,7 +86,7 @@ def draw_row(cover: Coverage, canvas: Canvas) -> list[Piece]:
     """Draw one row of half blocks: compute above, communication below; in ASCII, `=` is both."""
     compute = _paint(canvas.window, canvas.cells, cover.compute)
     comm = _paint(canvas.window, canvas.cells, *_comm_layers(cover))
-    table = _ROW_ASCII if canvas.ascii else _ROW_COLOR if canvas.color else _ROW_PLAIN
+    table = row_glyphs(ascii=canvas.ascii, color=canvas.color)
     return _join_styles([table[busy + 2 * kind] for busy, kind in zip(compute, comm, strict=True)])
 
 
@@ -131,22 +131,6 @@ def _label_run(run: str, rank: int | None) -> str:
         if rank is not None and len(text) + 2 <= len(run):
             return text.center(len(run), run[0])
     return run
-
-
-# By 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for moving bytes: compute alone is the upper
-# half, bytes alone the lower, both by chance in one cell a diagonal.
-_ROW_ASCII: Sequence[Piece] = [(glyph, "") for glyph in ".#?=~~!!"]
-_ROW_PLAIN: Sequence[Piece] = [(" ", ""), ("▀", ""), ("▄", ""), ("█", ""), ("░", ""), ("░", ""), ("▄", ""), ("▞", "")]
-_ROW_COLOR: Sequence[Piece] = [
-    (" ", ""),
-    ("▀", COMPUTE),
-    ("▄", HIDDEN),
-    ("▀", f"{COMPUTE} on {HIDDEN}"),
-    ("░", WAITING),
-    ("░", WAITING),
-    ("▄", EXPOSED),
-    ("▞", f"{EXPOSED} on {COMPUTE}"),
-]
 
 
 def _paint(window: Interval, units: int, *layers: Merged) -> bytes:

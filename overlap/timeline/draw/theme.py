@@ -6,6 +6,7 @@ bytes on the wire 0.21, waiting 0.32). Nothing depends on colour alone: each kin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 Piece: TypeAlias = tuple[str, str]
@@ -34,21 +35,26 @@ _LANES_ASCII = [
     ("!", "", "on the wire"),
     (".", "", "idle"),
 ]
-_ROW_ASCII = [_LANES_ASCII[0], ("=", "", "both"), *_LANES_ASCII[2:]]
-_ROW_PLAIN = [
-    ("▀", "", "compute"),
-    ("█", "", "both"),
-    ("░", "", "waiting for a rank"),
-    ("▄", "", "on the wire"),
-    ("▞", "", "compute, wire in turn"),
+# By 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for moving bytes: compute alone is the upper
+# half, bytes alone the lower, both by chance in one cell a diagonal.
+_ROW_ASCII: Sequence[Piece] = [(glyph, "") for glyph in ".#?=~~!!"]
+_ROW_PLAIN: Sequence[Piece] = [(" ", ""), ("▀", ""), ("▄", ""), ("█", ""), ("░", ""), ("░", ""), ("▄", ""), ("▞", "")]
+_ROW_COLOR: Sequence[Piece] = [
+    (" ", ""),
+    ("▀", COMPUTE),
+    ("▄", HIDDEN),
+    ("▀", f"{COMPUTE} on {HIDDEN}"),
+    ("░", WAITING),
+    ("░", WAITING),
+    ("▄", EXPOSED),
+    ("▞", f"{EXPOSED} on {COMPUTE}"),
 ]
-_ROW_COLOR = [
-    ("▀", COMPUTE, "compute"),
-    ("▀", f"{COMPUTE} on {HIDDEN}", "both"),
-    ("░", WAITING, "waiting for a rank"),
-    ("▄", EXPOSED, "on the wire"),
-    ("▞", f"{EXPOSED} on {COMPUTE}", "compute, wire in turn"),
-]
+_ROW_MEANINGS = {1: "compute", 3: "both", 4: "waiting for a rank", 6: "on the wire"}
+
+
+def row_glyphs(*, ascii: bool, color: bool) -> Sequence[Piece]:
+    """Return the eight glyphs of a row of half blocks, each with its style."""
+    return _ROW_ASCII if ascii else _ROW_COLOR if color else _ROW_PLAIN
 
 
 def legend_lines(columns: int, *, two_lanes: bool, ascii: bool, color: bool, kept: bool) -> list[list[Piece]]:
@@ -58,7 +64,9 @@ def legend_lines(columns: int, *, two_lanes: bool, ascii: bool, color: bool, kep
         if kept:
             entries = [entries[0], ("%" if ascii else "▒", WAITING, "event loop kept"), *entries[1:]]
     else:
-        entries = _ROW_ASCII if ascii else _ROW_COLOR if color else _ROW_PLAIN
+        glyphs = row_glyphs(ascii=ascii, color=color)
+        last = (*glyphs[0], "idle") if ascii else (*glyphs[7], "compute, wire in turn")
+        entries = [*((*glyphs[at], meaning) for at, meaning in _ROW_MEANINGS.items()), last]
     lines: list[list[Piece]] = [[]]
     used = 0
     for glyph, style, meaning in entries:

@@ -103,14 +103,6 @@ def complement(merged: Merged) -> Merged:
     return Merged(np.append(_EVER.min, merged.end_ns), np.append(merged.start_ns, _EVER.max))
 
 
-def clip(merged: Merged, window: Interval) -> Merged:
-    """Return the part of a union inside a window. O(log n), and the size of that part."""
-    low, high = window
-    first = int(np.searchsorted(merged.end_ns, low, "right"))
-    last = int(np.searchsorted(merged.start_ns, high, "left"))
-    return Merged(np.maximum(merged.start_ns[first:last], low), np.minimum(merged.end_ns[first:last], high))
-
-
 def length(merged: Merged) -> int:
     """Return the total length that a union covers, in nanoseconds."""
     return int((merged.end_ns - merged.start_ns).sum())
