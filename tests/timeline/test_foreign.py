@@ -81,6 +81,18 @@ def test_kernels_are_computes_and_those_of_a_library_communication(tmp_path):
     assert (row.op, row.nbytes, row.ranks) == ("all_reduce", 2048, 2)
 
 
+def test_the_ranks_of_a_large_group_are_those_of_the_world_or_unknown(tmp_path):
+    """The profiler lists 30 ranks, and the last one."""
+
+    def group_ranks(world):
+        args = {"Group size": 64, "Process Group Name": "0", "Process Group Ranks": str([*range(30), 63])}
+        events = [event("kernel", "ncclDevKernel_AllReduce", 0, 9, 19, **{"Collective name": "allreduce"}, **args)]
+        return read_trace(written(tmp_path, kineto(0, events, world=world))).spans[0].info.ranks
+
+    assert group_ranks(64) == tuple(range(64))
+    assert group_ranks(128) == ()
+
+
 def test_without_a_compute_lane_nothing_is_called_hidden(tmp_path):
     timeline = read_trace(written(tmp_path, kineto(0, [gloo(0, 50)], world=1)))
     found = overlap.why(timeline)

@@ -80,5 +80,7 @@ def profile_timeline(profile: RankProfile) -> Timeline:
 
 def _group_of(message: CollectiveFields, world_size: int) -> SpanGroup:
     """Return the group of a collective; one without a name, or of as many ranks as the world has, is the world."""
-    is_world = message.group_size in (0, world_size)
-    return SpanGroup(message.group or "world", message.ranks or (tuple(range(world_size)) if is_world else ()))
+    size = message.group_size or len(message.ranks)
+    whole = tuple(range(world_size)) if size in (0, world_size) else ()
+    ranks = message.ranks if len(message.ranks) == size else ()  # the profiler cuts long lists off
+    return SpanGroup(message.group or "world", ranks or whole)
