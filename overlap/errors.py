@@ -378,7 +378,7 @@ class RankFailedError(OverlapError):
     ) -> None:
         self.rank, self.cause, self.doing, self.others = rank, cause, tuple(doing), dict(others)
         busy = f"; unfinished there: {', '.join(self.doing)}" if self.doing else ""
-        rest = f"; also failed: {_rank_ranges(sorted(self.others))}" if self.others else ""
+        other_failures = f"; also failed: {_rank_ranges(sorted(self.others))}" if self.others else ""
         ended = world_size - 1 - len(self.others) - finished
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
         subject = f"rank {rank} failed{where}"
@@ -387,7 +387,7 @@ class RankFailedError(OverlapError):
             subject, busy = "ranks disagree", ""  # the error names both, and where; who has noticed it is not to blame
         elif RankLeftError.__name__ in kinds and f"rank {rank} finished" in in_one_line(cause):
             subject = f"rank {rank} left too early"  # and was nowhere: the place is that of who waits
-        super().__init__(f"{subject}: {in_one_line(cause)}{busy}{rest}{stopped}")
+        super().__init__(f"{subject}: {in_one_line(cause)}{busy}{other_failures}{stopped}")
 
 
 class StallError(OverlapError):

@@ -100,13 +100,14 @@ def find_hint(error: BaseException) -> str | None:
     if isinstance(error, TypeError) and (found := _UNEXPECTED.search(str(error))) and "mean" not in str(error):
         if found[2] == "async_op":
             return "every call returns a future at once; there is no async_op"
-        meant = close_name(found[2], _arguments_of_function(error, found[1].rpartition(".")[2]))
-        return f"did you mean {meant}=?" if meant else None
+        suggestion = close_name(found[2], _arguments_of_function(error, found[1].rpartition(".")[2]))
+        return f"did you mean {suggestion}=?" if suggestion else None
     if isinstance(error, AttributeError) and type(error.obj).__module__.partition(".")[0] == __package__:
         known = (each for each in dir(error.obj) if not each.startswith("_"))
         name = error.name or "_"
-        meant = None if name.startswith("_") else close_name(name, known, _OTHER_ATTRIBUTES)
-        return f"did you mean {meant}?" if meant and meant != name else None  # a future has every name of an array
+        suggestion = None if name.startswith("_") else close_name(name, known, _OTHER_ATTRIBUTES)
+        # a future has every name of an array
+        return f"did you mean {suggestion}?" if suggestion and suggestion != name else None
     if isinstance(error, RuntimeError) and str(error) == "no running event loop":
         return _ASYNCIO
     return None

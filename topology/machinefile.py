@@ -98,13 +98,13 @@ def _merge_tables(base: Table, changes: Table) -> Table:
     return result
 
 
-def _merge_values(key: str, old: object, new: object) -> object:
+def _merge_values(key: str, base_value: object, value: object) -> object:
     """Return the merged value of one key: tables and rules are merged, other values replaced."""
-    if key == "rules" and isinstance(old, list) and isinstance(new, list):
-        return _merge_rules(old, new)
-    if isinstance(old, dict) and isinstance(new, dict) and not _WHOLE & new.keys():
-        return _merge_tables(cast("Table", old), cast("Table", new))
-    return new
+    if key == "rules" and isinstance(base_value, list) and isinstance(value, list):
+        return _merge_rules(base_value, value)
+    if isinstance(base_value, dict) and isinstance(value, dict) and not _WHOLE & value.keys():
+        return _merge_tables(cast("Table", base_value), cast("Table", value))
+    return value
 
 
 def _merge_rules(old: list[object], new: list[object]) -> list[object]:
@@ -179,15 +179,15 @@ def _read_collectives(table: object, where: str, link: object) -> Collectives:
 
 def _resolve_library(table: Table) -> Table:
     """Return the table of a library, merged with the file that it uses."""
-    rest = dict(table)
-    name = rest.pop("use", None)
+    own_figures = dict(table)
+    name = own_figures.pop("use", None)
     if name is None:
-        return rest
+        return own_figures
     known = sorted(path.stem for path in (_DATA / "libraries").glob("*.toml"))
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"collectives.library.use: expected {' or '.join(known)}, found {name!r}")
     path = _DATA / "libraries" / f"{name}.toml"
-    return _merge_tables(_parse_toml(path.read_text(encoding="utf-8"), path.name), rest)
+    return _merge_tables(_parse_toml(path.read_text(encoding="utf-8"), path.name), own_figures)
 
 
 def _check_library(table: Table, link: object) -> None:

@@ -258,11 +258,11 @@ def _legal_local(cluster: RankMap) -> tuple[Local, ...]:
 def _local_candidates(cluster: RankMap) -> Iterator[Local]:
     """Yield groups inside one node that rules name or may allow, the smallest first."""
     ranks, rules = cluster.ranks_per_node, cluster.rules
-    named = {members for rule in rules if rule.kind == "sets" for members in rule.sets if members[-1] < ranks}
+    named_sets = {members for rule in rules if rule.kind == "sets" for members in rule.sets if members[-1] < ranks}
     listed = [
         set(rule.sizes) for rule in rules if rule.kind == "sizes" and not rule.for_sizes and rule.severity == "error"
     ]
     # Without a list of sizes every run is a candidate; with one, only runs of its sizes.
     sizes = sorted(set.intersection(*listed)) if listed else range(2, ranks + 1)
     runs = {tuple(range(start, start + size)) for size in sizes for start in range(ranks - size + 1)}
-    yield from sorted(named | runs, key=lambda members: (len(members), members))
+    yield from sorted(named_sets | runs, key=lambda members: (len(members), members))

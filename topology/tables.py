@@ -199,17 +199,17 @@ def _join_key(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _value_error(key: str, expected: str, found: object) -> ValueError:
+def _value_error(key: str, expected: str, value: object) -> ValueError:
     """Return the error of a value, with the expected and the found one."""
-    shown = repr(as_written(found))
+    shown = repr(as_written(value))
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return ValueError(f"{key}: expected {expected}, found {shown}")
 
 
-def _unknown_key(key: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> ValueError:
+def _unknown_key(key: str, name: str, known_keys: Mapping[str, object] | tuple[str, ...]) -> ValueError:
     """Return the error of an unknown key, with the known ones; of one that is gone, with what to do."""
     if key in GONE:
         return ValueError(f"{key}: unknown key; read by the planner, which is gone: delete it")
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, known_keys, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return ValueError(f"{key}: unknown key; {hint}known here: {', '.join(known)}")
+    return ValueError(f"{key}: unknown key; {hint}known here: {', '.join(known_keys)}")

@@ -89,14 +89,14 @@ async def order_of_receives(p: WirePair) -> None:
 async def ends(p: WirePair, nbytes: int) -> None:
     """`done` is called once for each request, in the thread of the event loop, and then the request has ended."""
     received = p.begin_recv(11, bytearray(nbytes), nbytes)
-    sent, lone = p.begin_send(11, make_message(nbytes)), p.begin_recv(12, bytearray(1), 1)
+    sending, lone = p.begin_send(11, make_message(nbytes)), p.begin_recv(12, bytearray(1), 1)
     if received.request is None or lone.request is None:
         raise BrokenPromise("begin_recv returned None, not a Request")
     with trio.move_on_after(p.scale.patience_s):
-        while not (received.request.ended and (sent.request is None or sent.request.ended)):  # noqa: ASYNC110
+        while not (received.request.ended and (sending.request is None or sending.request.ended)):  # noqa: ASYNC110
             await trio.sleep(0.001)  # wires have no event, and a virtual clock moves while all sleep
     lone.request.withdraw()
-    every = [each for each in (received, sent, lone) if each.request is not None]
+    every = [each for each in (received, sending, lone) if each.request is not None]
     with trio.move_on_after(p.scale.patience_s):
         while not all(each.calls for each in every):  # noqa: ASYNC110
             await trio.sleep(0.001)
@@ -449,15 +449,15 @@ async def signatures_of_many_calls(p: WirePair) -> None:
 @each_size
 async def any_length(p: WirePair, nbytes: int) -> None:
     """A receive of any length learns length and signature where it meets its message, which it gets whole."""
-    message, case, seen = make_message(nbytes), f"{nbytes} bytes of any length", list[tuple[int, object]]()
+    message, case, envelopes = make_message(nbytes), f"{nbytes} bytes of any length", list[tuple[int, object]]()
 
     def allocate(request: Request) -> Buffer:
-        seen.append((request.nbytes, request.theirs))
+        envelopes.append((request.nbytes, request.theirs))
         return memory
 
     for loans in (True, False):
         memory = bytearray(nbytes)
-        sent = p.begin_send(21, message, _SIX)
+        sending = p.begin_send(21, message, _SIX)
         if nbytes % 2:
             await wait_all_blocked()
         begun = p.begin_recv(21, None, OPEN, signature=_ANY, allocate=None if loans else allocate)
@@ -466,11 +466,11 @@ async def any_length(p: WirePair, nbytes: int) -> None:
             raise BrokenPromise(f"{case}: {error!r}")
         require(received.theirs == _SIX, f"the signature of the sender is {received.theirs!r}, not {_SIX!r}")
         require(received.nbytes == nbytes, f"the length is {received.nbytes}, not {nbytes}")
-        require(loans or seen == [(nbytes, _SIX)], f"allocate was called with {seen}")
+        require(loans or envelopes == [(nbytes, _SIX)], f"allocate was called with {envelopes}")
         if loans:
             with received.delivery() as delivery:
                 memory[:] = delivery.view
-        await sent.wait()
+        await sending.wait()
         require(memory == message, f"{case}: other bytes than those sent")
 
 

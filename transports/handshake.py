@@ -226,16 +226,16 @@ async def _send(stream: trio.abc.Stream, data: bytes) -> None:
 
 async def receive_exactly(stream: trio.abc.Stream, nbytes: int, *, strange: bool = False) -> bytes:
     """Receive exactly `nbytes`; `strange` makes a peer that hangs up another program, not a member that gave up."""
-    got = b""
-    while len(got) < nbytes:
+    received = b""
+    while len(received) < nbytes:
         try:
-            more = await stream.receive_some(nbytes - len(got))
+            more = await stream.receive_some(nbytes - len(received))
         except trio.BrokenResourceError as error:
             raise _broken_error(error, strange=strange) from error
         if not more:
             raise _hung_up_error(strange=strange)
-        got += more
-    return got
+        received += more
+    return received
 
 
 def _broken_error(error: trio.BrokenResourceError, *, strange: bool = False) -> HandshakeError:

@@ -178,14 +178,14 @@ class NeuronLink(Transport):
 
     def match(self, sender: Send, receiver: _LocalReceive) -> None:
         """Move the bytes of a message whose ends have both arrived."""
-        wanted, sent, sent_bytes = receiver.signature, sender.signature, sender.nbytes
-        agree = wanted is sent or wanted is None or sent is None or wanted.agrees(sent.fingerprint)
+        signature, sent, sent_bytes = receiver.signature, sender.signature, sender.nbytes
+        agree = signature is sent or signature is None or sent is None or signature.agrees(sent.fingerprint)
         if not (agree and sent_bytes == receiver.nbytes):
             error, expected_bytes = receiver.refusal(sent_bytes, _to_plain(sent)), receiver.nbytes
             if error is not None:
                 if expected_bytes == OPEN:
                     expected_bytes = sent_bytes
-                theirs = sender.difference(_to_plain(wanted), sent_bytes=sent_bytes, expected_bytes=expected_bytes)
+                theirs = sender.difference(_to_plain(signature), sent_bytes=sent_bytes, expected_bytes=expected_bytes)
                 self.end((receiver, error), (sender, theirs or sender.refused_error()))
                 return
         if receiver.wants_loan:

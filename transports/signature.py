@@ -32,10 +32,10 @@ class Signature(Protocol):
         """Whether the other end's fingerprint is of the same call, as `parts_agree` says."""
 
 
-def parts_agree(mine: int, theirs: int) -> bool:
+def parts_agree(first: int, second: int) -> bool:
     """Return whether every part of two fingerprints is equal, or open on one side."""
-    difference = mine ^ theirs
-    return not difference or not any(difference & part and mine & part and theirs & part for part in PARTS)
+    difference = first ^ second
+    return not difference or not any(difference & part and first & part and second & part for part in PARTS)
 
 
 @dataclass(frozen=True, slots=True)

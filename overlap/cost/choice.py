@@ -60,7 +60,9 @@ class Choices:
             plan_ = self._plans[chosen_by, members] = self._choose_plan(chosen_by, call, members, like)
         return plan_
 
-    def _choose_plan(self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], like: str) -> Plan:
+    def _choose_plan(
+        self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], known_algorithm: str
+    ) -> Plan:
         """Return the plan of a call: with the algorithm that settings name, if any, else with the cheapest one."""
         op = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
         choose = partial(
@@ -75,17 +77,17 @@ class Choices:
             peer_direct=self._peer_direct,
             exact=call.exact,
         )
-        named = call.algorithm or like or self._algorithm
-        known = GENERATORS[op] if self._programs_only else (DIRECT, *GENERATORS[op])
-        if named is None or named not in known or (call.exact and named not in IN_RANK_ORDER):
+        algorithm = call.algorithm or known_algorithm or self._algorithm
+        choices = GENERATORS[op] if self._programs_only else (DIRECT, *GENERATORS[op])
+        if algorithm is None or algorithm not in choices or (call.exact and algorithm not in IN_RANK_ORDER):
             return self._cheapest_plan(choose, chosen_by, members)
         try:
-            return choose(algorithm=named)
+            return choose(algorithm=algorithm)
         except ScheduleError:
-            if named == DIRECT or not fits(named, len(members)):
+            if algorithm == DIRECT or not fits(algorithm, len(members)):
                 return self._cheapest_plan(choose, chosen_by, members)
         # The algorithm does not fit these wires; its plain form still takes this number of ranks.
-        return choose(algorithm=named, plain=True)
+        return choose(algorithm=algorithm, plain=True)
 
     def _cheapest_plan(
         self, choose: Callable[..., Plan], chosen_by: tuple[object, ...], members: tuple[int, ...]

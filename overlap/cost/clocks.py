@@ -228,16 +228,16 @@ class _Clocks:
             self._run_unawaited_copies(step.beside)
         if not len(step.src):
             return
-        now = self._now
+        clocks = self._now
         # Per message: its start, when it has left the sender, and when it arrives.
-        start = np.maximum(np.maximum(now.ready, now.free)[step.src], now.port[step.port])
+        start = np.maximum(np.maximum(clocks.ready, clocks.free)[step.src], clocks.port[step.port])
         leaves = start + step.busy
         arrives = leaves + step.latency
         if self._terms is not None:
             self._update_terms(step, start, leaves, arrives)
         if step.serial is not None:
-            arrives = np.maximum(arrives, now.ready[step.dst]) + step.serial
-        ready, free, left, port = now.ready.copy(), now.free.copy(), now.left.copy(), now.port.copy()
+            arrives = np.maximum(arrives, clocks.ready[step.dst]) + step.serial
+        ready, free, left, port = clocks.ready.copy(), clocks.free.copy(), clocks.left.copy(), clocks.port.copy()
         ready[step.by_dst.clock] = np.maximum(ready[step.by_dst.clock], step.by_dst.latest(arrives))
         free[step.by_src.clock] = step.by_src.latest(start + step.start)
         left[step.by_src.clock] = np.maximum(left[step.by_src.clock], step.by_src.latest(leaves))
@@ -253,23 +253,23 @@ class _Clocks:
             self._terms = replace(self._terms, ready=terms)
         self._now = replace(now, ready=np.where(works, np.maximum(now.ready, now.left) + local, now.ready))
 
-    def _run_unawaited_copies(self, beside: Ints) -> None:
+    def _run_unawaited_copies(self, copy_time: Ints) -> None:
         """Let ranks copy data that no message waits for: their last message leaves later."""
-        now, done = self._now, self._now.ready + beside
-        last = (beside > 0) & (done > now.left)
+        clocks, done = self._now, self._now.ready + copy_time
+        last = (copy_time > 0) & (done > clocks.left)
         if self._terms is not None:
             terms = self._terms.ready.copy()
-            terms[_MEMORY] += beside
+            terms[_MEMORY] += copy_time
             self._terms = replace(self._terms, left=np.where(last, terms, self._terms.left))
-        self._now = replace(now, left=np.where(last, done, now.left))
+        self._now = replace(clocks, left=np.where(last, done, clocks.left))
 
     def _update_terms(self, step: _TimedStep, start: Ints, leaves: Ints, arrives: Ints) -> None:
         """Add the terms of a step to all clocks: each clock inherits the terms of the clock that it waited for."""
-        now, terms = self._now, self._terms
+        clocks, terms = self._now, self._terms
         assert terms is not None
         # Terms of the start of each message: those of the latest of the sender's two clocks and the wire's clock.
-        started = np.where(now.free > now.ready, terms.free, terms.ready)[:, step.src]
-        held = start > np.maximum(now.ready, now.free)[step.src]
+        started = np.where(clocks.free > clocks.ready, terms.free, terms.ready)[:, step.src]
+        held = start > np.maximum(clocks.ready, clocks.free)[step.src]
         started = np.where(held, terms.port[:, step.port], started)
         issued = started.copy()
         issued[_START] += step.start
@@ -279,15 +279,15 @@ class _Clocks:
         ready, free, left, port = (column.copy() for column in (terms.ready, terms.free, terms.left, terms.port))
         # Each clock takes the terms of the message with the latest time, unless it was already later.
         first = step.by_dst.winner(arrives)
-        late = first[arrives[first] > now.ready[step.dst[first]]]
-        ready[:, step.dst[late]] = arrived[:, late]
+        late_messages = first[arrives[first] > clocks.ready[step.dst[first]]]
+        ready[:, step.dst[late_messages]] = arrived[:, late_messages]
         if step.serial is not None:
             ready[_REDUCTION, step.dst[first]] += step.serial[first]
         first = step.by_src.winner(start + step.start)
         free[:, step.src[first]] = issued[:, first]
         first = step.by_src.winner(leaves)
-        late = first[leaves[first] > now.left[step.src[first]]]
-        left[:, step.src[late]] = busy[:, late]
+        late_messages = first[leaves[first] > clocks.left[step.src[first]]]
+        left[:, step.src[late_messages]] = busy[:, late_messages]
         first = step.by_port.winner(leaves)
         port[:, step.port[first]] = busy[:, first]
         self._terms = _RankClocks(ready, free, left, port)

@@ -200,14 +200,14 @@ def _repeats_previous_step(
     for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), schedule.steps], strict=True):
         if stop - start < 2:
             continue
-        rows, same = slice(bounds[start], bounds[stop]), np.ones(stop - start - 1, np.bool_)
+        rows, is_same = slice(bounds[start], bounds[stop]), np.ones(stop - start - 1, np.bool_)
         for column in columns:
             square = column[rows].reshape(stop - start, -1)
-            same &= (square[1:] == square[:-1]).all(axis=1)
-        if grouped and same.any():
+            is_same &= (square[1:] == square[:-1]).all(axis=1)
+        if grouped and is_same.any():
             square = _renumber_groups(schedule.group[rows].reshape(stop - start, -1))
-            same &= (square[1:] == square[:-1]).all(axis=1)
-        equal[start + 1 : stop] = same
+            is_same &= (square[1:] == square[:-1]).all(axis=1)
+        equal[start + 1 : stop] = is_same
     return equal
 
 

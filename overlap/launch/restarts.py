@@ -119,8 +119,8 @@ def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) 
         shown_folder: Folder of states, for messages.
     """
     advance, records = Advance(config.state_dir), Path(config.flight_dir or default_folder())
-    most = config.max_restarts or 0
-    for attempt in range(most + 1):
+    most_restarts = config.max_restarts or 0
+    for attempt in range(most_restarts + 1):
         killed = oom_kills()
         environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
         outcome = trio.run(launch, replace(spec, environ=environ, attempt=attempt))
@@ -135,9 +135,9 @@ def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) 
             why = "; ".join([why, *last_signs_of_process(guilty.pid, config.flight_dir)[:1]])
         files = [file for ending in outcome.endings for file in records.glob(f"*-{ending.pid}{ENDING}")]
         step = advance.note(files)
-        if attempt == most or advance.hopeless:
+        if attempt == most_restarts or advance.hopeless:
             spec.report(advance.describe_giving_up(attempt))
             break
-        spec.report(advance.describe_restart(attempt + 1, most, step, shown_folder, why))
+        spec.report(advance.describe_restart(attempt + 1, most_restarts, step, shown_folder, why))
         time.sleep(advance.pause_s)
     return outcome

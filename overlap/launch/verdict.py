@@ -126,10 +126,10 @@ def _describe_kill(oom_kills: int, peak_bytes: int) -> str:
     return f"; this launcher did not send it: somebody did, or memory ran out{used} (`dmesg` of that machine says)"
 
 
-def _cut_middle(lines: list[str], most: int) -> list[str]:
+def _cut_middle(lines: list[str], most_lines: int) -> list[str]:
     """Shorten lines in the middle: the beginning names the error and its place, the end the culprit."""
-    left_out = len(lines) - most + 1
+    left_out = len(lines) - most_lines + 1
     if left_out > 1:
-        head = most // 2
+        head = most_lines // 2
         lines = [*lines[:head], f"  ... {left_out} lines left out ...", *lines[head + left_out :]]
     return [shorten_line(line, CARD_COLUMNS) for line in lines]

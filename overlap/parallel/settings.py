@@ -65,9 +65,9 @@ class Settings:
             check_count(f"clip_copies[{name!r}]", copies)
 
 
-def _check_choice(argument: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{argument}: expected {' or '.join(map(repr, known))}, got {value!r}")
+def _check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{argument}: expected {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def _check_hook(hook: object) -> None:

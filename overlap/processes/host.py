@@ -132,22 +132,22 @@ class Host(MemberLinks):
                 self._pending.pop(scope, None)
         raise HandshakeError("it sent nothing while too many other connections waited", why="crowded")
 
-    def _validate_hello(self, theirs: Hello) -> Hello | str:
+    def _validate_hello(self, hello: Hello) -> Hello | str:
         """Return this host's hello, or a reason to refuse; a process of a later epoch gets this one, and waits."""
-        ours = self._hello
-        if (theirs.role, theirs.job) != (ours.role, ours.job):
-            return f"job '{theirs.job}' refused, this is job '{ours.job}'"
-        if self._accepts_any_attempt(theirs):
-            ours = replace(ours, epoch=theirs.epoch)
-        elif theirs.epoch < ours.epoch and theirs.detail != FRESH:
-            return f"epoch {name_epoch(theirs.epoch)} refused, current is {name_epoch(ours.epoch)}"
-        if theirs.epoch == ours.epoch and theirs.members != ours.members:
-            return f"expected {ours.members} processes, this one was started with {theirs.members}"
-        return ours
+        own_hello = self._hello
+        if (hello.role, hello.job) != (own_hello.role, own_hello.job):
+            return f"job '{hello.job}' refused, this is job '{own_hello.job}'"
+        if self._accepts_any_attempt(hello):
+            own_hello = replace(own_hello, epoch=hello.epoch)
+        elif hello.epoch < own_hello.epoch and hello.detail != FRESH:
+            return f"epoch {name_epoch(hello.epoch)} refused, current is {name_epoch(own_hello.epoch)}"
+        if hello.epoch == own_hello.epoch and hello.members != own_hello.members:
+            return f"expected {own_hello.members} processes, this one was started with {hello.members}"
+        return own_hello
 
-    def _accepts_any_attempt(self, theirs: Hello) -> bool:
+    def _accepts_any_attempt(self, hello: Hello) -> bool:
         """Whether both sides are fresh, and the world is not complete: they agree on the attempt when all have met."""
-        return FRESH == theirs.detail == self._hello.detail and self.members.phase is MembershipPhase.GATHERING
+        return FRESH == hello.detail == self._hello.detail and self.members.phase is MembershipPhase.GATHERING
 
     async def serve_member(self, stream: trio.abc.Stream, address: str, member: int) -> None:
         """Serve one member, and send it the reason if this side ends the connection."""

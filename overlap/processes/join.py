@@ -357,7 +357,7 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
         name: Name of the thread.
         manager: Entered and left in the other loop; its value is used here.
     """
-    home, here, entering = current_trio_token(), trio.CancelScope(), trio.CancelScope()
+    home, own_scope, entering = current_trio_token(), trio.CancelScope(), trio.CancelScope()
     started, entered, ended, left = trio.Event(), trio.Event(), trio.Event(), trio.Event()
     token: TrioToken
     value: T
@@ -383,7 +383,7 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
             trio.run(hold_manager)
         except BaseException as error:
             failure = error
-            run_at_home(here.cancel)
+            run_at_home(own_scope.cancel)
         run_at_home(entered.set)
         run_at_home(ended.set)
 
@@ -391,7 +391,7 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
     start_thread(thread)
     with trio.CancelScope(shield=True):
         await started.wait()
-    with here:
+    with own_scope:
         try:
             await entered.wait()
             if failure is None:

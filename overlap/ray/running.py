@@ -209,7 +209,7 @@ def wait_for_ends(job: JobSpec, actors: Sequence[Any], nodes: Sequence[str]) -> 
     met = actors[0].get.remote(MET)  # from then on members notify each other of failures
     pending = {actor.run.remote(RayStore(actors[0])): member for member, actor in enumerate(actors)}
     ends: dict[int, MemberEnd] = {}
-    lost: dict[int, str] = {}
+    lost_members: dict[int, str] = {}
     blamed: set[int] = set()
     on_lost_nodes: set[int] = set()
     until_s, has_met = inf, True
@@ -221,8 +221,8 @@ def wait_for_ends(job: JobSpec, actors: Sequence[Any], nodes: Sequence[str]) -> 
                 try:
                     ends[member] = ray.get(answer)
                 except ray.exceptions.RayError as error:
-                    lost[member] = loss_reason(error)
-            if lost or any(end.results is None for end in ends.values()):
+                    lost_members[member] = loss_reason(error)
+            if lost_members or any(end.results is None for end in ends.values()):
                 if until_s == inf:
                     has_met = bool(ray.wait([met], timeout=0)[0])
                     until_s = time.monotonic() + (GRACE_S if has_met else _POLL_S)
@@ -236,8 +236,8 @@ def wait_for_ends(job: JobSpec, actors: Sequence[Any], nodes: Sequence[str]) -> 
         raise
     late = f"did not end within {GRACE_S:g} s, and is killed" if has_met else "had met no other, and was ended"
     for member in pending.values():
-        lost[member] = _NODE_LOST if member in on_lost_nodes else "is gone" if member in blamed else late
-    return Outcome(ends=ends, lost=lost)
+        lost_members[member] = _NODE_LOST if member in on_lost_nodes else "is gone" if member in blamed else late
+    return Outcome(ends=ends, lost=lost_members)
 
 
 def loss_reason(error: Exception) -> str:

@@ -148,17 +148,17 @@ class Fates:
         """Return the random numbers of a name in this run."""
         return Random(f"{self._prefix}, {name}")
 
-    def _draw_probability(self, name: str, given: float | None, scale: tuple[float, float]) -> float:
-        """Return a probability: `given`, else drawn by the seed, which leaves out half of the kinds (0)."""
-        if given is None and self._random_source(f"whether {name}").random() < 0.5:
+    def _draw_probability(self, name: str, fixed: float | None, scale: tuple[float, float]) -> float:
+        """Return a probability: `fixed`, else drawn by the seed, which leaves out half of the kinds (0)."""
+        if fixed is None and self._random_source(f"whether {name}").random() < 0.5:
             return 0.0
-        return self._draw_on_scale(name, given, scale)
+        return self._draw_on_scale(name, fixed, scale)
 
-    def _draw_on_scale(self, name: str, given: float | None, scale: tuple[float, float]) -> float:
-        """Return a figure: `given`, else drawn by the seed evenly on a logarithmic scale."""
+    def _draw_on_scale(self, name: str, fixed: float | None, scale: tuple[float, float]) -> float:
+        """Return a figure: `fixed`, else drawn by the seed evenly on a logarithmic scale."""
         least, most = scale
         share = self._random_source(name).random()
-        return given if given is not None else float(least * (most / least) ** share)
+        return fixed if fixed is not None else float(least * (most / least) ** share)
 
     def ordering_tasks(self) -> AbstractContextManager[None]:
         """Return a context in which Trio runs tasks that are ready at once by age, or shuffled by the seed.

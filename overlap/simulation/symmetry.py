@@ -154,14 +154,14 @@ def join_demands(groups: Sequence[AlikeGroups], ends: Sequence[int], class_first
 
 def _sum_needs(groups: Sequence[AlikeGroups], evenly: bool) -> tuple[Ints, Floats, Floats]:
     """Return the resources of all groups, and (sections, needs) busy times and messages; one section if `evenly`."""
-    needed, place = np.unique(np.concatenate([same.resources.ravel() for same in groups]), return_inverse=True)
+    needed, place = np.unique(np.concatenate([group.resources.ravel() for group in groups]), return_inverse=True)
 
     def sum_by_resource(rows: Sequence[Floats]) -> Floats:
         """Return (sections, needs) sums of a figure over all groups, each of which is on its own resources."""
-        tiled = np.hstack([np.tile(row, len(same.resources)) for row, same in zip(rows, groups, strict=True)])
+        tiled = np.hstack([np.tile(row, len(group.resources)) for row, group in zip(rows, groups, strict=True)])
         return np.array([np.bincount(place, row, len(needed)) for row in tiled])
 
-    busy_ns, messages = [same.demand.busy_ns for same in groups], [same.demand.messages for same in groups]
+    busy_ns, messages = [group.demand.busy_ns for group in groups], [group.demand.messages for group in groups]
     if evenly:
         # One section: messages are averaged, weighted by the busy time of their section.
         pairs = zip(busy_ns, messages, strict=True)

@@ -79,14 +79,14 @@ class Saves:
         Pipes, sockets, devices, folders and links that lead to no file are passed over: a pipe could not even be opened
         without a writer.
         """
-        found: dict[tuple[Save, int], set[int]] = {}
+        saves: dict[tuple[Save, int], set[int]] = {}
         for save in self.folders():
             for name in _list_names(self.path(save)):
                 match = _FILE.fullmatch(name)
                 if match is not None and (self.path(save) / name).is_file():
                     rank, ranks = map(int, match.groups(default=WHOLE))
-                    found.setdefault((save, ranks), set()).add(rank)
-        return found
+                    saves.setdefault((save, ranks), set()).add(rank)
+        return saves
 
     def folders(self) -> list[Save]:
         """Return the saves that have a folder here, complete or not."""

@@ -31,7 +31,7 @@ def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[di
     Raises:
         UsageError: A value cannot be kept; names its place.
     """
-    named: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
 
     def pack(node: Tree, path: str) -> object:
         """Return a part of the tree as JSON."""
@@ -52,16 +52,16 @@ def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[di
                 f"tree{path}: cannot keep {type(node).__name__}; expected arrays, numbers, texts or None, "
                 "in lists, tuples and dicts"
             ) from None
-        name, dtype = f"{prefix}{len(named)}", array.dtype
-        named[name] = array
+        name, dtype = f"{prefix}{len(arrays)}", array.dtype
+        arrays[name] = array
         if not dtype.isnative or dtype.name not in dtypes:
-            named[name] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(*array.shape, dtype.itemsize)
+            arrays[name] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(*array.shape, dtype.itemsize)
         # numpy's short name, or that of a type of ml_dtypes
         dtype_name = dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name
         return {"scalar" if isinstance(node, np.generic) else "array": [name, dtype_name]}
 
     form = pack(tree, "")
-    return named, form
+    return arrays, form
 
 
 def unpack_tree(form: Mapping[str, Any], read: Callable[[str], Array]) -> Tree:

@@ -98,10 +98,10 @@ class AsOne:
         if late:
             raise Declined(f"'{late[0]}' was made after the first forward had begun, and its first values are unknown")
 
-    def _has_local_gradients(self, at: int) -> bool:
-        """Whether ranks with the same weights have different gradients in update `at`."""
+    def _has_local_gradients(self, update: int) -> bool:
+        """Whether ranks with the same weights have different gradients in update `update`."""
         for ranks in self._models:
-            steps = [self._recorded[rank].steps[at] for rank in ranks if at < len(self._recorded[rank].steps)]
+            steps = [self._recorded[rank].steps[update] for rank in ranks if update < len(self._recorded[rank].steps)]
             for name in steps[0].gradients if steps else ():
                 parts = [step.gradients[name] for step in steps if name in step.gradients]
                 if not parts[0].placements and len({digest(part.tensor) for part in parts}) > 1:
@@ -157,8 +157,9 @@ class AsOne:
                 differences += self._find_differences(update, own, models, many)
             if differences:  # later updates differ for that reason
                 break
-        what = f"{'one rank' if len(few) == 1 else f'{len(few)} ranks, the fewest that can run it'}{data}"
-        return self._make_verdicts(differences, what), f"{sum(self._compared.values())} gradients compared with {what}"
+        comparison = f"{'one rank' if len(few) == 1 else f'{len(few)} ranks, the fewest that can run it'}{data}"
+        note = f"{sum(self._compared.values())} gradients compared with {comparison}"
+        return self._make_verdicts(differences, comparison), note
 
     def _ranks_by_part(self, size: int) -> list[list[int]]:
         """Return for each part of the model the ranks that hold it; decline unless there are `size` parts."""
@@ -175,20 +176,22 @@ class AsOne:
             raise Declined(f"the program fails: {run.verdict and run.verdict.text}")
         return recorded
 
-    def _check_losses(self, at: int, many: list[Batches], few: list[Batches]) -> None:
+    def _check_losses(self, update: int, many: list[Batches], few: list[Batches]) -> None:
         """Decline runs whose forwards differ: losses must be the same but for a whole factor, such as a divisor."""
-        ours, theirs = (
-            [losses for each in ranks if at < len(each.steps) and (losses := each.steps[at].losses)]
+        many_losses, few_losses = (
+            [losses for each in ranks if update < len(each.steps) and (losses := each.steps[update].losses)]
             for ranks in (many, few)
         )
-        if len({len(losses) for losses in (*ours, *theirs)}) > 1:
+        if len({len(losses) for losses in (*many_losses, *few_losses)}) > 1:
             raise Declined("the number of backward passes of an update depends on the rank, or on their number")
-        for of_many, of_few in zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=False):
+        for of_many, of_few in zip(zip(*many_losses, strict=True), zip(*few_losses, strict=True), strict=False):
             mean, alone = (sum(loss.value for loss in losses) / len(losses) for losses in (of_many, of_few))
             large, small = max(abs(mean), abs(alone)), min(abs(mean), abs(alone))
             factor = round(large / small) if small else 0
             if abs(large - factor * small) > self._tolerance(4) * large or factor > self._run.size**2:
-                draws = [each.steps[at].draws for each in many if at < len(each.steps) and each.steps[at].draws]
+                draws = [
+                    each.steps[update].draws for each in many if update < len(each.steps) and each.steps[update].draws
+                ]
                 raise Declined(
                     f"the forwards differ: the mean of the ranks' losses at {of_many[0].line} is {mean:.6g}, that of "
                     f"fewer {alone:.6g}{f'; the forward at {draws[0]} draws random numbers' if draws else ''}"
@@ -208,52 +211,54 @@ class AsOne:
     # -- differences -------------------------------------------------------------------------------------------------
 
     def _find_differences(
-        self, at: int, few: Batches, models: list[list[int]], recorded: list[Batches]
+        self, update: int, few: Batches, models: list[list[int]], recorded: list[Batches]
     ) -> list[GradientDifference]:
         """Return the gradients of an update that differ by more than rounding."""
-        if at >= len(few.steps):
+        if update >= len(few.steps):
             return []
-        expected, rates = few.steps[at].gradients, few.steps[at].rates
-        of_ranks = [each.steps[at].gradients if at < len(each.steps) else {} for each in recorded]
+        expected, rates = few.steps[update].gradients, few.steps[update].rates
+        of_ranks = [batches.steps[update].gradients if update < len(batches.steps) else {} for batches in recorded]
         largest = max(
             (float(part.tensor.abs().max()) for part in expected.values() if part.tensor.numel()), default=0.0
         )
-        found = []
+        differences = []
         for name, part in expected.items():
             gradient = join_whole(name, of_ranks, models, part.tensor.shape)
             if gradient is None:
                 continue
-            self._compared[at] += 1
+            self._compared[update] += 1
             tolerance = self._tolerance(part.tensor.element_size())
             factor = _find_factor(gradient.double(), part.tensor.double(), largest, tolerance)
-            step = next(each.steps[at] for each in recorded if name in each.steps[at].gradients)
+            step = next(batches.steps[update] for batches in recorded if name in batches.steps[update].gradients)
             rate = step.rates[name] / rates[name] if rates.get(name) else 1.0
             if factor is not None and not (factor and abs(factor * rate - 1) < tolerance):
-                found.append(GradientDifference(name, at, factor, step.line))
-        return found
+                differences.append(GradientDifference(name, update, factor, step.line))
+        return differences
 
-    def _make_verdicts(self, differences: list[GradientDifference], what: str) -> list[Verdict]:
+    def _make_verdicts(self, differences: list[GradientDifference], comparison: str) -> list[Verdict]:
         """Return a verdict for all gradients with one factor and one reduction, of the first update that differs."""
-        factors = {_round_factor(each.factor) for each in differences}
+        factors = {_round_factor(difference.factor) for difference in differences}
         every = bool(differences) and len(differences) == self._compared[differences[0].at]
         if len(factors) == 1 and 0 not in factors and every and not self._has_mean_losses():
             raise Declined(
-                f"its gradients are {float(factors.pop()):.3g} times those of {what}, and the loss is no mean: a "
+                f"its gradients are {float(factors.pop()):.3g} times those of {comparison}, and the loss is no mean: a "
                 "divisor may count data, or ranks"
             )
         grouped: dict[object, tuple[Issue | None, list[GradientDifference]]] = {}
-        for each in differences:
-            issue = self._find_reduction(each)
-            key = _round_factor(each.factor), issue and (issue.call.site, issue.call.members)
-            grouped.setdefault(key, (issue, []))[1].append(each)
+        for difference in differences:
+            issue = self._find_reduction(difference)
+            key = _round_factor(difference.factor), issue and (issue.call.site, issue.call.members)
+            grouped.setdefault(key, (issue, []))[1].append(difference)
         losses = [loss for loss in self._recorded[0].steps[0].losses if loss.is_mean and loss.scale != 1.0]
         scaled = f"; its loss at {losses[0].line} is a mean times {losses[0].scale:.3g}" if losses else ""
-        verdicts = [_make_verdict(same, issue, self._run.record, what, scaled) for issue, same in grouped.values()]
+        verdicts = [
+            _make_verdict(same, issue, self._run.record, comparison, scaled) for issue, same in grouped.values()
+        ]
         return [*verdicts, *self._find_undivided_losses()]
 
     def _find_undivided_losses(self) -> list[Verdict]:
         """Find an update in which one line adds up several means, and none of them is divided by their number."""
-        for at, step in enumerate(self._recorded[0].steps[: self._last]):
+        for update, step in enumerate(self._recorded[0].steps[: self._last]):
             losses, first = step.losses, next(iter(step.losses), None)
             if first is None or len(losses) < 2 or not step.gradients or not (first.is_mean and first.scale == 1.0):
                 continue
@@ -261,7 +266,7 @@ class AsOne:
                 loss.adds and (loss.line, loss.scale, loss.is_mean) == (first.line, 1.0, True) for loss in losses[1:]
             ):
                 text = (
-                    f"the gradients of update {at + 1} ({step.line}), '{next(iter(step.gradients))}' first, are "
+                    f"the gradients of update {update + 1} ({step.line}), '{next(iter(step.gradients))}' first, are "
                     f"{len(losses)} times too large: none of the {len(losses)} means of {first.line}, which are added "
                     f"up, is divided by {len(losses)}"
                 )
@@ -298,16 +303,17 @@ def _find_factor(gradient: torch.Tensor, expected: torch.Tensor, largest: float,
         None if the gradient is right, 0 if its elements have no common factor.
     """
     difference = float((gradient - expected).abs().max()) if gradient.numel() else 0.0
-    own = float(expected.abs().max()) if expected.numel() else 0.0
+    largest_expected = float(expected.abs().max()) if expected.numel() else 0.0
     size = float(expected.square().sum())
     factor = float((gradient * expected).sum()) / size if size else 0.0
     rest = float((gradient - factor * expected).norm())
-    is_factor = rest <= tolerance * float(gradient.norm()) and own > 1e-6 * largest
+    is_factor = rest <= tolerance * float(gradient.norm()) and largest_expected > 1e-6 * largest
     if is_factor and abs(factor - 1) <= 3 * tolerance:
         return None
-    if is_factor and (gradient.numel() > 1 or own > tolerance * largest):
+    if is_factor and (gradient.numel() > 1 or largest_expected > tolerance * largest):
         return factor
-    return 0.0 if math.isfinite(own) and not difference <= tolerance * max(own, largest) else None
+    is_right = difference <= tolerance * max(largest_expected, largest) or not math.isfinite(largest_expected)
+    return None if is_right else 0.0
 
 
 def _round_factor(factor: float) -> Fraction:
@@ -319,10 +325,10 @@ def _round_factor(factor: float) -> Fraction:
 
 
 def _make_verdict(
-    same: list[GradientDifference], issue: Issue | None, record: Record, what: str, scaled: str
+    differences: list[GradientDifference], issue: Issue | None, record: Record, comparison: str, scaled: str
 ) -> Verdict:
     """Return the verdict on gradients that differ alike, reduced by one operation."""
-    first, names = same[0], list(dict.fromkeys(each.name for each in same))
+    first, names = differences[0], list(dict.fromkeys(each.name for each in differences))
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     factor, reduced = _round_factor(first.factor), ""
     if issue is not None:
@@ -336,15 +342,14 @@ def _make_verdict(
             reduced = f": divided by {divisor} of the {size} ranks of its group," if divisor > 1 else ": not divided by"
         reduced = f"{reduced} {named_ranks(issue.call.members)}, by {issue.title}"
         reduced += _holders_clause(record, first.name, issue.call.members)
-    how = "differs from"
+    verb = "differs from"
     if factor:
         times = max(factor, 1 / factor)
         shown = times if times.denominator == 1 else f"{float(times):.3g}"
-        how = f"is {shown} times too {'large' if factor > 1 else 'small'} against"
+        verb = f"is {shown} times too {'large' if factor > 1 else 'small'} against"
         reduced += scaled
-    text = (
-        f"in update {first.at + 1} ({first.line}) the gradient of '{first.name}'{others} {how} that of {what}{reduced}"
-    )
+    where = f"in update {first.at + 1} ({first.line})"
+    text = f"{where} the gradient of '{first.name}'{others} {verb} that of {comparison}{reduced}"
     lines = (*((issue.call.site,) if issue is not None else ()), first.line)
     return Verdict(
         kind=KIND, text=text, ranks=() if issue is None else issue.call.members, lines=tuple(dict.fromkeys(lines))

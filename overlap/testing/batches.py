@@ -111,15 +111,15 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
 
     def _begin(self) -> None:
         """Record the weights before the first two updates, and replace them."""
-        at = len(self.steps) - 1
-        if at > 1:
+        update = len(self.steps) - 1
+        if update > 1:
             return
         with torch.no_grad():
             for name, parameter in self._names().items():
                 part = Part.of(parameter)
                 if part is None:
                     continue
-                values = None if self._source is None else self._source.joined_weight(self._rank, at, name, part)
+                values = None if self._source is None else self._source.joined_weight(self._rank, update, name, part)
                 if values is not None:
                     part.tensor.copy_(values)
                 self.half |= part.tensor.dtype in (torch.bfloat16, torch.float16)

@@ -193,16 +193,16 @@ class FaultPlan(Fates):
         """Return the fate of the next action of a rank."""
         due = self._due_faults(rank, step, _OF_COMPUTES) if self._due is None else self._due
         self._record_step(rank, step, operation=False)
-        drawn = super().next(rank) if self._seed else self._usual_fate(rank)
+        fate = super().next(rank) if self._seed else self._usual_fate(rank)
         self._due = None
         cut_ns, self._held_up_ns = self._held_up_ns, 0.0
         if not due and not self.happened:
-            return drawn
+            return fate
         late_s = sum(fault.amount for fault in due if fault.kind == "late")
         late_s += sum(f.amount for f in self.happened if f.kind == "slow_link" and f.rank == rank)
         lost = cut_ns > self.faults.silence_s * 1e9
         return Fate(
-            late_ns=drawn.late_ns + round(late_s * 1e9 + (0.0 if lost else cut_ns)),
+            late_ns=fate.late_ns + round(late_s * 1e9 + (0.0 if lost else cut_ns)),
             lost=lost,
             dies_at=0.25 if "die" in {fault.kind for fault in due} else None,
         )

@@ -190,24 +190,24 @@ def wrong_group(record: Record, later: Record) -> Verdict | None:
     blocked = {rank: ends[0] for rank, ends in world.waits.items()}
     issued = {(issue.rank, issue.call.op, *issue.end.meeting) for issue in later.issues}
     never = [
-        (own, other)
+        (own_end, other)
         for other in blocked.values()
-        for own in map(blocked.get, world.absent(other))
-        if own
-        and not (own.call.is_message or other.call.is_message)
-        and later.left.get(own.rank) == ""
-        and (own.rank, other.call.op, *other.meeting) not in issued
+        for own_end in map(blocked.get, world.absent(other))
+        if own_end
+        and not (own_end.call.is_message or other.call.is_message)
+        and later.left.get(own_end.rank) == ""
+        and (own_end.rank, other.call.op, *other.meeting) not in issued
     ]
     if not never:
         return None
     waiting: dict[object, list[int]] = {}
     for rank, end in blocked.items():
         waiting.setdefault(end.meeting, []).append(rank)
-    own, other = min(never, key=lambda pair: len(waiting[pair[0].meeting]))
+    own_end, other = min(never, key=lambda pair: len(waiting[pair[0].meeting]))
     ranks = waiting[other.meeting]
     text = (
-        f"rank {own.rank} waits in {title(own)}, and never issues {title(other)}, in which {named_ranks(ranks)} "
-        f"wait{'s' * (len(ranks) == 1)} for it: pass the same group on all ranks"
+        f"rank {own_end.rank} waits in {title(own_end)}, and never issues {title(other)}, in which "
+        f"{named_ranks(ranks)} wait{'s' * (len(ranks) == 1)} for it: pass the same group on all ranks"
     )
-    lines = tuple(dict.fromkeys((own.call.site, other.call.site)))
-    return Verdict(kind="wrong group", text=text, ranks=(own.rank, *ranks), lines=lines)
+    lines = tuple(dict.fromkeys((own_end.call.site, other.call.site)))
+    return Verdict(kind="wrong group", text=text, ranks=(own_end.rank, *ranks), lines=lines)

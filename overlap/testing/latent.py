@@ -20,25 +20,27 @@ def find_order_cycle(record: Record) -> Verdict | None:
     that carried out one operation after the other, as a GPU may, would wait for each other for ever.
     """
     collectives = [issue for issue in record.issues if not issue.call.is_message and len(issue.call.members) > 1]
-    last: dict[tuple[int, int], Issue] = {}  # by thread: while one waits, the others of its rank go on
-    before: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]] = {}
+    last_issue: dict[tuple[int, int], Issue] = {}  # by thread: while one waits, the others of its rank go on
+    predecessors: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]] = {}
     for issue in collectives:
-        earlier = last.get((issue.rank, issue.thread))
+        earlier = last_issue.get((issue.rank, issue.thread))
         if earlier is not None:
-            before.setdefault(issue.end.meeting, {}).setdefault(earlier.end.meeting, (earlier, issue))
-        last[issue.rank, issue.thread] = issue
+            predecessors.setdefault(issue.end.meeting, {}).setdefault(earlier.end.meeting, (earlier, issue))
+        last_issue[issue.rank, issue.thread] = issue
     try:
-        TopologicalSorter({node: set(edges) for node, edges in before.items()}).prepare()
+        TopologicalSorter({node: set(edges) for node, edges in predecessors.items()}).prepare()
     except CycleError as error:
-        return _inversion_verdict(_join_neighbouring_pairs(before, error.args[1]))
+        return _inversion_verdict(_join_neighbouring_pairs(predecessors, error.args[1]))
     return None
 
 
 def _join_neighbouring_pairs(
-    before: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]], cycle: list[Meeting]
+    predecessors: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]], cycle: list[Meeting]
 ) -> list[tuple[Issue, Issue]]:
     """Return the pairs of issues along a cycle, earlier and later one of a rank; pairs of one rank become one."""
-    pairs = [before[later][earlier] for earlier, later in pairwise(cycle) if earlier in before.get(later, {})]
+    pairs = [
+        predecessors[later][earlier] for earlier, later in pairwise(cycle) if earlier in predecessors.get(later, {})
+    ]
     joined: list[tuple[Issue, Issue]] = []
     for earlier, later in pairs:
         if joined and joined[-1][1].rank == earlier.rank:
@@ -218,15 +220,15 @@ def find_weight_difference(record: Record, *, lasting: bool = False) -> Verdict 
     Args:
         lasting: Whether only a difference counts that no later update removes.
     """
-    found: Verdict | None = None
-    again = False  # whether the ranks differed before, and then not
+    lasting_difference: Verdict | None = None
+    have_been_equal = False  # whether the ranks differed before, and then not
     for step, of_step in _weights_by_step(record):
-        differing = _weight_difference(record, step, of_step, again=again)
+        differing = _weight_difference(record, step, of_step, again=have_been_equal)
         if differing is not None and not lasting:
             return differing
-        again = again or (found is not None and differing is None)
-        found = differing and (found or differing)
-    return found
+        have_been_equal = have_been_equal or (lasting_difference is not None and differing is None)
+        lasting_difference = differing and (lasting_difference or differing)
+    return lasting_difference
 
 
 def _weight_difference(record: Record, step: int, of_step: dict[int, WeightRecord], *, again: bool) -> Verdict | None:
@@ -235,44 +237,51 @@ def _weight_difference(record: Record, step: int, of_step: dict[int, WeightRecor
         having = [rank for rank in sorted(of_step) if name in of_step[rank].digests or " [part " not in name]
         digests = {rank: of_step[rank].digests.get(name, "") for rank in having}
         commonest = Counter(digests.values()).most_common(1)[0][0]  # of several the first rank's
-        odd = [rank for rank, digest in digests.items() if digest != commonest]
-        if not odd:
+        odd_ranks = [rank for rank, digest in digests.items() if digest != commonest]
+        if not odd_ranks:
             continue
-        usual = next(rank for rank in digests if rank not in odd)
-        line = of_step[odd[0]].line
+        usual_rank = next(rank for rank in digests if rank not in odd_ranks)
+        line = of_step[odd_ranks[0]].line
         since = f"from update {step} ({line}) on," if again else f"after update {step} ({line}), and not before,"
         when = since if step else "before the first update"
-        when += " since the last Join" if of_step[odd[0]].joins else ""
-        text = f"{when} '{name}' differs: {named_ranks(odd)} ({digests[odd[0]]}) from rank {usual} ({commonest})"
-        text += _setting_difference(of_step, odd, usual) or _random_difference(record, odd[0], usual, step)
-        return Verdict(kind="weights differ", text=text, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
+        when += " since the last Join" if of_step[odd_ranks[0]].joins else ""
+        odd_text = f"{named_ranks(odd_ranks)} ({digests[odd_ranks[0]]})"
+        text = f"{when} '{name}' differs: {odd_text} from rank {usual_rank} ({commonest})"
+        text += _setting_difference(of_step, odd_ranks, usual_rank) or _random_difference(
+            record, odd_ranks[0], usual_rank, step
+        )
+        return Verdict(
+            kind="weights differ", text=text, ranks=(*odd_ranks, usual_rank), lines=tuple(filter(None, (line,)))
+        )
     return None
 
 
-def _setting_difference(of_step: dict[int, WeightRecord], odd: list[int], usual: int) -> str:
+def _setting_difference(of_step: dict[int, WeightRecord], odd_ranks: list[int], usual_rank: int) -> str:
     """Return a clause on the first setting in which the optimizers of ranks differ; "" if none."""
-    for rank in odd:
+    for rank in odd_ranks:
         groups = of_step[rank].settings
-        for number, (own, other) in enumerate(zip(groups, of_step[usual].settings, strict=False)):
+        for number, (own, other) in enumerate(zip(groups, of_step[usual_rank].settings, strict=False)):
             for name, value in own.items():
                 if value != other.get(name, value):
                     where = f"{name} in its group {number}" if len(groups) > 1 else name
-                    return f"; the optimizer of rank {rank} has {where} = {value}, that of rank {usual} {other[name]}"
+                    return (
+                        f"; the optimizer of rank {rank} has {where} = {value}, that of rank {usual_rank} {other[name]}"
+                    )
     return ""
 
 
-def _random_difference(record: Record, odd: int, usual: int, step: int) -> str:
+def _random_difference(record: Record, odd_rank: int, usual_rank: int, step: int) -> str:
     """Return a clause on the line at which two ranks first have other random numbers; "" if none.
 
     Ranks whose random numbers differed before the first update have their own by right, as those of their data.
     """
     first = {weights.rank: weights.randomness for weights in reversed(record.weights)}
-    if step and first[odd] != first[usual]:
+    if step and first[odd_rank] != first[usual_rank]:
         return ""
-    mine, theirs = record.of(odd), record.of(usual)
+    mine, theirs = record.of(odd_rank), record.of(usual_rank)
     for a, b in zip(mine, theirs, strict=False):
         if a.randomness and b.randomness and a.randomness != b.randomness and a.call.site == b.call.site:
-            return f"; at {a.title} the random numbers of rank {odd} are no longer those of rank {usual}"
+            return f"; at {a.title} the random numbers of rank {odd_rank} are no longer those of rank {usual_rank}"
     return ""
 
 

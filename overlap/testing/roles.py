@@ -34,8 +34,8 @@ def _transfers_by_operation(record: Record, op: str) -> Iterator[list[Transfer]]
 def _check_broadcasts(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Find ranks that broadcast the same parameters in different orders."""
     sent = {(each.issue.rank, each.names[0]) for each in record.transfers if each.issue.call.op == "broadcast"}
-    for met in _transfers_by_operation(record, "broadcast"):
-        first, *others = sorted(met, key=lambda transfer: transfer.issue.rank)
+    for transfers in _transfers_by_operation(record, "broadcast"):
+        first, *others = sorted(transfers, key=lambda transfer: transfer.issue.rank)
         for other in others:
             a, b, ranks = first.names[0], other.names[0], (other.issue.rank, first.issue.rank)
             if a != b and (ranks[1], b) in sent and (ranks[0], a) in sent:
@@ -51,22 +51,22 @@ def _check_weights(record: Record, firsts: dict[int, FirstForward]) -> Iterator[
 
     Placements or DistributedDataParallel require equal parameters, or all ranks have one and the same model.
     """
-    models = [{name: held.digest for name, held in first.weights.items()} for first in firsts.values()]
+    models = [{name: weight.digest for name, weight in first.weights.items()} for first in firsts.values()]
     everyone = range(record.size) if len(firsts) == record.size and all(model == models[0] for model in models) else ()
     for rank, first in firsts.items():
-        for name, held in first.weights.items():
-            for other in filter(firsts.__contains__, held.members or everyone):
-                theirs, line = firsts[other].weights.get(name, held), firsts[other].line
-                where = f"at the first forward ({line})"
-                if theirs.digest != held.digest:
+        for name, weight in first.weights.items():
+            for other in filter(firsts.__contains__, weight.members or everyone):
+                other_weight, line = firsts[other].weights.get(name, weight), firsts[other].line
+                place = f"at the first forward ({line})"
+                if other_weight.digest != weight.digest:
                     text = (
-                        f"{where} '{name}' differs: rank {other} ({theirs.digest}) from rank {rank} ({held.digest}); "
-                        f"{named_ranks(held.members)} hold the same part of it"
+                        f"{place} '{name}' differs: rank {other} ({other_weight.digest}) from rank {rank} "
+                        f"({weight.digest}); {named_ranks(weight.members)} hold the same part of it"
                     )
                     yield Verdict(kind="weights differ", text=text, ranks=(other, rank), lines=(line,))
-                if held.trained and not theirs.trained:
+                if weight.trained and not other_weight.trained:
                     text = (
-                        f"{where} '{name}' is frozen (requires_grad=False) on rank {other}, and rank {rank} trains it"
+                        f"{place} '{name}' is frozen (requires_grad=False) on rank {other}, and rank {rank} trains it"
                     )
                     yield Verdict(kind="gradient missing", text=text, ranks=(other, rank), lines=(line,))
 
@@ -108,32 +108,29 @@ def _check_inputs(record: Record, firsts: dict[int, FirstForward]) -> Iterator[V
     for members, line in record.activations:
         if _hold_different_weights(record, firsts, members):
             groups.append((members, f"add up activations at {line}", line))
-    for members, why, line in groups:
+    for members, reason, line in groups:
         inputs = {rank: firsts[rank].digest for rank in members if rank in firsts}
-        usual = Counter(inputs.values()).most_common(1)[0][0] if inputs else ""
-        odd = [rank for rank, digest in inputs.items() if digest != usual]
-        if odd:
-            like = next(rank for rank in inputs if rank not in odd)
+        usual_digest = Counter(inputs.values()).most_common(1)[0][0] if inputs else ""
+        odd_ranks = [rank for rank, digest in inputs.items() if digest != usual_digest]
+        if odd_ranks:
+            usual_rank = next(rank for rank in inputs if rank not in odd_ranks)
+            odd, has = firsts[odd_ranks[0]], "has" if len(odd_ranks) == 1 else "have"
             text = (
-                f"at the first forward ({firsts[odd[0]].line}) {named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} "
-                f"another input ({inputs[odd[0]]}) than rank {like} ({usual}), and {named_ranks(members)} {why}: give "
-                f"them the same input; it meets '{firsts[odd[0]].parameter}' first"
+                f"at the first forward ({odd.line}) {named_ranks(odd_ranks)} {has} another input ({odd.digest}) than "
+                f"rank {usual_rank} ({usual_digest}), and {named_ranks(members)} {reason}: give them the same input; "
+                f"it meets '{odd.parameter}' first"
             )
-            yield Verdict(
-                kind="inputs differ",
-                text=text,
-                ranks=(*odd, like),
-                lines=tuple(dict.fromkeys((firsts[odd[0]].line, line))),
-            )
+            lines = tuple(dict.fromkeys((odd.line, line)))
+            yield Verdict(kind="inputs differ", text=text, ranks=(*odd_ranks, usual_rank), lines=lines)
 
 
 def _hold_different_weights(record: Record, firsts: dict[int, FirstForward], members: tuple[int, ...]) -> bool:
     """Whether ranks hold different values of a parameter whose gradients are never summed over all of them."""
     if any(rank not in firsts for rank in members):
         return False
-    summed = {name for transfer in record.transfers if set(members) <= set(transfer.issue.call.members)
+    summed_names = {name for transfer in record.transfers if set(members) <= set(transfer.issue.call.members)
               for name in transfer.names}  # fmt: skip
     return any(
         len({firsts[rank].weights[name].digest for rank in members if name in firsts[rank].weights}) > 1
-        for name in firsts[members[0]].weights.keys() - summed
+        for name in firsts[members[0]].weights.keys() - summed_names
     )

@@ -247,17 +247,19 @@ class Run:
 
     def _equals(self, other: Run, bound: float) -> Answer:
         """Compare the whole weights of two runs; `bound` is the largest absolute difference allowed."""
-        own, theirs = whole_weights(self.weights), whole_weights(other.weights)
-        if not own or not theirs:
+        own_weights, other_weights = whole_weights(self.weights), whole_weights(other.weights)
+        if not own_weights or not other_weights:
             return Answer("one of the runs has made no model of PyTorch")
-        if set(own) != set(theirs):
-            return Answer(f"one of the runs has no weight '{sorted(set(own) ^ set(theirs))[0]}'")
-        for name, value in own.items():
-            if value.shape != theirs[name].shape:
-                return Answer(f"'{name}' has shape {value.shape} here and {theirs[name].shape} there")
-            if bound == 0.0 and value.tobytes() == theirs[name].tobytes():
+        if set(own_weights) != set(other_weights):
+            return Answer(f"one of the runs has no weight '{sorted(set(own_weights) ^ set(other_weights))[0]}'")
+        for name, value in own_weights.items():
+            if value.shape != other_weights[name].shape:
+                return Answer(f"'{name}' has shape {value.shape} here and {other_weights[name].shape} there")
+            if bound == 0.0 and value.tobytes() == other_weights[name].tobytes():
                 continue
-            difference = float(np.abs(value.astype(np.float64) - theirs[name].astype(np.float64)).max(initial=0.0))
+            difference = float(
+                np.abs(value.astype(np.float64) - other_weights[name].astype(np.float64)).max(initial=0.0)
+            )
             if bound == 0.0 or not difference <= bound:
                 return Answer(f"'{name}' differs by up to {difference:g}{f', more than {bound:g}' if bound else ''}")
         return Answer()

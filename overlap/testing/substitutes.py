@@ -94,7 +94,7 @@ class Substitute:
         return own if joined.numel() == own.numel() and _sorted_values(joined).equal(_sorted_values(own)) else joined
 
 
-def _join_data(pieces: list[torch.Tensor], own: torch.Tensor) -> torch.Tensor | str:
+def _join_data(pieces: list[torch.Tensor], alone: torch.Tensor) -> torch.Tensor | str:
     """Return the joined data of ranks, or why it cannot be joined.
 
     Pieces follow one another along the dim in which one rank alone has more, or along the first dim where it has as
@@ -105,12 +105,15 @@ def _join_data(pieces: list[torch.Tensor], own: torch.Tensor) -> torch.Tensor | 
         return first
     if not first.ndim:
         total = torch.stack(pieces).sum()
-        return own if torch.allclose(own.double(), total.double()) else "a number that is computed of the data differs"
-    if any(piece.shape != first.shape for piece in pieces) or own.ndim != first.ndim:
+        is_sum = torch.allclose(alone.double(), total.double())
+        return alone if is_sum else "a number that is computed of the data differs"
+    if any(piece.shape != first.shape for piece in pieces) or alone.ndim != first.ndim:
         return f"batches of ranks have different shapes, such as {tuple(first.shape)} and {tuple(pieces[-1].shape)}"
-    parts = {dim: own.shape[dim] // first.shape[dim] for dim in range(1, own.ndim) if own.shape[dim] > first.shape[dim]}
+    parts = {
+        dim: alone.shape[dim] // first.shape[dim] for dim in range(1, alone.ndim) if alone.shape[dim] > first.shape[dim]
+    }
     if len(parts) > 1 or any(len(pieces) % count for count in parts.values()):
-        return f"data of shape {tuple(first.shape)} on {len(pieces)} ranks is no part of {tuple(own.shape)}"
+        return f"data of shape {tuple(first.shape)} on {len(pieces)} ranks is no part of {tuple(alone.shape)}"
     for dim, count in parts.items():
         pieces = [torch.cat(pieces[at : at + count], dim) for at in range(0, len(pieces), count)]
     return torch.cat(pieces)
@@ -121,26 +124,29 @@ def _sorted_values(data: torch.Tensor) -> torch.Tensor:
 
 
 def join_whole(
-    name: str, of_ranks: Sequence[dict[str, Part]], models: list[list[int]], shape: Sequence[int]
+    name: str, parts_of_ranks: Sequence[dict[str, Part]], ranks_by_part: list[list[int]], shape: Sequence[int]
 ) -> torch.Tensor | None:
     """Return the whole tensor of a name from its parts on several ranks.
 
     Args:
         name: Name of the tensor.
-        of_ranks: Parts by name, for each rank.
-        models: Ranks that hold the same part, for each part.
+        parts_of_ranks: Parts by name, for each rank.
+        ranks_by_part: Ranks that hold the same part, for each part.
         shape: Shape of the whole tensor.
 
     Returns:
         None if the parts do not make a tensor of this shape.
     """
-    parts = [of_rank[name] for of_rank in of_ranks if name in of_rank]
-    placements = parts[0].placements if parts else ()
-    own = next((of_ranks[rank][name].tensor for rank in models[0] if name in of_ranks[rank]), None)
-    is_part = own is not None and own.shape == torch.Size(shape) and not any(each.is_partial() for each in placements)
-    if placements and not is_part:
-        values = join_parts(parts)
+    named_parts = [parts[name] for parts in parts_of_ranks if name in parts]
+    placements = named_parts[0].placements if named_parts else ()
+    first_of_part = [
+        next((parts_of_ranks[rank][name].tensor for rank in ranks if name in parts_of_ranks[rank]), None)
+        for ranks in ranks_by_part
+    ]
+    own_part = first_of_part[0]
+    has_shape = own_part is not None and own_part.shape == torch.Size(shape)
+    if placements and (not has_shape or any(placement.is_partial() for placement in placements)):
+        values = join_parts(named_parts)
         return values if values.shape == torch.Size(shape) else None
-    plain = [next((of_ranks[r][name].tensor for r in ranks if name in of_ranks[r]), None) for ranks in models]
-    tensors = [tensor for tensor in plain if tensor is not None]
+    tensors = [tensor for tensor in first_of_part if tensor is not None]
     return join_along(tensors, shape) if tensors else None

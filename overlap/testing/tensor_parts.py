@@ -83,22 +83,22 @@ def join_parts(parts: Sequence[Part]) -> torch.Tensor:
     does, it is the finest.
     """
     placements = parts[0].placements
-    found = {part.at: part.tensor for part in parts}
+    pieces = {part.at: part.tensor for part in parts}
     strided = [dim for dim, placement in enumerate(placements) if "Strided" in type(placement).__name__]
     for dim in [*strided, *(dim for dim in reversed(range(len(placements))) if dim not in strided)]:
         groups: dict[tuple[int, ...], list[tuple[int, torch.Tensor]]] = {}
-        for at, tensor in found.items():
+        for at, tensor in pieces.items():
             groups.setdefault((*at[:dim], 0, *at[dim + 1 :]), []).append((at[dim], tensor))
         split = placements[dim].dim if placements[dim].is_shard() or dim in strided else None
-        found = {}
+        pieces = {}
         for at, group in groups.items():
             tensors = [tensor for _, tensor in sorted(group, key=lambda pair: pair[0])]
             if placements[dim].is_partial():
                 total = torch.stack(tensors).sum(0)
-                found[at] = total / len(tensors) if placements[dim].reduce_op == "avg" else total
+                pieces[at] = total / len(tensors) if placements[dim].reduce_op == "avg" else total
             else:
-                found[at] = tensors[0] if split is None else torch.cat(tensors, split)
-    return next(iter(found.values()))
+                pieces[at] = tensors[0] if split is None else torch.cat(tensors, split)
+    return next(iter(pieces.values()))
 
 
 def join_along(tensors: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:

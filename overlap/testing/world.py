@@ -164,14 +164,14 @@ class RecordingInjector(FaultInjector):
 
         Numbers of messages restart when a lane is opened again.
         """
-        named = self._identities.get(id(place))
-        if named is None and not place.identity:
+        parts = self._identities.get(id(place))
+        if parts is None and not place.identity:
             return ""
-        if named is None:
+        if parts is None:
             self._opened[place.identity] += 1
             again = f", {self._opened[place.identity]}" if self._opened[place.identity] > 1 else ""
-            named = self._identities[id(place)] = place, f"{place.identity}{again}"
-        return named[1]
+            parts = self._identities[id(place)] = place, f"{place.identity}{again}"
+        return parts[1]
 
 
 def _strategy_issues() -> bool:

@@ -220,14 +220,12 @@ class Transfers(Issuing):
             same_kind([output, *parts], "output, input_tensors")
             self._check_sizes(parts, output, "input_tensors")
             side_by_side = _joined_array(parts, output)
-            whole = (
-                flat_input(torch.cat([part.reshape(-1) for part in parts])) if side_by_side is None else side_by_side
-            )
+            flat = flat_input(torch.cat([part.reshape(-1) for part in parts])) if side_by_side is None else side_by_side
         elif input_tensors and input_tensors != [[]]:
             raise CallError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
         else:  # not read, but shows size and dtype: to ask the root takes 0.8 ms (8 bytes: 0.1 ms without)
-            whole = np.empty(out.size * self._group.size, out.dtype)
-        return Work(self._issue(copy_back, "scatter", whole, src, out, limit=limit, key=key), [output])
+            flat = np.empty(out.size * self._group.size, out.dtype)
+        return Work(self._issue(copy_back, "scatter", flat, src, out, limit=limit, key=key), [output])
 
     def _joined_parts(self, parts: Any, like: torch.Tensor) -> torch.Tensor | None:
         """Return the flat tensor over one part for each rank, if they follow each other and are like a tensor."""

@@ -30,11 +30,11 @@ def needs_typed_future(tensors: object) -> bool:
     return isinstance(tensors, list) and len(tensors) == 1 and tensors[0].dtype is torch.float16
 
 
-def future(wait: Callable[[], list[torch.Tensor]]) -> Any:
-    """Return a future of the result of `wait`."""
+def future(wait_for_result: Callable[[], list[torch.Tensor]]) -> Any:
+    """Return a future of the result of `wait_for_result`."""
     with _lock:
         number = next(_numbers)
-        _waits[number] = wait
+        _waits[number] = wait_for_result
     return _scripted_fork()(number)
 
 

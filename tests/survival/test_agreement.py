@@ -112,4 +112,4 @@ def test_progress_enforces_the_order_of_a_step() -> None:
 )
 def test_less_than_half_waits_for_others_that_may_live(lost, ended, waits):
     world = EpochWorld(epoch=0, members=(0, 1, 2, 3), step=0)
-    assert is_minority(world, lost=lost, ended=ended) is waits
+    assert is_minority(world, lost_members=lost, ended=ended) is waits

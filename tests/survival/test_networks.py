@@ -55,9 +55,9 @@ def test_seeds_reach_every_network():
 )
 def test_members_are_left_out_until_all_reach_each_other(unreached, out):
     world = EpochWorld(epoch=1, members=(0, 1, 2, 3), step=0)
-    assert cut_off_members(world, unreached, lost=set()) == out
+    assert cut_off_members(world, unreached, lost_members=set()) == out
 
 
 def test_a_lost_member_needs_no_connection():
     world = EpochWorld(epoch=1, members=(0, 1, 2, 3), step=0)
-    assert cut_off_members(world, {0: {2, 3}, 1: {2, 3}}, lost={0, 1}) == set()
+    assert cut_off_members(world, {0: {2, 3}, 1: {2, 3}}, lost_members={0, 1}) == set()

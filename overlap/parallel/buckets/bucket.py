@@ -111,12 +111,12 @@ class Bucket(ABC):
         if self._work.real:
             _write_gradient(view, gradient, add=added)
 
-    def _issue_packing(self, step: int, after: object, form: Callable[[Array], object]) -> Future[Any]:
+    def _issue_packing(self, step: int, inputs: object, form: Callable[[Array], object]) -> Future[Any]:
         """Issue the packing of the gradients of this step, with zeros for missing ones.
 
         Args:
             step: Step of the model, from 1.
-            after: Futures to wait for.
+            inputs: Futures to wait for.
             form: From the flat gradients of the bucket to the result of the compute.
         """
         sites, added = self._sites, frozenset(self._added)
@@ -126,7 +126,7 @@ class Bucket(ABC):
         self.sent = True
         pack = partial(self._pack_gradients, step, sites, added, form)
         moved_bytes = 0 if self._alone and not added else 2 * self.plan.nbytes
-        return self._work.compute(pack, after, *gradients, name="pack", role="pack", moved_bytes=moved_bytes)
+        return self._work.compute(pack, inputs, *gradients, name="pack", role="pack", moved_bytes=moved_bytes)
 
     def _issue_mean(
         self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **options: Any

@@ -101,8 +101,8 @@ def raise_for_not_finite(
         NonFiniteError: The same on every rank, if a rank had such a gradient.
         UsageError: If none had: the sum was too large.
     """
-    seen = _FINITE if gradient is None else _find_not_finite(gradient)
-    rows = group.all_gather(np.array(seen, np.int64)).result().reshape(-1, 3)
+    bad_elements = _FINITE if gradient is None else _find_not_finite(gradient)
+    rows = group.all_gather(np.array(bad_elements, np.int64)).result().reshape(-1, 3)
     for rank, (count, index, kind) in zip(group.ranks, rows.tolist(), strict=True):
         if count:
             raise _not_finite_error(name, view, (count, index, kind), rank, step, site)
@@ -121,10 +121,10 @@ def _find_not_finite(array: Array) -> tuple[int, int, int]:
 
 
 def _not_finite_error(
-    name: str, array: Array, seen: tuple[int, int, int], rank: int, step: int, site: Site | None
+    name: str, array: Array, bad_elements: tuple[int, int, int], rank: int, step: int, site: Site | None
 ) -> NonFiniteError:
     """Return the error for a gradient, from the count, place and kind of its elements that are not finite."""
-    count, index, kind = seen
+    count, index, kind = bad_elements
     return NonFiniteError(
         rank=rank,
         operation=f"the gradient of {name!r}",

@@ -243,9 +243,9 @@ class Checkpoints:
                 "restore the model that was saved, or name another folder"
             )
 
-    def _read_pieces(self, reader: Reader, wanted: Sequence[Shard], files: Sequence[SavedFile]) -> Any:
+    def _read_pieces(self, reader: Reader, pieces: Sequence[Shard], files: Sequence[SavedFile]) -> Any:
         """Read the wanted pieces into the model's memory; return the state of this rank alone, None if not saved."""
-        for piece in wanted:
+        for piece in pieces:
             reader.fill(self._naming.rename_piece(piece))
         own = str(self._group.rank)
         mine = (file for file in files if own in file.about.form)

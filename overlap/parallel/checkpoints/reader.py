@@ -99,9 +99,9 @@ class Reader:
 
     def _fill_stored(self, piece: Shard) -> None:
         """Read a piece of a stored tensor; elements that several ranks have saved are read once."""
-        at = piece.start
+        offset = piece.start
         for start, stop, file, entry in self._pieces[piece.key]:
-            part = piece.between(max(at, start), stop)
+            part = piece.between(max(offset, start), stop)
             if part.stop > part.start:
                 try:
                     file.read(entry, part.start - start, part.data)
@@ -109,7 +109,7 @@ class Reader:
                     raise UsageError(
                         f"checkpoint: {file.path} is on another host; copy it here, or name a folder that all ranks see"
                     ) from None
-                at = part.stop
+                offset = part.stop
 
 
 def merge(files: Sequence[SavedFile], path: Path) -> None:

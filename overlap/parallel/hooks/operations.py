@@ -69,7 +69,7 @@ def add_padding(bucket: GradientBucket, values: Values) -> Values:
     return values if not missing else np.concatenate([values, np.zeros(missing, values.dtype)])
 
 
-async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Values], Values]) -> Values:
+async def mean_of_pieces(bucket: GradientBucket, narrowed: Values, add: Callable[[Values], Values]) -> Values:
     """Send each rank its piece of all narrowed buckets, let it add them up, and gather the results.
 
     Nothing is ever added in a narrow type. Every rank gets the same bits. Where each rank needs its piece alone,
@@ -77,15 +77,15 @@ async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Va
 
     Args:
         bucket: Which one.
-        sent: This rank's values as they travel, cut for the ranks of the group.
+        narrowed: This rank's values as they travel, cut for the ranks of the group.
         add: Makes the mean of a piece, as it travels, of (ranks, piece) pieces.
     """
     group, priority, counts = bucket.group, bucket.priority, bucket.counts
     table = None if counts is None else [list(counts)] * group.size
     pieces = await group.all_to_all(
-        sent, counts=table, priority=priority, name=RoleName("pieces", "bucket"), call_site=bucket.place
+        narrowed, counts=table, priority=priority, name=RoleName("pieces", "bucket"), call_site=bucket.place
     )
-    shape = group.size, len(sent) // group.size if counts is None else counts[group.rank]
+    shape = group.size, len(narrowed) // group.size if counts is None else counts[group.rank]
     mean = await run_aside(bucket, lambda: add(pieces.reshape(shape)), name="add pieces")
     return (
         mean
@@ -94,14 +94,14 @@ async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Va
     )
 
 
-async def mean(bucket: GradientBucket, sent: Values) -> Values:
+async def mean(bucket: GradientBucket, narrowed: Values) -> Values:
     """Return the mean of the values of all ranks, or this rank's part of it; narrow types are added in float32."""
     if bucket.counts is None:
         return await bucket.group.all_reduce(
-            sent, op="mean", priority=bucket.priority, name=RoleName("all_reduce", "bucket"), call_site=bucket.place
+            narrowed, op="mean", priority=bucket.priority, name=RoleName("all_reduce", "bucket"), call_site=bucket.place
         )
     return await bucket.group.reduce_scatter(
-        sent, op="mean", counts=bucket.counts, priority=bucket.priority, call_site=bucket.place
+        narrowed, op="mean", counts=bucket.counts, priority=bucket.priority, call_site=bucket.place
     )
 
 
