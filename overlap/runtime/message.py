@@ -240,15 +240,8 @@ class Message(CollectiveFuture[T_co]):
 
     # -- its transfer over a wire --------------------------------------------------------------------------------------
 
-    def own(self) -> None:
-        """Give a send its place in its lane, unless it has one or has ended: it does not leave at once."""
-        if self.lane is None and not self.receives and self.state < DONE:
-            self.messages.own(self)
-
     def request_done(self, request: Request) -> None:
         """End the message with the end of its transfer; a thread in the loop's place leaves other ends to the loop."""
-        if self.lane is None:
-            self.own()
         context = self.context
         plain = (
             request.error is None and not request.withdrawn and self.tree_memory is None

@@ -6,12 +6,13 @@ from copy import copy
 from functools import cached_property, partial
 from sys import _getframe
 from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self, cast
 from weakref import ref
 
 from numpy import ndarray, uint8
 
-from transports.base import PAYLOAD_BYTES
+from transports import Request
 from transports.wire import OPEN
 
 from ..collectives.call import Call, call
@@ -19,19 +20,20 @@ from ..collectives.kinds import P2P
 from ..collectives.reduce import check_dtype
 from ..errors import UsageError
 from ..flight.recorder import Known
-from ..timeline.recording import RawSpan
 from .arguments import TAGS, check_peer, prepare, receive_like, take_output
 from .context import RankContext
 from .derived import check_here
 from .future import Future
 from .inbox import Inbox
-from .lane import TAG_BITS, QueueName, lane_id, wire_tag
+from .known_message import KnownMessage
+from .lane import QueueName, lane_id
+from .memory.foreign import bytes_at
 from .message import Message
 from .outstanding import CallSite
 from .signature import CallSignature, CodePlace, signature_of
 from .state import DONE, MATCHING, QUEUED, RUNNING
 from .stream import OpenLane, Stream, Streams, activate
-from .transfer import MESSAGE_ALGORITHM, ReceiveBuffers, allocate
+from .transfer import MESSAGE_ALGORITHM, ReceiveBuffers, allocate, request_ended
 from .tree_operation import tree_future
 
 if TYPE_CHECKING:
@@ -100,57 +102,45 @@ class MessagePort:
             wires[peer] = self.communicator.shared.engine.wire(self.context, self.group.label[1][peer])
         return wires[peer]
 
-    def begin(self, message: Message[Any], *, known_elsewhere: bool = False) -> None:
-        """Put a message into its lane, and let it arrive if it is the first there. A short send needs no lane.
+    def begin(self, message: Message[Any], request: Request | None = None, now_ns: int = 0) -> None:
+        """Put a message into its lane, and let it arrive if it is the first there.
 
         Args:
             message: The message.
-            known_elsewhere: Whether another thread may wait for it already.
+            request: Its transfer, if that is under way already; it is the first of its lane then.
+            now_ns: The time at which its transfer began.
         """
-        context, inbox, peer, tag = self.context, self.communicator, message.peer, message.tag
-        # find the wire of a short send whose lane was used before and is idle, while nothing is wrong
-        wire, source, shared = None, message.source, inbox.shared
-        if not (source is None or not inbox.counts or source.nbytes > PAYLOAD_BYTES or message.input_changed
-                or known_elsewhere):  # fmt: skip
-            counted = inbox.counts.get((self.group_id, peer, tag, self.group.rank))  # type: ignore[arg-type]
-            if not (
-                counted is None or (self.group_id, peer, tag) in inbox.queues
-                or shared.intercept is not None or shared.left or shared.early or shared.broken
-                or context.outstanding.draining or (wire := self.wires.get(peer)) is None  # type: ignore[arg-type]
-            ):  # fmt: skip
-                message.seq = counted[1][0]
-                counted[1][0] += 1
-        first = wire is not None or inbox.admit(message)
+        context, inbox, peer = self.context, self.communicator, message.peer
+        shared, first = inbox.shared, inbox.admit(message)
         # record it
         if shared.intercept is not None:
             shared.intercept.issued(inbox, message)
         message.priority += self.stream.priority
-        message.issued_ns = message.started_ns = now_ns = context.now_ns()
+        message.issued_ns = message.started_ns = now_ns = now_ns or context.now_ns()
         try:
             call_: object = message.call
         except AttributeError:  # its input does not exist yet
             call_ = None
-        known = self._known.get((message.receives, peer, tag)) or self.known(message)
+        known = self._known.get((message.receives, peer, message.tag)) or self.known(message)
         message.record = context.flight.issued(message, known, call_, message.seq, now_ns)
-        # let it leave, or arrive
-        if wire is not None:
-            message.state = MATCHING
-            high = tag >> TAG_BITS
-            wire_tag_ = wire_tag((self.group_id, 0, tag)) if high else self.group_id << TAG_BITS | tag
-            self.transfer(message, wire_tag_)
-            return
         if message.deadline_s is not None:
             context.expire(message, message.deadline_s)
         context.outstanding.operations[message] = None
+        # let it arrive
         if not first:
             message._enter(QUEUED)
             message.lock()
         elif isinstance(message.input, Future):
             activate(message)
-        else:  # inlined from `activate`, and a receive from another process from `Inbox.match`, for a short latency
+        else:  # inlined from `activate`, and a message with another process from `Inbox.match`, for a short latency
             message.state, lane = MATCHING, message.lane
-            if (
-                peer is None or source is not None or not lane.by_wire or lane.returned  # type: ignore[union-attr]
+            if request is not None and request.ended:
+                request_ended(message, request)
+            elif request is not None:
+                request.done = message.request_done
+                self.follow(message, request)
+            elif (
+                peer is None or not lane.by_wire or lane.returned  # type: ignore[union-attr]
                 or shared.intercept is not None or shared.left or shared.early or shared.broken
             ):  # fmt: skip
                 inbox.arrive(message)
@@ -193,40 +183,26 @@ class MessagePort:
                 view = memoryview(data.reshape(-1).view(uint8))  # type: ignore[arg-type]
                 request = wire.begin_recv(peer, tag, view, data.nbytes, signature=signed[3], done=message.request_done)
         except Exception as error:  # no memory, or no wire between the ranks
-            message.own()
             self.communicator.fail_broken_wire(message, error)
             return
-        if request is None and message.lane is None:  # nobody waits for it yet
-            now_ns, started_ns = context.now_ns(), message.started_ns
-            info = message.describe(call, started_ns), message.issued_ns, message.priority, *place, None, message.step
-            span: RawSpan = "comm", self.stream.name, message.name, started_ns, now_ns, info
-            context.flight.carried(message.record, started_ns, now_ns, span)
-            message.input = message.source = message.tree_memory = message._use = None
-            message.state = DONE
-        elif request is None:
+        if request is None:
             message.finish(context.now_ns(), message.describe(call, message.started_ns))
         elif not request.ended:
-            message.request = request
-            if message.state is MATCHING:
-                message.state = RUNNING
-            if not message.receives:
-                message.own()
-                if not flat:
-                    message.lock()
-            if (here := self.communicator.here) is not None and peer not in here:
-                message.poll = message.look
+            self.follow(message, request)
+
+    def follow(self, message: Message[Any], request: Request) -> None:
+        """Let a message wait for the end of its transfer, which its place in its lane shows to others."""
+        message.request = request
+        if message.state is MATCHING:
+            message.state = RUNNING
+        if not (message.receives or message.flat):
+            message.lock()
+        if (here := self.communicator.here) is not None and message.members[not message.receives] not in here:
+            message.poll = message.look
 
     def arrive(self, message: Message[Any]) -> None:
         """Match a message whose input exists now."""
         self.communicator.arrive(message)
-
-    def own(self, send: Message[Any]) -> None:
-        """Give a send its place in its lane, which it has begun without."""
-        self.communicator.counts[self.group_id, send.peer or 0, send.tag, self.group.rank][1][0] -= 1
-        self.communicator.admit(send)
-        if send.deadline_s is not None:
-            self.context.expire(send, send.deadline_s)
-        self.context.outstanding.operations[send] = None
 
     def identity(self, send: Message[Any]) -> str:
         """Name of the lane of a send in few characters, the same on every rank."""
@@ -251,7 +227,7 @@ class MessagePort:
     def begin_elsewhere(self, message: Message[Any]) -> None:
         """Begin a message of another thread."""
         in_place = None if isinstance(message.input, Future) else partial(self._begin_in_place, message)
-        message.issue_elsewhere(in_place, partial(self.begin, message, known_elsewhere=True))
+        message.issue_elsewhere(in_place, partial(self.begin, message))
 
     def _begin_in_place(self, message: Message[Any]) -> bool:
         """Begin a message in this thread, if nothing needs the event loop; False: it must."""
@@ -292,17 +268,61 @@ class Messages:
         self._context, self._inbox, self._streams = context, inbox, streams
         self._group, self._use = group, use
         self._opened: dict[Stream, MessagePort] = {}
+        self._kept: dict[object, KnownMessage] = {}
 
     def preferring(self, stream: Stream, group: GroupRank) -> Self:
         """Return the same messages for another place object, with another default stream."""
         other = copy(self)
-        other._group, other._streams, other._opened = group, self._streams.preferring(stream), {}
+        other._group, other._streams = group, self._streams.preferring(stream)
+        other._opened, other._kept = {}, {}
         return other
 
     def _open(self, stream: Stream) -> MessagePort:
         """Return the port of the messages on a stream."""
         port = self._opened[stream] = MessagePort(self._context, self._inbox, stream, self._group, ref(self._use))
         return port
+
+    def reissue(self, key: object, tensor: Any, timeout_s: float, caller: FrameType) -> Message[Any] | int | None:
+        """Begin a message of a thread as one before, if nothing needs the event loop.
+
+        Args:
+            key: Key of the message, as given to `keep`.
+            tensor: A contiguous CPU tensor of PyTorch of the same dtype and size.
+            timeout_s: Time within which it must end.
+            caller: The program's line, the same as before.
+
+        Returns:
+            See `KnownMessage.begin`.
+        """
+        known = self._kept.get(key)
+        if known is None:
+            return None
+        return self._context.handover.in_place(partial(self._begin_again, known, tensor, timeout_s, caller), None)
+
+    def _begin_again(
+        self, known: KnownMessage, tensor: Any, timeout_s: float, caller: FrameType
+    ) -> Message[Any] | int | None:
+        """Begin a known message in this thread."""
+        context = self._context
+        if context.closed or context.deadlines.wakes(timeout_s) or not known.wire.takes_threads(known.peer):
+            return None
+        data = bytes_at(tensor.data_ptr(), known.nbytes)
+        return known.begin(data, context.step, partial(known.future, tensor, timeout_s, caller))
+
+    def keep(self, key: object, message: Message[Any], priority: int = 0) -> None:
+        """Keep a message for messages like it, unless it is the first in its lane, or its wire is not known yet.
+
+        Args:
+            key: Names all that it shares with them: line, ends, tag, dtype, shape, stream, priority and name.
+            message: The message, which has its call.
+            priority: Its priority in its stream.
+        """
+        peer = message.peer
+        wire = None if peer is None else message.messages.wires.get(peer)
+        if peer is not None and wire is not None and message.seq:
+            if len(self._kept) >= _KNOWN:
+                self._kept.clear()
+            self._kept[key] = KnownMessage(message, peer, wire, priority)
 
     def send(
         self,
@@ -331,8 +351,14 @@ class Messages:
         lane = self._streams.default if stream is None else self._streams.find(stream)
         port = self._opened.get(lane) or self._open(lane)
         message: Message[Any] = Message(port, False, dst, tag, x, None, priority, name, timeout_s, caller, flat)
+        key: object = None
         if type(x) is ndarray and x.flags.carray:
             message.source, message.call = x, call(P2P.text, None, x.dtype, x.shape, 2)
+            if port.wires.get(dst) is not None:
+                key = port, dst, tag, message.call, priority, message.name, message.place
+                known = self._kept.get(key)
+                if known is not None and get_ident() == context.thread and self._leave(known, message):
+                    return message
         elif isinstance(x, Future):
             check_here(x, context.thread)
         else:
@@ -341,7 +367,19 @@ class Messages:
             port.begin(message)
         else:
             port.begin_elsewhere(message)
+        if key is not None and not flat:
+            self.keep(key, message, priority)
         return message
+
+    @staticmethod
+    def _leave(known: KnownMessage, message: Message[Any]) -> bool:
+        """Begin a send like one before on the loop's thread; return whether it has begun."""
+        data = memoryview(cast("Array", message.source).reshape(-1).view(uint8))  # type: ignore[arg-type]
+        begun = known.begin(data, message.step, lambda: message)
+        if type(begun) is int:
+            message.seq, message.state = begun, DONE
+            message.input = message.source = message._use = None
+        return begun is not None
 
     def receive(
         self,

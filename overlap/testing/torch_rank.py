@@ -77,7 +77,7 @@ class Pending:
 
 
 class NoPorts:
-    """Ports of a group in a test: no call is issued again in few steps, because every one is recorded."""
+    """Ports and messages of a group in a test: no call is issued again in few steps, because every one is recorded."""
 
     def reissue(self, *call: object) -> None:
         """Return None: the call must be issued in full."""
@@ -90,7 +90,8 @@ class ThreadGroup:
     """A group of ours, as the process group of a rank's thread uses it."""
 
     def __init__(self, torch_rank: TorchRank, group: Any) -> None:
-        self._torch, self._group, self._ports = torch_rank, group, NoPorts()
+        self._torch, self._group = torch_rank, group
+        self._ports = self._messages = NoPorts()
         self.rank: int = group.rank
         self.size: int = group.size
         self.name: str = group.name

@@ -180,7 +180,7 @@ class KnownCalls:
         """
         source = target = 0
         for tensor in (x,) if out is x else (x, out):  # elements in order in memory
-            if tensor is not None and not (
+            if tensor is not None and not (  # `is_plain`, inlined
                 type(tensor) in PLAIN
                 and tensor.is_cpu
                 and tensor.layout is torch.strided

@@ -51,6 +51,17 @@ def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a CPU tensor of torch's own class whose elements are in order in memory."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def join_adjacent(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     """Return the flat tensor over tensors that follow each other in memory, as after `chunk`.
 

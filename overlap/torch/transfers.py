@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from ..runtime.message import Message
 from ..runtime.messages import MOST_TAGS
 from .errors import CallError
 from .issuing import Issuing, Tensors, get_root, list_parts
@@ -22,6 +23,7 @@ from .tensors import (
     copy_to,
     flat_input,
     flat_output,
+    is_plain,
     join_adjacent,
     list_tensors,
     one_tensor,
@@ -34,6 +36,7 @@ from .work import Handle, JoinedOperations, Work
 # Tags of programs are those of PyTorch; the one beyond is for all-to-all exchanges of unequal parts.
 _TAGS = MOST_TAGS - 1
 _ALL_TO_ALL_TAG = _TAGS
+_FINISHED = JoinedOperations([])
 
 
 class Transfers(Issuing):
@@ -306,34 +309,45 @@ class Transfers(Issuing):
     @operation("send", "send")
     def send(self, tensors: Any, dst: int, tag: int) -> Work:
         """Send a tensor to a rank of the group."""
-        tensor = one_tensor(tensors, "tensors")
-        if not 0 <= tag < _TAGS:
-            raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")
-        limit_s = self._timeout.total_seconds()
-        return Work(self._issue_here("send_flat", (flat_input(tensor), dst, tag), {}, limit_s, users_frame()), [tensor])
+        return self._message("send_flat", tensors, dst, tag)
 
     @operation("recv_", "recv")
     def recv(self, tensors: Any, src: int, tag: int) -> Work:
         """Receive a tensor from a rank of the group."""
-        return self._recv(tensors, src, tag)
+        return self._message("receive_flat", tensors, src, tag)
 
     @operation("recv_any_source_", "recv")
     def recv_anysource(self, tensors: Any, tag: int) -> Work:
         """Receive a tensor from any rank; `work.source_rank()` says which one."""
-        return self._recv(tensors, None, tag)
+        return self._message("receive_flat", tensors, None, tag)
 
     recvAnysource = recv_anysource
 
-    def _recv(self, tensors: Any, src: int | None, tag: int) -> Work:
-        """Receive a tensor; its source is known once it has arrived."""
+    def _message(self, name: str, tensors: Any, peer: int | None, tag: int) -> Work:
+        """Begin one end of a message; the source of a receive is known once that has arrived."""
         tensor = one_tensor(tensors, "tensors")
         if not 0 <= tag < _TAGS:
             raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")
-        out, copy_back = flat_output(tensor)
-        limit_s = self._timeout.total_seconds()
-        future = self._issue_here("receive_flat", (out, src, tag), {}, limit_s, users_frame())
-        handle = future if copy_back is None else JoinedOperations([future], copy_back)
-        return Work(handle, [tensor], lambda: src if src is not None else int(future.src))
+        frame, limit_s, receives = users_frame(), self._timeout.total_seconds(), name == "receive_flat"
+        key = receives, peer, tag, tensor.dtype, tensor.numel(), frame.f_code, frame.f_lasti
+        source = partial(int, peer) if receives and peer is not None else None
+        plain = is_plain(tensor)
+        known = self._group._messages.reissue(key, tensor, limit_s, frame) if plain else None
+        if known is not None:
+            self._seq += 1
+            return Work(_FINISHED if isinstance(known, int) else cast(Handle, known), [tensor], source)
+        array, copy_back = flat_output(tensor) if receives else (flat_input(tensor), None)
+        future = self._issue_here(name, (array, peer, tag), {}, limit_s, frame)
+        if plain:
+            self._group._messages.keep(key, future)
+        if receives and source is None:
+            source = partial(_source_of, future)
+        return Work(future if copy_back is None else JoinedOperations([future], copy_back), [tensor], source)
+
+
+def _source_of(receive: Message[Any]) -> int:
+    """Return the group rank of the sender of an ended receive."""
+    return int(cast("int", receive.src))
 
 
 def _joined_array(parts: Tensors, other: torch.Tensor) -> Array | None:

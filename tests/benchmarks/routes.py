@@ -45,10 +45,10 @@ LIMITS = {
     "all_reduce, last rank": Count(9, 17),
     "send and recv, one process": Count(10, 31),
     "compute": Count(8, 30),
-    "send, between processes": Count(8, 13),
+    "send, between processes": Count(9, 12),
     "recv, between processes": Count(15, 34),
-    "send, torch": Count(16, 36),
-    "recv, torch": Count(19, 44),
+    "send, torch": Count(13, 23),
+    "recv, torch": Count(17, 31),
     "all_reduce, torch": Count(4, 8),
 }
 

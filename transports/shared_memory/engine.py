@@ -119,7 +119,8 @@ class EngineEvents(trio.abc.Instrument):
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
                 self.deliver_events()
-                self.call_probes()
+                if self._probes:
+                    self.call_probes()
         finally:
             trio.lowlevel.remove_instrument(self)
 

@@ -136,6 +136,11 @@ class _TensorMemory(ctypes.c_char * sys.maxsize):  # type: ignore[misc]
 _memory_at = _TensorMemory.from_address  # looked up once: half the time
 
 
+def bytes_at(address: int, nbytes: int) -> memoryview:
+    """Return the memory at an address, which somebody else keeps alive."""
+    return memoryview(_memory_at(address)).cast("B")[:nbytes]
+
+
 def tensor_array(tensor: Any) -> Array:
     """Return an array that is the memory of a CPU tensor of torch, with its shape and strides.
 
