@@ -16,6 +16,7 @@ from overlap.timeline import Recorder, Timeline, read_trace, write_trace
 from overlap.timeline.files import profile, reading
 from overlap.timeline.files.trace import SectionWriter
 from overlap.timeline.span import RoleName
+from tests.explain.profiles import Recording
 
 from .made import compute
 
@@ -345,11 +346,11 @@ def test_all_packed_files_of_a_job_have_one_limit(tmp_path, monkeypatch):
 
 def test_a_file_of_too_many_events_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "MAX_EVENTS", 2)
-    path = tmp_path / "t.json"
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 1, "pid": 1, "tid": 1}
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event] * 4}))
+    rec = Recording()
+    for _ in range(4):
+        rec.op("aten::mm", 0, 1)
     with pytest.raises(UsageError, match=r"t.json: more than 2 events; record fewer steps"):
-        read_trace(path)
+        read_trace(rec.write(tmp_path / "t.json"))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
@@ -367,21 +368,15 @@ def test_values_that_are_nested_too_deeply_are_named(tmp_path, begin):
 
 
 def test_a_kineto_trace_gives_one_rank_with_its_kernels_and_steps(tmp_path):
-    def event(cat, name, ts, dur, **args):
-        return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": 20, "ts": ts, "dur": dur, "args": args}
-
-    events = [
-        event("cpu_op", "aten::mm", 0, 5),
-        event("user_annotation", "ProfilerStep#12", 0.5, 30),
-        event("cuda_runtime", "cudaGraphLaunch", 0.75, 0.25, correlation=1),
-        event("kernel", "gemm", 1.25, 10, correlation=1),
-        event("kernel", "ncclDevKernel_AllReduce", 5, 10.0625, correlation=1),
-        event("kernel", "custom", 20, 1, correlation=1, **{"Collective name": "allreduce"}),
-        {"ph": "i", "name": "mark", "ts": 3},
-    ]
-    path = tmp_path / "kineto.json"
-    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": 3}}))
-    timeline = read_trace(path)
+    rec = Recording(rank=3, world=4)
+    rec.op("aten::mm", 0, 5)
+    rec.note("ProfilerStep#12", 0.5, 30.5)
+    launched = {"correlation": rec.call("cudaGraphLaunch", 0.75, 1)}
+    rec.add("kernel", "gemm", 1.25, 11.25, **launched)
+    rec.add("kernel", "ncclDevKernel_AllReduce", 5, 15.0625, **launched)
+    rec.add("kernel", "custom", 20, 21, **launched, **{"Collective name": "allreduce"})
+    rec.events.append({"ph": "i", "name": "mark", "ts": 3})
+    timeline = read_trace(rec.write(tmp_path / "kineto.json"))
     assert [(span.rank, span.kind, span.name, span.start_ns, span.end_ns) for span in timeline.spans] == [
         (3, "step", "ProfilerStep#12", 500, 30_500),
         (3, "compute", "gemm", 1_250, 11_250),
