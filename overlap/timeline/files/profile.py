@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from itertools import compress
 from typing import Annotated, Any
 
 import msgspec
@@ -178,9 +178,6 @@ class _ColumnBuilder:
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
     messages: dict[int, CollectiveFields] = field(default_factory=dict)
-    orders: set[int] = field(default_factory=set)  # names of events of MTIA that do no work
-    dma: set[int] = field(default_factory=set)  # names of copies of MTIA
-    calls: set[int] = field(default_factory=set)  # names of collectives and calls of them on the host
     count: int = 0
     backwards: int = 0
     unreadable: int = 0
@@ -197,44 +194,27 @@ class _ColumnBuilder:
             self.backwards += (backwards := int((times_us[1] < 0).sum()))
             self.unreadable += int((~is_whole).sum()) - backwards
             chosen, kind, times_us = list(compress(chosen, is_whole.tolist())), kind[is_whole], times_us[:, is_whole]
-        names, threads, before = self.names, self.threads, len(self.names)
+        names, threads = self.names, self.threads
         name = np.array([names[event.name] for event in chosen], np.int32)
-        if len(names) > before:
-            new = dict(islice(names.items(), before, None))
-            self.orders |= {number for text, number in new.items() if text in _MTIA_ORDERS}
-            self.dma |= {number for text, number in new.items() if text.startswith("dma_")}
-            self.calls |= {number for text, number in new.items() if text.startswith(("gloo:", "c10d::"))}
-        if (mtia := kind == _MTIA).any():
-            is_order, is_copy = np.isin(name, list(self.orders)), np.isin(name, list(self.dma))
-            kind[mtia] = np.where(is_order, DEVICE_NOTE, np.where(is_copy, COPY, KERNEL))[mtia]
         start_ns = np.rint(times_us[0] * 1000).astype(np.int64)
         correlation, sequence = np.full((2, len(chosen)), -1, np.int64)
         has_args = kind != PYTHON  # functions, which are most of a file, have none that count
         rows = np.flatnonzero(has_args).tolist()
         args = [event.args or _NO_ARGS for event in compress(chosen, has_args.tolist())]
-        correlation[has_args] = _encode_optional([fields.correlation for fields in args])
-        sequence[has_args] = _encode_optional([fields.sequence for fields in args])
+        correlation[has_args] = [-1 if fields.correlation is None else fields.correlation for fields in args]
+        sequence[has_args] = [-1 if fields.sequence is None else fields.sequence for fields in args]
         end_ns = start_ns + np.rint(times_us[1] * 1000).astype(np.int64)
         thread = np.array([threads[event.pid, event.tid] for event in chosen], np.int32)
         self.pieces.append([kind, name, start_ns, end_ns, thread, correlation, sequence])
-        is_call = np.isin(name[has_args], list(self.calls)).tolist()
         self.messages |= {
             self.count + row: _build_message(chosen[row].name, fields)
-            for row, fields, calls in zip(rows, args, is_call, strict=True)
-            if fields.op is not None or (calls and fields.dims)
+            for row, fields in zip(rows, args, strict=True)
+            if fields.op is not None or (fields.dims and chosen[row].name.startswith(("gloo:", "c10d::")))
         }
         self.count += len(chosen)
 
 
 _NO_ARGS = _ProfilerArgs()
-
-
-def _encode_optional(values: list[int | None]) -> Int64s:
-    """Return numbers as a column of 64 bits, with -1 for None."""
-    try:
-        return np.array(values, np.int64)
-    except TypeError:  # null
-        return np.array([-1 if number is None else number for number in values], np.int64)
 
 
 def _build_message(name: str, args: _ProfilerArgs) -> CollectiveFields:
@@ -323,6 +303,12 @@ def _build_profile(path: str, header: dict[str, Any], columns: _ColumnBuilder, *
     kind, name, start_ns, end_ns, thread, correlation, sequence = (
         joined_columns.pop(0)[order] for _ in range(len(joined_columns))
     )
+    if (mtia := kind == _MTIA).any():
+        does = [
+            DEVICE_NOTE if text in _MTIA_ORDERS else COPY if text.startswith("dma_") else KERNEL
+            for text in columns.names
+        ]
+        kind[mtia] = np.array(does, np.int8)[name[mtia]]
     base_ns = header.get("baseTimeNanoseconds")
     if isinstance(base_ns, int) and 0 <= base_ns < _MOST_BASE_NS:
         start_ns += base_ns
