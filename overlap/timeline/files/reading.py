@@ -16,7 +16,7 @@ from .kineto import profile_timeline
 from .neuron import from_neuron
 from .packed import is_array, is_profile, may_be_earlier, open_unpacked, read_beginning, read_piece
 from .profile import read_profile
-from .sections import Sections
+from .sections import read_sections
 
 MAX_TEXT_BYTES = 256 << 20
 """Longest text of a packed file that must be parsed as a whole, in memory."""
@@ -41,7 +41,7 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
             begin = begin or read_piece(open_unpacked(raw), PIECE_BYTES)[0]
             raw.seek(0)
             if is_array(begin):
-                return Sections(open_unpacked(raw)).timeline()
+                return read_sections(open_unpacked(raw))
             if may_be_earlier(begin) and b'"traceEvents"' in begin:
                 return earlier_timeline(open_unpacked(raw))
             return _system_profile(raw)

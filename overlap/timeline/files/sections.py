@@ -25,7 +25,17 @@ class _TraceSection:
     def __init__(self, header: Header) -> None:
         self.header, self.end = header, cast("TraceEnd | None", None)
         self.clocks: list[ClockAt] = []
+        self.events: list[SpanEvent] = []
         self.parts: list[SpanColumns] = []
+        self.left_out: list[SpanColumns] = []
+
+    def decode(self) -> None:
+        """Turn the spans that were read since the last call into columns."""
+        columns = decode_columns(self.events)
+        backwards = columns.start_ns > columns.end_ns
+        self.events.clear()
+        self.left_out.append(columns.take(backwards))
+        self.parts.append(columns.take(~backwards))
 
     def timeline(self, clocks: Sequence[ClockAt]) -> Timeline:
         """Return the timeline on the common clock, with the largest error of the clock."""
@@ -41,65 +51,49 @@ class _TraceSection:
         )
 
 
-class Sections:
-    """All sections of a file of ours.
+def read_sections(file: BinaryIO) -> Timeline:
+    """Return the timeline of all sections of a file of ours, from the beginning of its text; memory holds a piece.
 
-    Args:
-        file: Its text, at the beginning.
+    Spans that end before they start are left out, and `meta` says so.
+
+    Raises:
+        ValueError: A field is missing or not what it should be, or all spans are left out.
+        OverflowError: A number has more than 64 bits.
+        UsageError: A later version has written it, or nothing is in it.
     """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._sections: list[_TraceSection] = []
-        self._left_out: list[SpanColumns] = []
-        reader = EventReader[SpanEvent | NoteEvent](file, SpanEvent | NoteEvent, OF_ARRAY)
-        for events in reader:
-            self._add(events)
-        self._is_complete = reader.is_complete
-
-    def timeline(self) -> Timeline:
-        """Return the timeline of all sections; spans that end before they start are left out, and `meta` says so."""
-        if not self._sections:
-            raise UsageError("not JSON, or cut off before its first event; record it again")
-        by_process: dict[int, list[_TraceSection]] = {}
-        for section in self._sections:
-            by_process.setdefault(section.header.process, []).append(section)
-        timelines = [_in_sequence(sections) for _, sections in sorted(by_process.items())]
-        found = timelines[0] if len(timelines) == 1 else merged(timelines)
-        meta = found.meta if self._is_complete else {CUT: "only what is complete"} | found.meta
-        if left_out := [columns for columns in self._left_out if len(columns)]:
-            if not len(found.columns):
-                raise ValueError("all of its spans end before they start")
-            meta |= {LEFT_OUT: describe_left_out(SpanColumns.concatenate(left_out))}
-        if CUT in meta and not len(found.columns) and not self._is_complete:
-            raise UsageError("the run was killed before it had recorded anything; run it again")
-        return replace(found, meta=meta)
-
-    def _add(self, events: list[SpanEvent | NoteEvent]) -> None:
-        """Add events to the sections that they belong to; a header begins one."""
-        spans: list[SpanEvent] = []
+    sections: list[_TraceSection] = []
+    reader = EventReader[SpanEvent | NoteEvent](file, SpanEvent | NoteEvent, OF_ARRAY)
+    for events in reader:
         for event in events:
             if isinstance(event, SpanEvent):
-                spans.append(event)
+                if not sections:
+                    raise ValueError("a span before the header")
+                sections[-1].events.append(event)
             elif event.name == HEADER:
-                self._add_spans(spans)
-                spans = []
-                self._sections.append(_TraceSection(checked_header(event.args, VERSION)))
-            elif self._sections and event.name == CLOCK:
-                self._sections[-1].clocks.append(msgspec.convert(event.args, ClockAt))
-            elif self._sections and event.name == END:
-                self._sections[-1].end = msgspec.convert(event.args, TraceEnd)
-        self._add_spans(spans)
-
-    def _add_spans(self, spans: list[SpanEvent]) -> None:
-        """Add spans to the last section."""
-        if not spans:
-            return
-        if not self._sections:
-            raise ValueError("a span before the header")
-        columns = decode_columns(spans)
-        backwards = columns.start_ns > columns.end_ns
-        self._left_out.append(columns.take(backwards))
-        self._sections[-1].parts.append(columns.take(~backwards))
+                sections.append(_TraceSection(checked_header(event.args, VERSION)))
+            elif sections and event.name == CLOCK:
+                sections[-1].clocks.append(msgspec.convert(event.args, ClockAt))
+            elif sections and event.name == END:
+                sections[-1].end = msgspec.convert(event.args, TraceEnd)
+        for section in sections:
+            if section.events:
+                section.decode()
+    if not sections:
+        raise UsageError("not JSON, or cut off before its first event; record it again")
+    by_process: dict[int, list[_TraceSection]] = {}
+    for section in sections:
+        by_process.setdefault(section.header.process, []).append(section)
+    timelines = [_in_sequence(of_process) for _, of_process in sorted(by_process.items())]
+    found = timelines[0] if len(timelines) == 1 else merged(timelines)
+    meta = found.meta if reader.is_complete else {CUT: "only what is complete"} | found.meta
+    left_out = SpanColumns.concatenate(columns for section in sections for columns in section.left_out)
+    if len(left_out):
+        if not len(found.columns):
+            raise ValueError("all of its spans end before they start")
+        meta |= {LEFT_OUT: describe_left_out(left_out)}
+    if CUT in meta and not len(found.columns) and not reader.is_complete:
+        raise UsageError("the run was killed before it had recorded anything; run it again")
+    return replace(found, meta=meta)
 
 
 def checked_header(fields: object, version: int) -> Header:
