@@ -17,6 +17,7 @@ from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, cases, dtype_named
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times, slowest
 from tests import interpreters
+from tests.errors import error_of
 
 # -- bench cases -------------------------------------------------------------------------------------------------------
 
@@ -99,9 +100,7 @@ def test_every_size_of_the_world():
     ],
 )
 def test_options_that_cannot_be_meant(argv, message):
-    with pytest.raises(UsageError) as caught:
-        cases(parsed(*argv))
-    assert str(caught.value).startswith(message)
+    assert str(error_of(UsageError, cases, parsed(*argv))).startswith(message)
 
 
 @pytest.mark.parametrize(

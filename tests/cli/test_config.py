@@ -14,6 +14,7 @@ from overlap.config import RunConfig, resolve_config, setting_environment, unkno
 from overlap.processes.place import member_variables
 from overlap.settings import option
 from overlap.units import count
+from tests.errors import error_of
 
 FULL = RunConfig(
     ranks=4,
@@ -45,9 +46,8 @@ def test_unset_and_empty_leave_the_choice_to_the_program():
 
 @pytest.mark.parametrize("value", ["0", "-1", "2.5", "two", "1e3", " "])
 def test_a_bad_number_of_ranks_is_named(value):
-    with pytest.raises(UsageError) as caught:
-        RunConfig.from_environment({"OVERLAP_RANKS": value})
-    assert str(caught.value) == f"OVERLAP_RANKS: expected a positive integer, got {value!r}"
+    error = error_of(UsageError, RunConfig.from_environment, {"OVERLAP_RANKS": value})
+    assert str(error) == f"OVERLAP_RANKS: expected a positive integer, got {value!r}"
 
 
 @pytest.mark.parametrize(("text", "rails"), [("2", 2), ("eth0", ("eth0",)), ("eth0, eth1", ("eth0", "eth1"))])
@@ -57,10 +57,9 @@ def test_rails_are_a_number_or_interfaces(text, rails):
 
 @pytest.mark.parametrize("value", ["0", "-1", "2.5", "eth0,", "eth0,eth0", "eth0,2", " "])
 def test_bad_rails_are_named(value):
-    with pytest.raises(UsageError) as caught:
-        RunConfig.from_environment({"OVERLAP_RAILS": value})
-    assert str(caught.value).startswith("OVERLAP_RAILS: expected a positive number, or different interfaces such as ")
-    assert str(caught.value).endswith(f"got {value!r}")
+    error = error_of(UsageError, RunConfig.from_environment, {"OVERLAP_RAILS": value})
+    assert str(error).startswith("OVERLAP_RAILS: expected a positive number, or different interfaces such as ")
+    assert str(error).endswith(f"got {value!r}")
 
 
 @pytest.mark.parametrize(("text", "answer"), [("1", True), ("0", False), ("Yes", True), ("off", False)])
@@ -82,9 +81,7 @@ def test_yes_and_no(text, answer):
     ],
 )
 def test_a_bad_setting_is_named(name, value, message):
-    with pytest.raises(UsageError) as caught:
-        RunConfig.from_environment({name: value})
-    assert str(caught.value) == message
+    assert str(error_of(UsageError, RunConfig.from_environment, {name: value})) == message
 
 
 @pytest.mark.parametrize(
@@ -97,9 +94,7 @@ def test_a_bad_setting_is_named(name, value, message):
 )
 def test_an_outage_is_as_long_as_a_run_can_last_through(given, message):
     check_outage = RunConfig.options()["outage_s"].check
-    with pytest.raises(UsageError) as caught:
-        check_outage(given)
-    assert str(caught.value) == message
+    assert str(error_of(UsageError, check_outage, given)) == message
     assert all(check_outage(least_or_most) is None for least_or_most in (1, 15))
 
 
@@ -133,9 +128,8 @@ def test_no_variable_of_a_launcher_is_unknown():
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
 def test_a_bad_timeout_is_named(value):
-    with pytest.raises(UsageError) as caught:
-        RunConfig.from_environment({"OVERLAP_TIMEOUT_S": value})
-    assert str(caught.value) == f"OVERLAP_TIMEOUT_S: expected a positive number of seconds, got {value!r}"
+    error = error_of(UsageError, RunConfig.from_environment, {"OVERLAP_TIMEOUT_S": value})
+    assert str(error) == f"OVERLAP_TIMEOUT_S: expected a positive number of seconds, got {value!r}"
 
 
 def test_imposed_settings_replace_the_environments_and_are_taken_back(monkeypatch):

@@ -17,6 +17,7 @@ import overlap
 from overlap.cli import main, top
 from overlap.cli.top import Looks, draw_window, find_running_worlds, find_world
 from overlap.errors import UsageError
+from tests.errors import error_of
 
 
 @pytest.fixture(autouse=True)
@@ -101,12 +102,10 @@ def test_calls_of_a_record_have_their_bytes():
 
 
 def test_who_is_no_job_is_told_in_one_line():
-    with pytest.raises(UsageError) as caught:
-        find_world(None)
-    assert str(caught.value) == "no world of yours runs on this host; start one with `overlap run`"
-    with pytest.raises(UsageError) as caught:
-        find_world("x")
-    assert str(caught.value) == "'x' is no running job, nor the program or a process of one; running on this host: none"
+    error = error_of(UsageError, find_world, None)
+    assert str(error) == "no world of yours runs on this host; start one with `overlap run`"
+    error = error_of(UsageError, find_world, "x")
+    assert str(error) == "'x' is no running job, nor the program or a process of one; running on this host: none"
 
 
 def test_the_place_of_a_job_elsewhere_is_refused_with_what_shows_it(capsys):
@@ -139,9 +138,7 @@ def test_jobs_of_one_program_are_listed(monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py"])
 
     def refused():
-        with pytest.raises(UsageError) as caught:
-            find_world("train.py")
-        return str(caught.value)
+        return str(error_of(UsageError, find_world, "train.py"))
 
     def jobs():
         worlds = find_running_worlds()

@@ -17,6 +17,7 @@ import trio
 
 import overlap
 from overlap.runtime import daemons
+from tests.errors import error_of
 
 from .connecting import TIMEOUT_S, MemoryStore, connected, in_threads
 
@@ -42,7 +43,7 @@ def fail_mutely() -> None:
     raise Mute
 
 
-def error_of(future: overlap.Future[Any]) -> str:
+def error_text(future: overlap.Future[Any]) -> str:
     error = future.exception(TIMEOUT_S)
     return f"{type(error).__name__}: {error}"
 
@@ -60,7 +61,7 @@ def test_of_two_calls_both_say_that_a_receive_is_withdrawn(transport: str | None
         rank, other = world.rank, 1 - world.rank.rank
         first = rank.recv(LIKE, other, call_site="train.py:7")
         answers = [first.cancel(), first.cancel(), first.cancelled()]
-        told = error_of(first)
+        told = error_text(first)
         rank.barrier().result(TIMEOUT_S)
         rank.send(np.full(3, 5.0), other)
         received = rank.recv(LIKE, other)
@@ -87,7 +88,7 @@ def test_a_compute_that_runs_is_not_withdrawn_and_one_behind_it_is() -> None:
         after = world.rank.compute(lambda: "after")
         assert begun.wait(TIMEOUT_S)
         assert [running.cancel(), queued.cancel(), queued.cancel()] == [False, True, True]
-        assert error_of(queued) == "FutureCancelledError: compute 'queued' (train.py:7) was cancelled"
+        assert error_text(queued) == "FutureCancelledError: compute 'queued' (train.py:7) was cancelled"
         go_on.set()
         assert [running.result(TIMEOUT_S), after.result(TIMEOUT_S), ran] == ["held", "after", []]
 
@@ -156,10 +157,9 @@ def test_an_error_that_nobody_asks_for_fails_the_rank_when_it_closes(function: C
     world = overlap.connect(0, 1)
     assert world.rank.compute(function).wait(TIMEOUT_S)
     assert world.rank.compute(abs, -1).result(TIMEOUT_S) == 1
-    with pytest.raises(overlap.RankFailedError) as failed:
-        world.close()
+    error = error_of(overlap.RankFailedError, world.close)
     line = function.__code__.co_firstlineno + 1
-    assert str(failed.value) == f"rank 0 failed at test_cancelled_waits.py:{line}: {told}"
+    assert str(error) == f"rank 0 failed at test_cancelled_waits.py:{line}: {told}"
 
 
 @wires
@@ -170,13 +170,13 @@ def test_an_input_that_fails_is_from_elsewhere_for_the_receiver(late: bool, tran
     def program(world: W) -> list[str]:
         rank = world.rank
         if rank.rank == 1:
-            told = error_of(rank.send(rank.compute(fail), 0, call_site="train.py:4"))
+            told = error_text(rank.send(rank.compute(fail), 0, call_site="train.py:4"))
             if late:
                 rank.send(np.ones(1), 0, tag=1).result(TIMEOUT_S)
         else:
             if late:
                 rank.recv(GO, 1, tag=1).result(TIMEOUT_S)
-            told = error_of(rank.recv(LIKE, 1))
+            told = error_text(rank.recv(LIKE, 1))
         return [told, str(rank.all_reduce(np.ones(1)).result(TIMEOUT_S))]
 
     assert connected(program, 2, transport=transport) == [
@@ -196,7 +196,7 @@ def test_a_receive_names_the_peer_that_has_closed(transport: str | None) -> None
             return "closes"
         assert world.rank.recv(LIKE, 1).cancel()
         world.rank.barrier().result(TIMEOUT_S)
-        return error_of(world.rank.recv(LIKE, 1, call_site="train.py:4"))
+        return error_text(world.rank.recv(LIKE, 1, call_site="train.py:4"))
 
     told = "rank 1 finished its program while rank 0 needs it in recv #0 from rank 1 on group 'world' (train.py:4)"
     assert connected(program, 2, transport=transport) == [f"RankLeftError: {told}", "closes"]
@@ -282,10 +282,9 @@ def test_a_close_that_takes_too_long_says_what_it_waits_for(waits: str) -> None:
             return "closed"
         if waits == "receive":
             world.rank.recv(LIKE, 1, call_site="train.py:7")
-        with pytest.raises(TimeoutError) as late:
-            world.close(timeout_s=0.2)
+        error = error_of(TimeoutError, world.close, timeout_s=0.2)
         tried.set()
-        return str(late.value)
+        return str(error)
 
     awaited = "recv #0 from rank 1 on group 'world' (train.py:7)" if waits == "receive" else "the other ranks"
     assert in_threads(live, 2) == [

@@ -14,6 +14,7 @@ import pytest
 
 import overlap
 from overlap.embedded import rendezvous
+from tests.errors import error_of
 from tests.interpreters import free_port
 
 from .connecting import TIMEOUT_S, MemoryStore, connected, in_threads
@@ -196,9 +197,7 @@ def test_a_stall_names_the_line_of_the_thread_that_is_waited_for(monkeypatch: py
 def test_after_the_end_a_call_says_so() -> None:
     with overlap.connect(0, 1) as world:
         pass
-    with pytest.raises(overlap.PeerFailedError) as caught:
-        world.rank.barrier()
-    assert str(caught.value) == "the world has ended"
+    assert str(error_of(overlap.PeerFailedError, world.rank.barrier)) == "the world has ended"
 
 
 @pytest.mark.parametrize(
@@ -224,9 +223,7 @@ def test_after_the_end_a_call_says_so() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(said: dict[str, Any], text: str) -> None:
-    with pytest.raises(overlap.UsageError) as caught:
-        overlap.connect(**said)
-    assert str(caught.value) == text
+    assert str(error_of(overlap.UsageError, overlap.connect, **said)) == text
 
 
 FORKING = """

@@ -15,6 +15,7 @@ import pytest
 import overlap
 from overlap import uncaught
 from overlap.timeline import Recorder, Timeline, TimelineView
+from tests.errors import error_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,9 +109,7 @@ def test_ipython_shows_errors_without_frames_of_ours(monkeypatch: pytest.MonkeyP
     async def bad(rank: overlap.Rank) -> None:
         await rank.compute(int, "no number")
 
-    with pytest.raises(overlap.RankFailedError) as failed:
-        overlap.run(bad, ranks=1)
-    lines = failed.value._render_traceback_()  # type: ignore[attr-defined]
+    lines = error_of(overlap.RankFailedError, overlap.run, bad, ranks=1)._render_traceback_()  # type: ignore[attr-defined]
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1].startswith("overlap: rank 0 failed at ")
     assert not any("overlap/runtime" in line for line in lines)

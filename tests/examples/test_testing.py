@@ -9,6 +9,7 @@ import pytest
 
 from overlap.testing import Ranks, RanksFailed
 from tests import interpreters
+from tests.errors import error_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +60,4 @@ def test_the_page_begins_with_a_wrong_program_and_what_its_test_says(tmp_path: P
     [program] = re.findall(r"```python\n# train.py\n(.*?)```", page, re.DOTALL)
     [told] = re.findall(r"```text\n(.*?)\n```", page, re.DOTALL)
     (tmp_path / "train.py").write_text(f"# train.py\n{program}")
-    with pytest.raises(RanksFailed) as caught:
-        Ranks(tmp_path).program("train.py", ranks=4)
-    assert str(caught.value) == told
+    assert str(error_of(RanksFailed, Ranks(tmp_path).program, "train.py", ranks=4)) == told

@@ -12,6 +12,7 @@ from overlap.processes.introduce import introduce_by_mpi
 from overlap.processes.launchers import first_host, is_loopback
 from overlap.processes.place import ProcessPlace, find_place, member_variables, without_membership
 from tests import interpreters
+from tests.errors import error_of
 
 SECRET = {"OVERLAP_SECRET": "0123456789abcdef" * 4}
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -36,10 +37,8 @@ def own(**changes):
     return member_variables(**given | changes)
 
 
-def error_of(environ):
-    with pytest.raises(UsageError) as caught:
-        find_place(environ)
-    return str(caught.value)
+def refusal(environ):
+    return str(error_of(UsageError, find_place, environ))
 
 
 # -- each launcher -----------------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def test_launchers_that_agree():
 
 
 def test_two_launchers_that_disagree_end_it_with_both_values():
-    assert error_of(TORCHRUN | MPICH | SECRET | {"PMI_RANK": "6", "MPI_LOCALRANKID": "2"}) == (
+    assert refusal(TORCHRUN | MPICH | SECRET | {"PMI_RANK": "6", "MPI_LOCALRANKID": "2"}) == (
         "two launchers disagree: process 5 of 8 by torchrun, 6 of 8 by MPICH; unset the variables of one"
     )
 
@@ -180,7 +179,7 @@ def test_torchrun_started_by_srun_once_a_node():
     agents = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
     assert find_place(TORCHRUN | SLURM | SECRET | agents).process == 5
     agents |= {"SLURM_NODEID": "0", "SLURM_PROCID": "0"}
-    assert "two launchers disagree" in error_of(TORCHRUN | SLURM | SECRET | agents)
+    assert "two launchers disagree" in refusal(TORCHRUN | SLURM | SECRET | agents)
 
 
 def test_one_process_of_an_outer_launcher_contradicts_nothing():
@@ -193,7 +192,7 @@ def test_our_own_names_win_over_other_launchers():
 
 @pytest.mark.parametrize(("name", "value", "made"), [("RANK", "3", 4), ("WORLD_SIZE", "4", 8)])
 def test_our_own_names_must_agree_with_torchs(name, value, made):
-    assert error_of(own() | {name: value}) == (
+    assert refusal(own() | {name: value}) == (
         f"{name}={value} does not fit OVERLAP_NODE_RANK=1, OVERLAP_NNODES=2, OVERLAP_NPROC_PER_NODE=4, "
         f"which make it {made}; unset one of them"
     )
@@ -262,7 +261,7 @@ def test_the_secret_shows_nowhere():
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_named(environ, message):
-    assert error_of(environ).startswith(message)
+    assert refusal(environ).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +303,7 @@ def test_an_mpi_library_that_is_not_the_launchers(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=library))
     place = find_place({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
-    with pytest.raises(UsageError) as caught:
-        trio.run(introduce_by_mpi, place)
-    assert str(caught.value) == (
+    assert str(error_of(UsageError, trio.run, introduce_by_mpi, place)) == (
         "Open MPI started 4 processes, and the library of mpi4py (MPICH Version: 4.3.0) sees 1: it is not the "
         "launcher's; start with the mpiexec that belongs to it, install an mpi4py that was built for the launcher's "
         "library, or set MASTER_ADDR and MASTER_PORT"

@@ -29,6 +29,7 @@ from overlap.launch.output import (
     write_log,
 )
 from overlap.processes.secret import ADVICE, generate, given_secret, user_secret, write_to_nameless_file
+from tests.errors import error_of
 from tests.threads import run_threads
 
 # -- what the launcher's parts do with pipes, in one process -----------------------------------------------------------
@@ -298,10 +299,8 @@ def private(path, text, mode=0o600):
     return {"OVERLAP_SECRET_FILE": str(path)}
 
 
-def error_of(environ):
-    with pytest.raises(UsageError) as caught:
-        given_secret(environ)
-    return str(caught.value)
+def refusal(environ):
+    return str(error_of(UsageError, given_secret, environ))
 
 
 def test_hexadecimal_digits_are_bytes_and_text_is_text(tmp_path):
@@ -340,19 +339,19 @@ def test_what_is_handed_over_is_read_back_each_time_and_wins(system, monkeypatch
 
 def test_a_file_that_others_can_read_is_refused(tmp_path):
     environ = private(tmp_path / "s", HEX, 0o640)
-    assert error_of(environ) == f"{tmp_path / 's'}: others can read it (mode 0640); chmod go= {tmp_path / 's'}"
+    assert refusal(environ) == f"{tmp_path / 's'}: others can read it (mode 0640); chmod go= {tmp_path / 's'}"
 
 
 def test_what_is_no_secret_is_named_without_being_shown(tmp_path):
-    assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "x")}).endswith(
+    assert refusal({"OVERLAP_SECRET_FILE": str(tmp_path / "x")}).endswith(
         "x: there is no such file; write a secret into it"
     )
-    assert "no plain file or folder" in error_of({"OVERLAP_SECRET_FILE": str(tmp_path)})
-    assert error_of(private(tmp_path / "s", "")).startswith("OVERLAP_SECRET_FILE: a secret of 0 bytes can be guessed")
-    short = error_of({"OVERLAP_SECRET": "hunter2"})
+    assert "no plain file or folder" in refusal({"OVERLAP_SECRET_FILE": str(tmp_path)})
+    assert refusal(private(tmp_path / "s", "")).startswith("OVERLAP_SECRET_FILE: a secret of 0 bytes can be guessed")
+    short = refusal({"OVERLAP_SECRET": "hunter2"})
     assert short.startswith("OVERLAP_SECRET: a secret of 7 bytes can be guessed; give every process the same ")
     assert "hunter2" not in short
-    assert "expected a descriptor from `overlap run`, got 'x'" in error_of({"OVERLAP_SECRET_FD": "x"})
+    assert "expected a descriptor from `overlap run`, got 'x'" in refusal({"OVERLAP_SECRET_FD": "x"})
 
 
 def test_processes_of_one_user_share_a_secret_that_nobody_else_can_read(tmp_path):
@@ -384,10 +383,10 @@ def test_a_link_instead_of_the_folder_is_not_trusted(tmp_path):
 def test_a_secret_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
     (tmp_path / "file").touch()
     inside = tmp_path / "file" / "s"
-    assert error_of({"OVERLAP_SECRET_FILE": str(inside)}) == f"{inside}: Not a directory; {ADVICE}"
+    assert refusal({"OVERLAP_SECRET_FILE": str(inside)}) == f"{inside}: Not a directory; {ADVICE}"
     (tmp_path / "loop").symlink_to("loop")
-    assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "loop")}).startswith(f"{tmp_path / 'loop'}: Too many levels")
+    assert refusal({"OVERLAP_SECRET_FILE": str(tmp_path / "loop")}).startswith(f"{tmp_path / 'loop'}: Too many levels")
     assert (
-        error_of({"OVERLAP_SECRET_FILE": "/none"})
+        refusal({"OVERLAP_SECRET_FILE": "/none"})
         == "OVERLAP_SECRET_FILE: /none: there is no such file; write a secret into it"
     )

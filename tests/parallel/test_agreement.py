@@ -10,6 +10,7 @@ import pytest
 import overlap
 from overlap import UsageError, parallel
 from overlap.parallel.buckets.agreement import check_equal_items, digest_texts, minority_ranks
+from tests.errors import error_of
 
 from .programs import train, weights
 
@@ -115,9 +116,7 @@ def test_alike_nobody_is_named():
     ],
 )  # fmt: skip
 def test_a_bit_that_flips_in_one_replica_is_told_with_its_rank(ranks, flipped, told):
-    with pytest.raises(overlap.RankFailedError) as caught:
-        trained(ranks, flipped)
-    error = caught.value.cause
+    error = error_of(overlap.RankFailedError, trained, ranks, flipped).cause
     assert isinstance(error, overlap.ReplicaError)
     assert str(error) == f"{told}: the program wrote to them there, or memory or a processor failed"
     assert (error.ranks, error.parameter, error.step) == (tuple(flipped), "b", 4)

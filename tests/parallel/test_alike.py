@@ -6,6 +6,7 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import hooks
+from tests.errors import error_of
 
 from ..runtime.worlds import failure_of
 from .test_matrix import STRATEGIES
@@ -55,9 +56,8 @@ def test_a_rank_without_a_step_cannot_join_where_weights_are_gathered():
             model.step()
         await model.finish()
 
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=2, timeout_s=60)
-    assert "finish: with uneven=True, stage 3 needs at least one step of every rank" in str(caught.value)
+    error = failure_of(overlap.run, main, ranks=2, timeout_s=60)
+    assert "finish: with uneven=True, stage 3 needs at least one step of every rank" in str(error)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -117,9 +117,7 @@ def test_the_norm_is_that_of_all_parts_of_a_model(stage):
 @pytest.mark.parametrize("stage", [None, 3])
 def test_a_norm_that_cannot_be_meant_is_told(stage, options, told):
     async def main(rank):
-        with pytest.raises(overlap.UsageError) as caught:
-            made(rank, {"w": np.zeros(1)}, stage, optimizer=SGD, **options)
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, made, rank, {"w": np.zeros(1)}, stage, optimizer=SGD, **options))
 
     assert overlap.run(main, ranks=1) == [told]
 

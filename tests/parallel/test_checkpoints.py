@@ -15,6 +15,7 @@ from overlap import parallel
 from overlap.parallel.checkpoints.pieces import Shard, share_pieces
 from overlap.state.files import SavedFile
 from overlap.state.saves import CHECKPOINTS, Saves
+from tests.errors import error_of
 from tests.interpreters import launch
 
 from .example_hooks import power_sgd, top_k
@@ -307,9 +308,7 @@ def test_a_checkpoint_of_the_version_before_is_refused_by_name(tmp_path):
     folder = tmp_path / "checkpoint-000000000007"
     folder.mkdir()
     (folder / "manifest.json").write_text("{}")
-    with pytest.raises(overlap.RankFailedError) as caught:
-        training(tmp_path, "data", ranks=2, until=1)
-    assert str(caught.value.cause) == (
+    assert str(error_of(overlap.RankFailedError, training, tmp_path, "data", ranks=2, until=1).cause) == (
         f"checkpoint: {folder} is of an earlier version of overlap, which this one cannot read; go on with that "
         "version, or name another folder"
     )
@@ -388,9 +387,8 @@ def test_a_header_that_someone_else_has_written_leads_nowhere_else(tmp_path, cap
 def test_where_all_are_damaged_nobody_begins_anew(tmp_path):
     training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
     (checkpoint(tmp_path, 1) / "rank-0-of-2.safetensors").write_bytes(b"")
-    with pytest.raises(overlap.RankFailedError) as caught:
-        training(tmp_path, "data", ranks=2, until=2)
-    assert str(caught.value.cause) == f"checkpoint: none of the 1 in {tmp_path} can be read; name another folder"
+    error = error_of(overlap.RankFailedError, training, tmp_path, "data", ranks=2, until=2)
+    assert str(error.cause) == f"checkpoint: none of the 1 in {tmp_path} can be read; name another folder"
 
 
 PROGRAM = """
@@ -482,12 +480,10 @@ def test_a_model_that_has_made_steps_is_not_restored(tmp_path):
 
 def test_somebody_must_say_where():
     async def main(rank):
-        with pytest.raises(overlap.UsageError) as caught:
-            parallel.Checkpoints(rank)
-        assert str(caught.value) == "folder: no folder for checkpoints is known; pass one, or give --state-dir DIR"
-        with pytest.raises(overlap.UsageError) as caught:
-            parallel.Checkpoints(rank, "somewhere", keep=0)
-        assert str(caught.value) == "keep: expected a whole number from 1, got 0"
+        error = error_of(overlap.UsageError, parallel.Checkpoints, rank)
+        assert str(error) == "folder: no folder for checkpoints is known; pass one, or give --state-dir DIR"
+        error = error_of(overlap.UsageError, parallel.Checkpoints, rank, "somewhere", keep=0)
+        assert str(error) == "keep: expected a whole number from 1, got 0"
 
     overlap.run(main, ranks=1)
 

@@ -8,6 +8,7 @@ from safetensors.numpy import load_file
 
 import overlap
 from overlap import parallel
+from tests.errors import error_of
 
 ADAM = parallel.Adam(1e-2)
 LAYERS, WIDTH = 4, 8
@@ -199,15 +200,11 @@ def test_what_does_not_fit_is_told_on_every_rank(tmp_path):
     ],
 )
 def test_what_is_no_block_is_refused(arguments, told):
-    with pytest.raises(overlap.UsageError) as caught:
-        parallel.Cut(*arguments)
-    assert str(caught.value) == told
+    assert str(error_of(overlap.UsageError, parallel.Cut, *arguments)) == told
 
 
 def test_blocks_that_do_not_divide_are_told():
-    with pytest.raises(overlap.UsageError) as caught:
-        parallel.Cut("w", 0, 0, 4).block(np.zeros(6))
-    assert str(caught.value) == (
+    assert str(error_of(overlap.UsageError, parallel.Cut("w", 0, 0, 4).block, np.zeros(6))) == (
         "cuts: axis 0 of 'w' has 6 elements, which 4 blocks cannot share equally; restore on a number of ranks that "
         "divides 6"
     )

@@ -10,6 +10,7 @@ from overlap.parallel.buckets.plan import GradientBucket
 from overlap.parallel.hooks import bfloat16, float16
 from overlap.parallel.hooks.half import round_randomly
 from overlap.parallel.hooks.operations import scale_for
+from tests.errors import error_of
 
 BFLOAT16 = ml_dtypes.bfloat16
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], np.float32)
@@ -193,9 +194,7 @@ def test_half_the_bytes_travel_while_the_layer_below_computes():
     ],
 )
 def test_arguments_that_cannot_be_meant(make, told):
-    with pytest.raises(overlap.UsageError) as caught:
-        make()
-    assert str(caught.value) == told
+    assert str(error_of(overlap.UsageError, make)) == told
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,6 @@ def test_arguments_that_cannot_be_meant(make, told):
     [("bfloat16", bfloat16()), ("float16", float16())],
 )
 def test_gradients_of_integers_are_refused(name, hook):
-    with pytest.raises(overlap.RankFailedError) as caught:
-        means(hook, [np.ones(4, np.int64)])
+    error = error_of(overlap.RankFailedError, means, hook, [np.ones(4, np.int64)])
     refusal = f"hook: {name} expected gradients of floats, got int64 in bucket 3; leave out the hook"
-    assert str(caught.value.cause) == refusal
+    assert str(error.cause) == refusal

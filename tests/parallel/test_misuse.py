@@ -12,6 +12,7 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import Local, Pipeline, hooks, schedules
+from tests.errors import error_of
 
 # -- what strategies are given by mistake: one sentence at the call that names the argument, and nothing happens -------
 
@@ -118,10 +119,9 @@ def test_a_compute_that_has_forgotten_to_return_its_gradient_is_no_gradient_of_z
         await model.finish()
 
     line = program.__code__.co_firstlineno + 4
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(program, ranks=1, timeout_s=60)
+    error = error_of(overlap.RankFailedError, overlap.run, program, ranks=1, timeout_s=60)
     told = "reduce: the gradient of 'b' in step 0 is of type NoneType, not an array; it was handed over at "
-    assert re.fullmatch(rf"{re.escape(told)}[\w/]*test_misuse\.py:{line}", str(caught.value.cause))
+    assert re.fullmatch(rf"{re.escape(told)}[\w/]*test_misuse\.py:{line}", str(error.cause))
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
@@ -133,23 +133,21 @@ def test_a_compute_of_more_than_the_gradients_is_told_with_the_line_that_hands_i
         await model.finish()
 
     line = program.__code__.co_firstlineno + 2
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(program, ranks=1, timeout_s=60)
+    error = error_of(overlap.RankFailedError, overlap.run, program, ranks=1, timeout_s=60)
     told = (
         "reduce: what was handed over for 'a' has no item 'w': it is (float32 (2,), {'w': float32 (2, 2), 'b': float32 "
         "(2,)}); it was handed over at "
     )
-    assert re.fullmatch(rf"{re.escape(told)}[\w/]*test_misuse\.py:{line}", str(caught.value.cause))
+    assert re.fullmatch(rf"{re.escape(told)}[\w/]*test_misuse\.py:{line}", str(error.cause))
 
 
 def test_a_part_that_lacks_an_item_is_told_without_the_error_inside():
     async def program(rank):
         model = parallel.DataParallel(rank, {"a": params()}, optimizer=ADAM)
-        with pytest.raises(overlap.UsageError) as caught:
-            model.reduce("a", (params()["w"], rank.compute(np.ones, 2)))
-        assert caught.value.__suppress_context__
-        assert caught.value.__cause__ is None
-        raise caught.value
+        error = error_of(overlap.UsageError, model.reduce, "a", (params()["w"], rank.compute(np.ones, 2)))
+        assert error.__suppress_context__
+        assert error.__cause__ is None
+        raise error
 
     assert refused(program) == [
         "reduce: what was handed over for 'a' has no item 'w': it is (float32 (2, 2), a future)"
@@ -209,9 +207,7 @@ def test_the_place_of_a_bad_argument_is_the_programs_line():
     async def main(rank):
         parallel.DataParallel(rank, params(), optimizer=ADAM, bucket_bytes="25MiB")
 
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=1)
-    assert " failed at test_misuse.py:" in str(caught.value)
+    assert " failed at test_misuse.py:" in str(error_of(overlap.RankFailedError, overlap.run, main, ranks=1))
 
 
 # -- what losses and layers return by mistake: one error that names the function or the stage --------------------------
@@ -271,10 +267,9 @@ def told(ranks: int = 2, *, microbatches: int = 2, schedule: str = "1f1b", **giv
         for each in passed.gradients.values():
             await each  # type: ignore[misc]
 
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=ranks, timeout_s=60)
-    assert isinstance(caught.value.cause, overlap.UsageError)
-    return str(caught.value.cause)
+    error = error_of(overlap.RankFailedError, overlap.run, main, ranks=ranks, timeout_s=60)
+    assert isinstance(error.cause, overlap.UsageError)
+    return str(error.cause)
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import ColumnLinear, Pipeline, RowLinear, Sequential, schedules
+from tests.errors import error_of
 from tests.parallel import blocks as b
 from tests.runtime.companies import by_sockets, run_far
 from tests.runtime.worlds import run
@@ -123,9 +124,7 @@ def test_models_are_told_apart_by_name() -> None:
         model = parallel.DataParallel(rank, w, optimizer=parallel.SGD(0.1))
         told = []
         for wrong in (lambda: parallel.Models((model, w), (model, w)), lambda: parallel.Models((model, w))["b"]):
-            with pytest.raises(overlap.UsageError) as caught:
-                wrong()
-            told.append(str(caught.value))
+            told.append(str(error_of(overlap.UsageError, wrong)))
         return told
 
     want = ["models: two of them have a parameter 'a'; rename one", "name: 'b' is no parameter; known are a"]

@@ -16,6 +16,7 @@ import overlap
 from overlap.collectives.reduce import Array
 from overlap.parallel import SGD, Checkpoints, DataParallel, Local, Pipeline, Sequential, Sharded, hooks, schedules
 from overlap.timeline import Recorder, Timeline
+from tests.errors import error_of
 
 HERE = r"[\w/]*test_named_lines.py"
 
@@ -71,9 +72,8 @@ def test_a_stall_report_names_the_line_that_asked_for_the_update(kind: type, mon
         finally:
             given_up.set()
 
-    with pytest.raises(overlap.StallError) as stall:
-        overlap.run(train, ranks=2, timeout_s=60)
-    assert re.search(rf"it computes 'update' \({HERE}:{line_of('the update')}\)", str(stall.value))
+    error = error_of(overlap.StallError, overlap.run, train, ranks=2, timeout_s=60)
+    assert re.search(rf"it computes 'update' \({HERE}:{line_of('the update')}\)", str(error))
 
 
 @pytest.mark.parametrize("clock", ["real", overlap.Virtual()])
@@ -91,11 +91,10 @@ def test_a_checkpoint_of_one_rank_is_told_with_the_line_that_saves(
             await checkpoints.save(model)  # the checkpoint
             await checkpoints.finish()
 
-    with pytest.raises(overlap.OverlapError) as stall:
-        overlap.run(train, ranks=2, clock=clock, timeout_s=60)
+    error = error_of(overlap.OverlapError, overlap.run, train, ranks=2, clock=clock, timeout_s=60)
     begun = "checkpoint begins #2" if clock == "real" else "checkpoint #0"
-    assert re.search(rf"{begun} on group 'world' \({HERE}:{line_of('the checkpoint')}\)", str(stall.value))
-    assert "checkpoints.py" not in str(stall.value)
+    assert re.search(rf"{begun} on group 'world' \({HERE}:{line_of('the checkpoint')}\)", str(error))
+    assert "checkpoints.py" not in str(error)
 
 
 def test_a_verdict_names_the_line_that_asked_for_the_update() -> None:
@@ -166,9 +165,8 @@ def test_what_a_model_issues_when_it_is_made_is_told_under_that_line() -> None:
         DataParallel(rank, {"w": gradient()}, optimizer=SGD(0.5))  # the model
         raise ValueError("no data")
 
-    with pytest.raises(overlap.RankFailedError) as failed:
-        overlap.run(train, ranks=2)
-    (place,) = {doing.rpartition("(")[2] for doing in failed.value.doing if "(" in doing}
+    error = error_of(overlap.RankFailedError, overlap.run, train, ranks=2)
+    (place,) = {doing.rpartition("(")[2] for doing in error.doing if "(" in doing}
     assert re.fullmatch(rf"{HERE}:{line_of('the model')}\)", place)
 
 
@@ -179,9 +177,8 @@ def test_computes_may_be_issued_on_behalf_of_another_line() -> None:
         told = [rank.compute(gradient, call_site=site) for site in ("train.py:41", first.place)]
         for each in told:
             await each
-        with pytest.raises(overlap.UsageError) as error:
-            rank.compute(gradient, call_site="nowhere")
-        assert str(error.value) == "call_site: expected a frame or \"file:line\", got 'nowhere'"
+        error = error_of(overlap.UsageError, rank.compute, gradient, call_site="nowhere")
+        assert str(error) == "call_site: expected a frame or \"file:line\", got 'nowhere'"
         return [each.call_site for each in told if isinstance(each, overlap.ComputeFuture)]
 
     (sites,) = overlap.run(main, ranks=1)

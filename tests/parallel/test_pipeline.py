@@ -13,6 +13,7 @@ import overlap
 from overlap import parallel
 from overlap.parallel import Local, Pipeline, schedules
 from overlap.parallel.schedules import FAMILIES, ActionKind, Durations, PipelineSchedule
+from tests.errors import error_of
 from tests.parallel import blocks as b
 from tests.runtime.companies import by_sockets, run_far
 from tests.runtime.worlds import TIMEOUT_S, failure_of, run
@@ -360,9 +361,7 @@ TWO = schedules.one_f_one_b(2, 4)
 )
 def test_what_cannot_be_meant_is_told(wrong: Callable[[overlap.Rank], object], told: str) -> None:
     async def main(rank: overlap.Rank) -> str:
-        with pytest.raises(overlap.UsageError) as caught:
-            wrong(rank)
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, wrong, rank))
 
     assert run(main, 2)[0] == told
 

@@ -7,6 +7,7 @@ import pytest
 import overlap
 from overlap.parallel import schedules
 from overlap.parallel.schedules import FAMILIES, Action, ActionKind, Durations, PipelineSchedule
+from tests.errors import error_of
 
 # The orders as published: of 4 ranks and 8 microbatches, or of 2 ranks with 2 stages each and 4 microbatches.
 PUBLISHED = {
@@ -150,9 +151,8 @@ def test_own_schedules_are_read_with_idle_cells() -> None:
 def test_a_rank_that_a_schedule_does_not_have_is_refused(rank: int) -> None:
     schedule = schedules.interleaved_1f1b(2, 2, 2)
     assert [schedule.stages_of(own) for own in range(2)] == [(0, 2), (1, 3)]
-    with pytest.raises(overlap.UsageError) as caught:
-        schedule.stages_of(rank)
-    assert str(caught.value) == (f"stages_of: schedule {schedule.name!r} is for 2 ranks, from 0 to 1, got {rank}")
+    error = error_of(overlap.UsageError, schedule.stages_of, rank)
+    assert str(error) == (f"stages_of: schedule {schedule.name!r} is for 2 ranks, from 0 to 1, got {rank}")
 
 
 TAKES = "; it takes F and B, or F, I and W"
@@ -181,10 +181,9 @@ TAKES = "; it takes F and B, or F, I and W"
 def test_what_is_no_schedule_is_shown_whole_with_the_place_marked(
     text: str, told: str, place: tuple[int | None, int | None]
 ) -> None:
-    with pytest.raises(overlap.ScheduleError) as caught:
-        PipelineSchedule.parse(text)
-    assert str(caught.value) == f"schedule 'own': {told}"
-    assert (caught.value.rank, caught.value.step) == place
+    error = error_of(overlap.ScheduleError, PipelineSchedule.parse, text)
+    assert str(error) == f"schedule 'own': {told}"
+    assert (error.rank, error.step) == place
 
 
 def test_damage_anywhere_is_found() -> None:
@@ -229,15 +228,12 @@ def test_damage_anywhere_is_found() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_told(wrong: dict[str, object], told: str) -> None:
-    with pytest.raises(overlap.UsageError) as caught:
-        schedules.make(**{"name": "1f1b", "ranks": 4, "microbatches": 8, **wrong})
-    assert str(caught.value) == told
+    error = error_of(overlap.UsageError, schedules.make, **{"name": "1f1b", "ranks": 4, "microbatches": 8, **wrong})
+    assert str(error) == told
 
 
 def test_a_text_that_is_no_action_is_told() -> None:
-    with pytest.raises(overlap.UsageError) as caught:
-        PipelineSchedule.parse("0F0,0X0")
-    assert str(caught.value) == (
+    assert str(error_of(overlap.UsageError, PipelineSchedule.parse, "0F0,0X0")) == (
         "text: '0X0' is no action; one is a stage, F, B, I or W, and a microbatch, such as 2F0"
     )
     assert Action.parse("12W3") == (12, ActionKind.WEIGHT_GRADIENT, 3)

@@ -12,6 +12,7 @@ import overlap
 from overlap import parallel
 from overlap.parallel.buckets.scattered import ScatteredBucket
 from overlap.timeline import Timeline
+from tests.errors import error_of
 
 from .programs import backward, forward, loss_gradient, samples, train, weights
 
@@ -244,9 +245,7 @@ def test_wrong_use_is_told_on_every_rank():
         told = []
 
         def refused(call, *args):
-            with pytest.raises(overlap.UsageError) as caught:
-                call(*args)
-            told.append(str(caught.value))
+            told.append(str(error_of(overlap.UsageError, call, *args)))
 
         refused(model.__getitem__, "third")
         refused(model.reduce, "first", {"w": np.ones((3, 1))})

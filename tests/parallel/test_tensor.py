@@ -9,6 +9,7 @@ from trio.testing import assert_checkpoints
 import overlap
 from overlap import parallel
 from overlap.parallel import ColumnLinear, Local, Replicated, RowLinear, Sequential, schedules
+from tests.errors import error_of
 from tests.parallel import blocks as b
 from tests.runtime.companies import by_sockets, run_far
 from tests.runtime.worlds import run
@@ -241,9 +242,7 @@ def test_forward_is_a_checkpoint_of_layers_that_only_compute_too() -> None:
 )
 def test_what_cannot_be_meant_is_told_on_every_rank(make, told: str) -> None:
     async def main(rank: overlap.Rank) -> str:
-        with pytest.raises(overlap.UsageError) as caught:
-            make(rank)
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, make, rank))
 
     assert run(main, 2) == [told] * 2
 
@@ -329,9 +328,7 @@ def test_without_data_no_loss_is_computed() -> None:
 
 def test_words_that_do_not_divide_are_told_on_every_rank() -> None:
     async def main(rank: overlap.Rank) -> str:
-        with pytest.raises(overlap.UsageError) as caught:
-            parallel.VocabularyLoss(rank, rank.world, 7)
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, parallel.VocabularyLoss, rank, rank.world, 7))
 
     assert run(main, 2) == ["words: 7 do not divide by the 2 ranks of group 'world'; choose a multiple of 2"] * 2
 

@@ -12,6 +12,7 @@ dist = pytest.importorskip("torch.distributed", reason="torch is not installed")
 pytest.importorskip("overlap.torch", reason="torch is not installed")
 
 from overlap.processes.place import without_membership  # noqa: E402
+from tests.errors import error_of  # noqa: E402
 
 PROGRAM = Path(__file__).with_name("launched.py")
 TIMEOUT_S = 120
@@ -66,6 +67,4 @@ def test_spawn(tmp_path: Path) -> None:
 )
 def test_where_nobody_says_who_meets(environ: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", environ)
-    with pytest.raises(ValueError) as caught:
-        dist.init_process_group("overlap", init_method="overlap://")
-    assert str(caught.value) == message
+    assert str(error_of(ValueError, dist.init_process_group, "overlap", init_method="overlap://")) == message

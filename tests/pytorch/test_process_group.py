@@ -22,6 +22,7 @@ from overlap.processes.control import ControlPlane  # noqa: E402
 from overlap.runtime.match import History, RankCall  # noqa: E402
 from overlap.torch import ProcessGroup, Work  # noqa: E402
 from overlap.torch.backend import _leave  # noqa: E402
+from tests.errors import error_of  # noqa: E402
 
 from .pairs import Ranks, connected, do, ranks  # noqa: E402
 
@@ -421,9 +422,7 @@ REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused_at_the_call(pair: Ranks, what: str) -> None:
     call, text = REFUSED[what]
-    with pytest.raises(ValueError) as caught:
-        call(pair.groups[0])
-    assert str(caught.value) == text
+    assert str(error_of(ValueError, call, pair.groups[0])) == text
 
 
 @contextmanager
@@ -445,10 +444,9 @@ def test_a_rank_that_is_not_there_is_refused_with_the_line_of_the_call(pair: Ran
 def test_without_torch_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "overlap.torch")
-    with pytest.raises(ImportError) as caught:
-        importlib.import_module("overlap.torch")
+    error = error_of(ImportError, importlib.import_module, "overlap.torch")
     expected = 'overlap.torch needs PyTorch 2.7 or later: pip install ".[torch]"'
-    assert str(caught.value) == expected
+    assert str(error) == expected
 
 
 def test_ranks_that_disagree_are_both_named_in_python_and_in_cpp() -> None:
@@ -456,9 +454,7 @@ def test_ranks_that_disagree_are_both_named_in_python_and_in_cpp() -> None:
         work = group.allreduce([torch.ones(1 + group.rank())])
         texts = []
         for wait in (work.wait, work.get_future().wait):
-            with pytest.raises(RuntimeError) as caught:
-                wait()
-            texts.append(str(caught.value))
+            texts.append(str(error_of(RuntimeError, wait)))
         assert isinstance(work.exception(), dist.DistBackendError)
         return [*texts, str(work.is_success())]
 
@@ -473,10 +469,9 @@ def test_ranks_that_disagree_are_both_named_in_python_and_in_cpp() -> None:
 def test_a_wait_that_takes_too_long_says_so() -> None:
     def call(group: ProcessGroup) -> str:
         if group.rank() == 0:
-            with pytest.raises(dist.DistBackendError) as caught:
-                group.barrier().wait(timedelta(seconds=0.01))
+            error = error_of(dist.DistBackendError, group.barrier().wait, timedelta(seconds=0.01))
             group._store.set("told", "yes")
-            return str(caught.value)
+            return str(error)
         group._store.wait(["told"])
         group.barrier().wait()
         return ""

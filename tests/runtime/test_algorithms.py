@@ -5,6 +5,7 @@ import pytest
 
 import overlap
 from overlap.config import overriding
+from tests.errors import error_of
 
 from .companies import by_sockets, in_memory, run_far
 from .worlds import run
@@ -122,9 +123,7 @@ EXCHANGES = "expected one of direct, mesh, pairwise, bruck, hierarchical"
 )
 def test_what_cannot_be_meant_is_refused_at_the_call(issue, message):
     async def main(rank: overlap.Rank) -> str:
-        with pytest.raises(overlap.UsageError) as caught:
-            issue(rank, np.ones(3))
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, issue, rank, np.ones(3)))
 
     assert run(main, ranks=3) == [message] * 3
 

@@ -281,9 +281,8 @@ def test_a_rank_that_can_have_no_thread_says_so(monkeypatch):
             await rank.all_reduce(np.ones(3))
 
     overlap.run(main, True, ranks=2, timeout_s=TIMEOUT_S)  # nothing stays unfinished
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, False, ranks=2, timeout_s=TIMEOUT_S)
-    assert (caught.value.rank, str(caught.value.cause)) == (
+    error = failure_of(overlap.run, main, False, ranks=2, timeout_s=TIMEOUT_S)
+    assert (error.rank, str(error.cause)) == (
         1,
         "no thread for 'overlap-rank-1' (can't start new thread); each rank of a process computes in one of its own: "
         "allow more (ulimit -u), or spread the ranks over processes of several machines",

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 import overlap
+from tests.errors import error_of
 
 from .worlds import run
 
@@ -120,9 +121,7 @@ def test_deadlines_are_in_virtual_time() -> None:
 @pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), "2", True])
 def test_a_time_that_cannot_go_by(wrong: Any) -> None:
     async def main(rank: R) -> str:
-        with pytest.raises(overlap.UsageError) as caught:
-            rank.barrier(timeout_s=wrong)
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, rank.barrier, timeout_s=wrong))
 
     assert run(main, 1) == [f"timeout_s: expected a positive number of seconds, or None, got {wrong!r}"]
 
@@ -183,9 +182,7 @@ def test_whoever_asks_on_behalf_of_others_names_their_line() -> None:
 @pytest.mark.parametrize("wrong", ["train.py", ":3", "a:b"])
 def test_a_place_that_is_none(wrong: str) -> None:
     async def main(rank: R) -> str:
-        with pytest.raises(overlap.UsageError) as caught:
-            rank.barrier(call_site=wrong)
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, rank.barrier, call_site=wrong))
 
     assert run(main, 1) == [f'call_site: expected a frame or "file:line", got {wrong!r}']
 
@@ -194,10 +191,9 @@ def test_what_others_compute_is_in_the_timeline() -> None:
     async def main(rank: R) -> list[Any]:
         with rank.step(3):
             rank.record("forward", 10, 25)
-        with pytest.raises(overlap.UsageError) as caught:
-            rank.record("backward", 25, 10)
+        error = error_of(overlap.UsageError, rank.record, "backward", 25, 10)
         spans = [(s.kind, s.lane, s.name, s.start_ns, s.end_ns, s.step) for s in rank.recorder.spans()]
-        return [spans[0], str(caught.value)]
+        return [spans[0], str(error)]
 
     assert run(main, 1) == [
         [

@@ -355,10 +355,9 @@ def test_the_place_is_the_line_of_the_program() -> None:
         json.loads("{")
 
     for main in (illegal, library):
-        with pytest.raises(RankFailedError) as caught:
-            overlap.run(main, ranks=1)
+        error = failure_of(overlap.run, main, ranks=1)
         line = main.__code__.co_firstlineno + 1
-        assert str(caught.value).startswith(f"rank 0 failed at test_failure.py:{line}: ")
+        assert str(error).startswith(f"rank 0 failed at test_failure.py:{line}: ")
 
 
 def test_advice_names_the_line_of_the_program() -> None:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import overlap
-from overlap import RankFailedError, UsageError, parallel
+from overlap import UsageError, parallel
 from overlap.ranklist import listed, parse_rank_list
+from tests.errors import error_of
 
 from .worlds import failure_of, run
 
@@ -61,9 +62,7 @@ def test_an_array_that_is_being_written_is_not_read() -> None:
         if rank.rank == 0:
             first = rank.all_reduce(x, out=x)  # waits for rank 1
             for use in (lambda: rank.send(x, 1), lambda: rank.compute(np.sum, [x])):
-                with pytest.raises(overlap.UsageError) as caught:
-                    use()
-                told.append(str(caught.value))
+                told.append(str(error_of(overlap.UsageError, use)))
             total = rank.compute(np.sum, first)  # its future may be passed at once
             refused.set()
             return [*told, str(float(await total))]
@@ -121,9 +120,7 @@ def test_a_task_that_is_no_async_function_is_told_by_what_it_returned() -> None:
 
 
 def notes_of(main):
-    with pytest.raises(RankFailedError) as caught:
-        overlap.run(main, ranks=1)
-    return getattr(caught.value.__cause__, "__notes__", [])
+    return getattr(failure_of(overlap.run, main, ranks=1).__cause__, "__notes__", [])
 
 
 @pytest.mark.parametrize(
@@ -176,9 +173,7 @@ def test_a_misspelt_argument_of_a_call_is_told_with_the_right_one(argument, hint
 )
 def test_an_error_of_a_call_names_no_class_that_users_do_not_know(call):
     async def main(rank):
-        with pytest.raises(TypeError) as caught:
-            call(rank)
-        return str(caught.value)
+        return str(error_of(TypeError, call, rank))
 
     assert re.match(r"(send|all_reduce|broadcast_object|gather|reduce|step)\(\) ", overlap.run(main, ranks=1)[0])
 

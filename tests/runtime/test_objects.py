@@ -8,6 +8,7 @@ import pytest
 
 import overlap
 from tests.embedded.connecting import TIMEOUT_S, connected
+from tests.errors import error_of
 
 from .worlds import FEW_PATHS, run
 
@@ -79,9 +80,8 @@ def test_what_is_issued_around_them_keeps_its_place() -> None:
 
 def test_only_who_asks_for_pickle_gets_it() -> None:
     async def main(rank: R) -> list[Any]:
-        with pytest.raises(overlap.UsageError) as caught:
-            rank.all_gather_object({1, 2})
-        return [str(caught.value), await rank.all_gather_object({rank.rank}, pickle=True)]
+        error = error_of(overlap.UsageError, rank.all_gather_object, {1, 2})
+        return [str(error), await rank.all_gather_object({rank.rank}, pickle=True)]
 
     assert (
         run(main, 2)
@@ -108,9 +108,7 @@ def test_only_who_asks_for_pickle_gets_it() -> None:
 def test_objects_that_cannot_be_meant(wrong: Any, text: str) -> None:
     async def main(rank: R) -> str:
         if rank.rank == 0:
-            with pytest.raises(overlap.UsageError) as caught:
-                wrong(rank)
-            return str(caught.value)
+            return str(error_of(overlap.UsageError, wrong, rank))
         return text
 
     assert run(main, 2) == [text] * 2

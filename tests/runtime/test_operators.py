@@ -12,6 +12,7 @@ from overlap.cli.bench.cases import OPERATIONS, Case
 from overlap.cli.bench.sampling import Sampling
 from tests.collectives.playback import replay
 from tests.embedded.connecting import TIMEOUT_S, connected
+from tests.errors import error_of
 
 from .cases import differs, operators, whole_numbers
 from .reference import Array, fold
@@ -116,8 +117,6 @@ def test_answers_by_hand() -> None:
 @pytest.mark.parametrize("op", ["band", "bor", "bxor"])
 def test_floats_have_no_bits_to_speak_of(op: str) -> None:
     async def main(rank: R) -> str:
-        with pytest.raises(overlap.UsageError) as caught:
-            rank.all_reduce(np.ones(1, np.float32), op=op)
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, rank.all_reduce, np.ones(1, np.float32), op=op))
 
     assert run(main, 1) == [f"op: '{op}' is not defined for float32; pass integers or bool"]

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 import overlap
+from tests.errors import error_of
 
 from .worlds import TIMEOUT_S
 
@@ -57,10 +58,9 @@ def line_of(function: Callable[..., object]) -> str:
 
 def failure(main: Callable[[R], Awaitable[object]], clock: Any) -> tuple[str, str, list[str]]:
     """Return the text of the failure of a rank, its cause and the notes of that."""
-    with pytest.raises(overlap.RankFailedError) as failed:
-        overlap.run(main, ranks=1, clock=clock, timeout_s=TIMEOUT_S)
-    cause = failed.value.__cause__
-    return str(failed.value), repr(cause), getattr(cause, "__notes__", [])
+    error = error_of(overlap.RankFailedError, overlap.run, main, ranks=1, clock=clock, timeout_s=TIMEOUT_S)
+    cause = error.__cause__
+    return str(error), repr(cause), getattr(cause, "__notes__", [])
 
 
 # -- errors that cannot be shown ---------------------------------------------------------------------------------------
@@ -367,10 +367,9 @@ def test_an_error_after_an_await_that_the_program_itself_has_cancelled_ends_the_
         finally:
             events.append("cancelled")
 
-    with pytest.raises(overlap.RankFailedError) as failed:
-        overlap.run(main, ranks=1, clock=clock, timeout_s=TIMEOUT_S)
+    error = error_of(overlap.RankFailedError, overlap.run, main, ranks=1, clock=clock, timeout_s=TIMEOUT_S)
     assert events == ["goes on", "cancelled"]
-    cause = failed.value.__cause__
+    cause = error.__cause__
     assert repr(cause) == "ValueError(7)"
     [note] = cause.__notes__
     assert note.startswith("raised by compute 'late' (train.py:3) while nobody awaited it; ")
@@ -387,11 +386,10 @@ def test_the_rank_fails_with_the_error_of_a_nursery_that_nobody_handles(clock: A
         finally:
             rank.send([1], 0)
 
-    with pytest.raises(overlap.RankFailedError) as failed:
-        overlap.run(main, ranks=1, clock=clock, timeout_s=TIMEOUT_S)
+    error = error_of(overlap.RankFailedError, overlap.run, main, ranks=1, clock=clock, timeout_s=TIMEOUT_S)
     line = fail_with.__code__.co_firstlineno + 1
-    assert (repr(failed.value.cause), failed.value.others) == ("ValueError(0)", {})
-    message, unfinished, _ = str(failed.value).partition("; unfinished there: ")
+    assert (repr(error.cause), error.others) == ("ValueError(0)", {})
+    message, unfinished, _ = str(error).partition("; unfinished there: ")
     assert message == f"rank 0 failed at {HERE}:{line}: ValueError: 0"
     assert unfinished or clock == "real"  # threads of a busy machine may have ended by then
 

@@ -6,6 +6,7 @@ import trio
 
 import overlap
 from overlap.config import overriding
+from tests.errors import error_of
 
 from .worlds import TIMEOUT_S, failure_of
 
@@ -93,9 +94,7 @@ def test_a_world_within_a_step_of_another_has_steps_of_its_own():
 @pytest.mark.parametrize("wrong", [7, None])
 def test_what_is_no_function_is_refused(wrong):
     async def main(rank):
-        with pytest.raises(overlap.UsageError) as caught:
-            rank.spawn(wrong)
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, rank.spawn, wrong))
 
     kind = type(wrong).__name__
     assert run(main, 1) == [f"fn: expected an async function, got {kind}; pass its arguments separately"]

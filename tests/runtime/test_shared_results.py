@@ -14,6 +14,7 @@ import overlap
 from overlap import CollectiveMismatchError, RemoteError, UsageError
 from overlap.parallel import Adam, Sharded
 from overlap.runtime.memory.arrays import held, read_only
+from tests.errors import error_of
 from transports.shared_memory.engine import BUILT
 
 from .cases import Case, whole_numbers
@@ -187,9 +188,7 @@ def test_ranks_must_agree_on_it(place: str) -> None:
 )
 def test_what_cannot_be_meant(kwargs: dict[str, Any], message: str) -> None:
     async def main(rank: overlap.Rank) -> str:
-        with pytest.raises(UsageError) as caught:
-            rank.all_reduce(**{"x": np.ones(3), "shared": True, **kwargs})
-        return str(caught.value)
+        return str(error_of(UsageError, rank.all_reduce, **{"x": np.ones(3), "shared": True, **kwargs}))
 
     assert run(main, 1) == [message]
 
@@ -238,9 +237,7 @@ def test_gathered_weights_lie_there_once() -> None:
 
 def test_weights_that_stay_are_not_shared() -> None:
     async def main(rank: overlap.Rank) -> str:
-        with pytest.raises(UsageError) as caught:
-            Sharded(rank, {"w": np.ones(3)}, optimizer=Adam(0.1), stage=2, shared=True)
-        return str(caught.value)
+        return str(error_of(UsageError, Sharded, rank, {"w": np.ones(3)}, optimizer=Adam(0.1), stage=2, shared=True))
 
     assert run(main, 1) == ["shared: only stage 3 gathers parameters anew for each use; stage 2 keeps them"]
 

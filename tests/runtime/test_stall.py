@@ -12,6 +12,7 @@ from trio.testing import MockClock
 import overlap
 from overlap import PeerFailedError, StallError
 from overlap.runtime.blame import stall as stall_watch
+from tests.errors import error_of
 from transports import Faulty, LinkLostError, NeuronLink
 
 from .worlds import TIMEOUT_S, failure_of
@@ -70,12 +71,11 @@ def test_a_rank_that_awaits_what_another_has_issued_is_told_with_its_line() -> N
             await shared[0]
         await rank.barrier()
 
-    with pytest.raises(StallError) as caught:
-        overlap.run(main, ranks=3, clock="virtual", timeout_s=60)
+    error = error_of(StallError, overlap.run, main, ranks=3, clock="virtual", timeout_s=60)
     first = main.__code__.co_firstlineno
     place = f"{HERE}:{first + 5} (awaits compute 'ones' of rank 1)"
-    assert caught.value.report[0] == f"rank 0: in its program, at {place}"
-    assert caught.value.sentence == (
+    assert error.report[0] == f"rank 0: in its program, at {place}"
+    assert error.sentence == (
         f"rank 0 has not come: its program is at {place}; ranks 1-2 wait for it in barrier #0 of group 'world' "
         f"({HERE}:{first + 6})"
     )
@@ -272,12 +272,11 @@ def test_a_world_is_given_up_that_makes_no_progress(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setenv("OVERLAP_STALL_S", "0.1")
     monkeypatch.setenv("OVERLAP_GIVE_UP_S", "0.2")
-    with pytest.raises(StallError) as caught:
-        overlap.run(main, ranks=2)
+    error = error_of(StallError, overlap.run, main, ranks=2)
     first = main.__code__.co_firstlineno
     sleeps, waits = f"{HERE}:{first + 2}", f"{HERE}:{first + 3}"
-    assert caught.value.timeout_s is None
-    assert plain(str(caught.value)) == (
+    assert error.timeout_s is None
+    assert plain(str(error)) == (
         "the world made no progress for 0.2 s, and is given up: "
         f"rank 0 has not come: its program is at {sleeps}; rank 1 waits for it in barrier #0 of group 'world' "
         f"({waits})\n"

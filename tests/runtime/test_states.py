@@ -28,6 +28,7 @@ from overlap.runtime.state import (
     TransitionError,
 )  # fmt: skip
 from overlap.testing import Ranks
+from tests.errors import error_of
 from tests.interpreters import Python
 from tests.runtime.cancelled_awaits import play
 
@@ -68,9 +69,8 @@ def test_an_operation_only_moves_as_the_table_says(asked: list[OperationState]) 
             state = transition(state, after)
             assert state is after
         else:
-            with pytest.raises(TransitionError) as refused:
-                transition(state, after)
-            assert (refused.value.before, refused.value.after) == (state, after)
+            error = error_of(TransitionError, transition, state, after)
+            assert (error.before, error.after) == (state, after)
 
 
 def test_the_page_has_the_table() -> None:
@@ -96,10 +96,9 @@ def test_a_state_that_may_not_follow_ends_the_rank_with_both_names(clock: Any, w
         await rank.barrier()
 
     line = main.__code__.co_firstlineno + 2
-    with pytest.raises(overlap.RankFailedError) as failed:
-        overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
+    error = error_of(overlap.RankFailedError, overlap.run, main, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
     said = f"all_reduce #0 on group 'world' (tests/runtime/test_states.py:{line}) of rank 1 "
-    assert f"TransitionError: {said}is done and cannot become matching: this is a bug in overlap" in str(failed.value)
+    assert f"TransitionError: {said}is done and cannot become matching: this is a bug in overlap" in str(error)
 
 
 def _receives(operation: object) -> bool:

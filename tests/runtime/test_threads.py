@@ -10,6 +10,7 @@ import trio.lowlevel
 
 import overlap
 from overlap.runtime.handover import Handover
+from tests.errors import error_of
 
 from .worlds import failure_of, run
 
@@ -49,11 +50,10 @@ def test_on_the_loop_a_result_that_is_not_there_raises_at_once() -> None:
             await rank.barrier()
             return ""
         future = rank.barrier()
-        with pytest.raises(trio.WouldBlock) as caught:
-            future.result(timeout=5)
+        error = error_of(trio.WouldBlock, future.result, timeout=5)
         told.set()
         await future
-        return str(caught.value)
+        return str(error)
 
     told = trio.Event()
     expected = "barrier #0 on group 'world' has not ended; await its future: waiting here would stop the event loop"
@@ -89,9 +89,7 @@ def test_a_mistake_is_told_in_the_thread_that_made_it() -> None:
             lambda: rank.all_reduce("text"),
             lambda: rank.broadcast(np.ones(1), root=5),
         ):
-            with pytest.raises(overlap.UsageError) as caught:
-                call()
-            texts.append(str(caught.value).partition(":")[0])
+            texts.append(str(error_of(overlap.UsageError, call)).partition(":")[0])
         return " ".join(texts)
 
     async def main(rank: R) -> str:
@@ -201,9 +199,8 @@ def test_an_interrupt_in_a_callback_ends_the_world(issue: Any, returns: bool, ca
 
     with pytest.raises(KeyboardInterrupt):
         overlap.run(main, KeyboardInterrupt(), ranks=2, timeout_s=60)
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, end := SystemExit(3), ranks=2, timeout_s=60)
-    assert (caught.value.rank, caught.value.cause, caught.value.others) == (0, end, {})
+    error = failure_of(overlap.run, main, end := SystemExit(3), ranks=2, timeout_s=60)
+    assert (error.rank, error.cause, error.others) == (0, end, {})
     assert not caplog.records
 
 

@@ -10,6 +10,7 @@ import trio
 
 import overlap
 from overlap.timeline import read_trace
+from tests.errors import error_of
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
 FULL = "trace: cannot write /dev/full: No space left on device; name another file"
@@ -43,19 +44,16 @@ def test_so_they_do_inside_a_trio_program() -> None:
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_the_error_of_the_program_is_raised_with_a_note(clock: str) -> None:
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(badly, ranks=2, clock=clock, trace="/dev/full")
-    assert isinstance(caught.value.__cause__, ValueError)
-    assert caught.value.__notes__ == [FULL]
+    error = error_of(overlap.RankFailedError, overlap.run, badly, ranks=2, clock=clock, trace="/dev/full")
+    assert isinstance(error.__cause__, ValueError)
+    assert error.__notes__ == [FULL]
 
 
 def test_an_interrupt_stays_one(tmp_path: Path) -> None:
     async def stopped(rank: overlap.Rank) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt) as caught:
-        overlap.run(stopped, ranks=1, trace="/dev/full")
-    assert FULL in caught.value.__notes__
+    assert FULL in error_of(KeyboardInterrupt, overlap.run, stopped, ranks=1, trace="/dev/full").__notes__
 
 
 def test_whatever_goes_wrong_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import trio
 
 import overlap
 from tests.embedded.connecting import TIMEOUT_S, connected
+from tests.errors import error_of
 
 from .worlds import FEW_PATHS, run
 
@@ -149,9 +150,7 @@ def test_from_threads_and_between_processes() -> None:
 )
 def test_trees_that_cannot_be_meant(wrong: Any, text: str) -> None:
     async def main(rank: R) -> str:
-        with pytest.raises(overlap.UsageError) as caught:
-            wrong(rank)
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, wrong, rank))
 
     assert run(main, 2) == [text] * 2
 

@@ -10,6 +10,7 @@ import trio
 import overlap
 from overlap.collectives.reduce import Array
 from tests.embedded.connecting import TIMEOUT_S, connected
+from tests.errors import error_of
 
 from .test_trees import each, leaves, same, tree
 from .worlds import FEW_PATHS, run
@@ -331,9 +332,7 @@ def test_a_sender_or_root_whose_future_becomes_none_is_told() -> None:
 )
 def test_what_is_wrong_already_is_told_at_the_call(wrong: Any, text: str) -> None:
     async def main(rank: R) -> str:
-        with pytest.raises(overlap.UsageError) as caught:
-            wrong(rank, compute(rank, np.ones(1)))
-        return str(caught.value)
+        return str(error_of(overlap.UsageError, wrong, rank, compute(rank, np.ones(1))))
 
     assert run(main, 2) == [text] * 2
 
@@ -385,10 +384,9 @@ def test_a_nan_in_any_dtype_is_noticed(key: str, clock: Any) -> None:
             x[key][1] = np.nan
         await rank.all_reduce({name: compute(rank, value) for name, value in x.items()})
 
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=3, clock=clock, timeout_s=TIMEOUT_S, check="nan")
-    assert isinstance(caught.value.__cause__, overlap.NonFiniteError)
-    assert (caught.value.__cause__.rank, caught.value.__cause__.index) == (1, (1,))
+    error = error_of(overlap.RankFailedError, overlap.run, main, ranks=3, clock=clock, timeout_s=TIMEOUT_S, check="nan")
+    assert isinstance(error.__cause__, overlap.NonFiniteError)
+    assert (error.__cause__.rank, error.__cause__.index) == (1, (1,))
 
 
 def test_a_rank_that_leaves_ends_all_dtypes_of_a_tree() -> None:

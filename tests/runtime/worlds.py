@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
-import pytest
 import trio
 
 import overlap
+from tests.errors import error_of
 from transports import NeuronLink, Recording, Transport
 
 T = TypeVar("T")
@@ -28,11 +29,8 @@ def run(main: Callable[..., Awaitable[T]], ranks: int, *args: object, path: str 
     return overlap.run(main, *args, ranks=ranks, transport=transport, algorithm=algorithm, timeout_s=TIMEOUT_S)
 
 
-def failure_of(run: Callable[..., object], *args: Any, **settings: Any) -> overlap.RankFailedError:
-    """Call a function that runs a world, one of whose ranks fails; return the error that the call raises."""
-    with pytest.raises(overlap.RankFailedError) as caught:
-        run(*args, **settings)
-    return caught.value
+failure_of = partial(error_of, overlap.RankFailedError)
+"""Call a function that runs a world, one of whose ranks fails; return the error that the call raises."""
 
 
 class Turns:

@@ -9,6 +9,7 @@ import topology
 from overlap import CollectiveMismatchError, Conditions, RankLeftError, StallError, UsageError
 from overlap.cost.select import plan
 from overlap.simulation import Alike, AlikeGroups, Demand, SimulatedFabric, group_by_unit, join_demands, symmetric_world
+from tests.errors import error_of
 
 from .worlds import KB, MS, assert_fails, now_ns, simulate, spans
 
@@ -258,9 +259,7 @@ def test_messages_that_not_all_of_a_class_receive():
     async def main(rank):
         await rank.send(rank.empty(10), (rank.rank + 1) % 8)
 
-    with pytest.raises(StallError) as caught:
-        simulate(main, 8, shapes_only=True, alike=2)
-    first, *_, last = caught.value.report
+    first, *_, last = error_of(StallError, simulate, main, 8, shapes_only=True, alike=2).report
     assert re.fullmatch(r"rank 0: send #0 to rank 1 \(.*\); waits for rank 3", first)
     assert last == "only ranks 0, 3, 4, 7 run, for all: they may not behave as alike as was said"
 

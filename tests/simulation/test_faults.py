@@ -8,6 +8,7 @@ import trio
 
 import overlap
 from overlap import Faults, UsageError
+from tests.errors import error_of
 
 from .programs import PROGRAMS, Work
 from .worlds import MS, assert_fails, mesh, now_ns, simulate, spans
@@ -260,9 +261,7 @@ def test_trio_is_as_it_was_afterwards():
     ],
 )
 def test_bad_faults(told, said):
-    with pytest.raises(UsageError) as caught:
-        Faults(**told)
-    assert str(caught.value) == said
+    assert str(error_of(UsageError, Faults, **told)) == said
 
 
 def test_faults_say_what_was_told():

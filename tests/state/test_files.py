@@ -15,6 +15,7 @@ from overlap import UsageError
 from overlap.state.files import CODES, About, DamagedError, SavedFile, write_file
 from overlap.state.rank_state import read_tree
 from overlap.state.trees import pack_tree
+from tests.errors import error_of
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 arrays = st.builds(
@@ -83,16 +84,14 @@ def test_what_comes_back_may_be_written_to():
     ],
 )
 def test_what_cannot_be_kept_is_named_with_its_place(tree, message):
-    with pytest.raises(UsageError) as caught:
-        kept(tree)
+    error = error_of(UsageError, kept, tree)
     advice = "expected arrays, numbers, texts or None, in lists, tuples and dicts"
-    assert str(caught.value) == message + advice
+    assert str(error) == message + advice
 
 
 def test_a_key_that_cannot_be_kept_is_named():
-    with pytest.raises(UsageError) as caught:
-        kept({"a": {(1, 2): 3}})
-    assert str(caught.value) == "tree['a']: expected texts or integers as keys, got (1, 2)"
+    error = error_of(UsageError, kept, {"a": {(1, 2): 3}})
+    assert str(error) == "tree['a']: expected texts or integers as keys, got (1, 2)"
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import overlap
 from overlap import RankFailedError, UsageError
 from overlap.state.files import About, write_file
 from overlap.state.saves import STATES, Save, Saves
+from tests.errors import error_of
 
 
 @pytest.fixture
@@ -178,9 +179,7 @@ def test_a_state_says_what_it_is(folder):
 
 
 def refusal(main, *args: object) -> str:
-    with pytest.raises(UsageError) as caught:
-        in_world(main, *args, ranks=1)
-    return str(caught.value)
+    return str(error_of(UsageError, in_world, main, *args, ranks=1))
 
 
 def test_without_a_folder_nothing_is_saved(monkeypatch):
@@ -221,9 +220,7 @@ def test_the_rank_names_the_folder(clock, tmp_path):
 
 
 def test_a_folder_is_a_path():
-    with pytest.raises(UsageError) as caught:
-        overlap.run(latest, state_dir=5)
-    assert str(caught.value) == "state_dir: expected a path, got 5"
+    assert str(error_of(UsageError, overlap.run, latest, state_dir=5)) == "state_dir: expected a path, got 5"
 
 
 @pytest.mark.parametrize("step", [-1, True, 1.5, "1"])
@@ -269,9 +266,8 @@ def test_two_jobs_with_one_folder_are_told_and_lose_nothing(folder):
         await rank.barrier()
         await rank.state.save(3, {})
 
-    with pytest.raises(UsageError) as caught:
-        in_world(with_another)
-    assert str(caught.value) == (f"state: another job saves in {folder}, too, its step 9; name a folder for each job")
+    error = error_of(UsageError, in_world, with_another)
+    assert str(error) == (f"state: another job saves in {folder}, too, its step 9; name a folder for each job")
     assert [step for step, _ in Saves(folder, STATES).complete()] == [9, 2, 1]
 
 
@@ -319,9 +315,8 @@ def test_where_all_are_damaged_nobody_begins_anew(folder):
     in_world(saves, [1])
     (part,) = folder.glob("*/rank-0-of-2.safetensors")
     part.write_bytes(b"")
-    with pytest.raises(UsageError) as caught:
-        in_world(latest)
-    assert str(caught.value) == f"state: none of the 1 in {folder} can be read; name another folder"
+    error = error_of(UsageError, in_world, latest)
+    assert str(error) == f"state: none of the 1 in {folder} can be read; name another folder"
 
 
 _FULL = (
@@ -361,7 +356,6 @@ def test_a_rank_that_comes_alone_is_told_with_its_line(folder, monkeypatch, act,
 
     line = alone.__code__.co_firstlineno + 2
     name = "state.latest" if act == "latest" else "state.save begins" if clock == "real" else "state.save"
-    with pytest.raises(overlap.OverlapError) as stall:
-        overlap.run(alone, ranks=2, clock=clock, timeout_s=60)
-    assert re.search(rf"{name}(: size)? #0 on group 'world' \([\w/]*test_store.py:{line}\)", str(stall.value))
-    assert "(store.py" not in str(stall.value)
+    error = error_of(overlap.OverlapError, overlap.run, alone, ranks=2, clock=clock, timeout_s=60)
+    assert re.search(rf"{name}(: size)? #0 on group 'world' \([\w/]*test_store.py:{line}\)", str(error))
+    assert "(store.py" not in str(error)

@@ -9,6 +9,7 @@ import overlap
 from overlap.parallel import SGD, DataParallel
 from overlap.testing import Fault, Ranks, RanksFailed, run_marked
 from overlap.testing.faults import KINDS, draw, parse
+from tests.errors import error_of
 
 
 async def steps(rank: overlap.Rank) -> float:
@@ -185,10 +186,9 @@ def test_one_seed_draws_faults_too(check: bool) -> None:
     ],
 )
 def test_a_fault_that_does_not_happen_fails_the_test(faults: str, why: str) -> None:
-    with pytest.raises(RanksFailed) as caught:
-        Ranks().run(steps, ranks=3, faults=faults)
-    assert (caught.value.verdict.kind, caught.value.run.faults) == ("unused fault", ())
-    assert f" did not happen: {why}" in caught.value.verdict.text
+    error = error_of(RanksFailed, Ranks().run, steps, ranks=3, faults=faults)
+    assert (error.verdict.kind, error.run.faults) == ("unused fault", ())
+    assert f" did not happen: {why}" in error.verdict.text
     assert Ranks().run(steps, ranks=3, faults=faults, allow="unused fault").verdict is None
 
 
@@ -309,15 +309,14 @@ async def fragile(rank: overlap.Rank) -> None:
 
 
 def test_a_failing_seed_is_made_smaller_and_printed_as_a_line_to_paste() -> None:
-    with pytest.raises(RanksFailed) as caught:
-        Ranks().run(fragile, ranks=8, faults="late, slow", seeds=30)
-    last = str(caught.value).splitlines()[-1]
+    error = error_of(RanksFailed, Ranks().run, fragile, ranks=8, faults="late, slow", seeds=30)
+    last = str(error).splitlines()[-1]
     assert last.startswith("repeat: ranks.run(fragile, ranks=")
     assert last.count("late(") == 1
     assert "slow" not in last
-    assert "made smaller in" in str(caught.value)
+    assert "made smaller in" in str(error)
     faults = last.partition('faults="')[2].partition('"')[0]
-    assert Ranks().run(fragile, ranks=caught.value.run.size, faults=faults, check=False).verdict.kind == "crash"
+    assert Ranks().run(fragile, ranks=error.run.size, faults=faults, check=False).verdict.kind == "crash"
 
 
 async def long_loop(rank: overlap.Rank, steps: int) -> None:
@@ -334,12 +333,11 @@ async def long_loop(rank: overlap.Rank, steps: int) -> None:
 
 
 def test_steps_become_fewer_and_faults_earlier_as_long_as_the_line_fails() -> None:
-    with pytest.raises(RanksFailed) as caught:
-        Ranks().run(long_loop, ranks=4, steps=40, faults="late(rank=1, step=30)", seeds=2)
-    last = str(caught.value).splitlines()[-1]
+    error = error_of(RanksFailed, Ranks().run, long_loop, ranks=4, steps=40, faults="late(rank=1, step=30)", seeds=2)
+    last = str(error).splitlines()[-1]
     assert last == 'repeat: ranks.run(long_loop, ranks=2, faults="late(rank=1, step=2)", steps=3)'
     again = Ranks().run(long_loop, ranks=2, faults="late(rank=1, step=2)", steps=3, check=False)
-    assert again.verdict == caught.value.verdict
+    assert again.verdict == error.verdict
     with pytest.raises(RanksFailed) as caught:  # of one that does not name its steps, the fault happens earlier
         Ranks().run(fortieth, ranks=2, faults="late(rank=1, at=30)", seeds=2)
     assert 'faults="late(rank=1, at=7)"' in str(caught.value)

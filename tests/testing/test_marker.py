@@ -14,6 +14,7 @@ import overlap
 from overlap.parallel import SGD, DataParallel, Sharded
 from overlap.simulation.compute_cost import _report_unknown
 from overlap.testing import Ranks, RanksFailed, run_marked
+from tests.errors import error_of
 
 
 @pytest.mark.ranks(64, cluster="trn2.48xlarge x4")
@@ -68,13 +69,12 @@ async def inverted(rank: overlap.Rank) -> None:
 
 
 def test_an_inversion_is_named_with_both_operations_and_made_smaller() -> None:
-    with pytest.raises(RanksFailed) as caught:
-        Ranks().run(inverted, ranks=8, seed=3, seeds=2)
-    verdict = caught.value.verdict
+    error = error_of(RanksFailed, Ranks().run, inverted, ranks=8, seed=3, seeds=2)
+    verdict = error.verdict
     assert (verdict.kind, verdict.ranks) == ("cycle", (0, 1))
     assert "rank 0 in all_reduce #0 of group 'b' (test_marker.py:" in verdict.text
     assert "rank 1 in all_reduce #0 of group 'a' (test_marker.py:" in verdict.text
-    assert str(caught.value).endswith("repeat: ranks.run(inverted, ranks=2)")
+    assert str(error).endswith("repeat: ranks.run(inverted, ranks=2)")
 
 
 async def asserting(rank: overlap.Rank) -> None:
@@ -129,12 +129,9 @@ def test_a_failure_shows_frames_of_the_program_and_none_of_ours() -> None:
     async def wrong(rank: overlap.Rank) -> None:
         await rank.compute(np.sqrt, 4.0, seconds=-1.0)
 
-    with pytest.raises(RanksFailed) as misused:
-        Ranks().run(wrong, ranks=2)
-    assert (misused.value.__cause__, misused.value.__suppress_context__) == (None, True)
-    with pytest.raises(RanksFailed) as raised:
-        Ranks().run(own, ranks=2)
-    assert isinstance(raised.value.__cause__, ValueError)
+    error = error_of(RanksFailed, Ranks().run, wrong, ranks=2)
+    assert (error.__cause__, error.__suppress_context__) == (None, True)
+    assert isinstance(error_of(RanksFailed, Ranks().run, own, ranks=2).__cause__, ValueError)
 
 
 async def returning(rank: overlap.Rank, *args: object, steps: int = 0) -> tuple[object, ...]:

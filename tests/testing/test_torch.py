@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 dist = torch.distributed
 
 import overlap.torch  # noqa: E402
+from tests.errors import error_of  # noqa: E402
 
 HERE = Path(__file__).parent / "programs"
 ROOT = str(Path(__file__).parents[2])
@@ -318,9 +319,8 @@ assert dist.get_rank() != 1
 def test_warnings_come_once_and_before_the_verdict(tmp_path: Path) -> None:
     program = tmp_path / "warns.py"
     program.write_text(WARNS)
-    with pytest.raises(RanksFailed) as caught:
-        Ranks().program(program, ranks=3)
-    assert str(caught.value).splitlines()[:-1] == [
+    error = error_of(RanksFailed, Ranks().program, program, ranks=3)
+    assert str(error).splitlines()[:-1] == [
         f"rank 0 warned: {program}:5: UserWarning: of rank 0",
         f"ranks 0-2 warned: {program}:8: UserWarning: of all",
         f"rank 1 warned: {program}:5: UserWarning: of rank 1",
@@ -328,7 +328,7 @@ def test_warnings_come_once_and_before_the_verdict(tmp_path: Path) -> None:
         "crash: rank 1 failed at warns.py:10: AssertionError",
         *["rank 1 printed: step"] * 3,
     ]
-    assert str(caught.value).splitlines()[-1].startswith("repeat: ")
+    assert str(error).splitlines()[-1].startswith("repeat: ")
 
 
 def waits_for_a_process():
@@ -490,9 +490,7 @@ def test_programs_may_exit_print_much_and_name_files_that_do_not_exist() -> None
     ],
 )
 def test_arguments_of_a_program_are_a_list_and_no_text_whose_letters_it_would_get(args, told) -> None:
-    with pytest.raises(UsageError) as caught:
-        Ranks(HERE).program("ddp.py", args, ranks=2)
-    assert str(caught.value) == told
+    assert str(error_of(UsageError, Ranks(HERE).program, "ddp.py", args, ranks=2)) == told
 
 
 def changes_everything():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from overlap.testing import Ranks, RanksFailed
+from tests.errors import error_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 dist = torch.distributed
@@ -98,9 +99,7 @@ def test_a_rank_that_is_gone_is_named(fault: str) -> None:
     assert run.verdict.ranks[0] == 1
     assert run.verdict.kind in ("rank lost", "dead")
     assert [str(each) for each in run.faults] == [fault]
-    with pytest.raises(RanksFailed) as caught:
-        run.check()
-    assert f'faults="{fault}"' in str(caught.value)
+    assert f'faults="{fault}"' in str(error_of(RanksFailed, run.check))
 
 
 @pytest.mark.slow
@@ -123,12 +122,11 @@ for step in range(int(sys.argv[sys.argv.index("--steps") + 1])):
 @pytest.mark.slow
 def test_a_failing_program_is_given_fewer_steps(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
-    with pytest.raises(RanksFailed) as caught:
-        Ranks(tmp_path).program("loop.py", ["--lr", "1", "--steps", "30"], ranks=4, seeds=2)
-    last = str(caught.value).splitlines()[-1]
+    error = error_of(RanksFailed, Ranks(tmp_path).program, "loop.py", ["--lr", "1", "--steps", "30"], ranks=4, seeds=2)
+    last = str(error).splitlines()[-1]
     assert last == "repeat: ranks.program(\"loop.py\", args=['--lr', '1', '--steps', '2'], ranks=2)"
     again = Ranks(tmp_path).program("loop.py", ["--lr", "1", "--steps", "2"], ranks=2, check=False)
-    assert again.verdict == caught.value.verdict
+    assert again.verdict == error.verdict
     assert Ranks(tmp_path).program("loop.py", ranks=2, steps=1).line == (
         "ranks.program(\"loop.py\", args=['--steps', '1'], ranks=2)"
     )

@@ -9,6 +9,7 @@ import pytest
 
 import topology
 from overlap.cli import topology as command
+from tests.errors import error_of
 from topology import TopologyError, names
 from topology.picture import draw
 
@@ -101,9 +102,7 @@ def test_checking_a_group(run):
     ],
 )
 def test_mistakes_raise_for_the_front_door(run, words, message):
-    with pytest.raises(TopologyError) as caught:
-        run(*words)
-    assert message in str(caught.value)
+    assert message in str(error_of(TopologyError, run, *words))
 
 
 def test_judgement_as_json(run):

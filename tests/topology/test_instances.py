@@ -3,6 +3,7 @@
 import pytest
 
 import topology
+from tests.errors import error_of
 from topology import Place, TopologyError
 
 GIB = 2**30
@@ -164,16 +165,13 @@ def test_ultraserver_is_whole_by_default():
     ],
 )
 def test_impossible_clusters(name, options, message):
-    with pytest.raises(TopologyError) as caught:
-        topology.cluster(name, **options)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
+    error = error_of(TopologyError, topology.cluster, name, **options)
+    assert str(error).startswith(message)
+    assert "\n" not in str(error)
 
 
 def test_unknown_name_carries_the_known_ones():
-    with pytest.raises(TopologyError) as caught:
-        topology.cluster("nonsense")
-    assert caught.value.known == topology.names()
+    assert error_of(TopologyError, topology.cluster, "nonsense").known == topology.names()
 
 
 @pytest.mark.parametrize("rank", [-1, 32])

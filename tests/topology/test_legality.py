@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import topology
+from tests.errors import error_of
 from topology import TopologyError, TopologyWarning
 
 
@@ -16,9 +17,7 @@ def group(text):
 
 def refused(name, text, **options):
     """Give the error that a group meets."""
-    with pytest.raises(TopologyError) as caught:
-        topology.cluster(name, **options).check_group(group(text))
-    return caught.value
+    return error_of(TopologyError, topology.cluster(name, **options).check_group, group(text))
 
 
 LEGAL = [
@@ -266,7 +265,6 @@ def test_suggestions_are_always_legal(cluster, data):
     ranks = data.draw(st.sets(st.integers(0, cluster.world_size - 1), min_size=2, max_size=12))
     if all(finding.severity == "warning" for finding in cluster.judge(sorted(ranks))):
         return
-    with pytest.raises(TopologyError) as caught:
-        cluster.check_group(sorted(ranks))
-    assert 1 <= len(caught.value.nearest) <= 3
-    assert all(item.severity == "warning" for near in caught.value.nearest for item in cluster.judge(near))
+    error = error_of(TopologyError, cluster.check_group, sorted(ranks))
+    assert 1 <= len(error.nearest) <= 3
+    assert all(item.severity == "warning" for near in error.nearest for item in cluster.judge(near))

@@ -11,6 +11,7 @@ import pytest
 
 import topology
 import transports
+from tests.errors import error_of
 from topology import Cluster, LinkKind, TopologyError, TopologyWarning
 from topology.machine import WIRED
 from topology.machinefile import parse
@@ -211,11 +212,10 @@ BAD = [
 @pytest.mark.parametrize(("old", "new", "message"), BAD)
 def test_every_mistake_is_one_line_that_names_the_key(write, old, new, message):
     assert GOOD.count(old) >= 1
-    with pytest.raises(TopologyError) as caught:
-        Cluster.load(write(GOOD.replace(old, new, 1)))
-    assert message in str(caught.value)
-    assert "mine.toml" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    error = error_of(TopologyError, Cluster.load, write(GOOD.replace(old, new, 1)))
+    assert message in str(error)
+    assert "mine.toml" in str(error)
+    assert "\n" not in str(error)
 
 
 def test_a_rule_without_a_proper_id_beside_those_of_a_machine(write):
@@ -341,9 +341,7 @@ def test_every_machine_of_neuron_says_what_its_library_has(name):
     ],
 )  # fmt: skip
 def test_a_library_that_a_machine_cannot_run(load, base, text, told):
-    with pytest.raises(TopologyError) as caught:
-        load(f"[collectives.library]\n{text}\n", base)
-    assert str(caught.value) == told
+    assert str(error_of(TopologyError, load, f"[collectives.library]\n{text}\n", base)) == told
 
 
 @pytest.mark.parametrize(
@@ -358,9 +356,8 @@ def test_a_library_that_a_machine_cannot_run(load, base, text, told):
     ],
 )
 def test_a_key_that_only_the_planner_read(load, text, key):
-    with pytest.raises(TopologyError) as caught:
-        load(text)
-    assert str(caught.value) == (f"ours.toml: {key}: unknown key; read by the planner, which is gone: delete it")
+    error = error_of(TopologyError, load, text)
+    assert str(error) == (f"ours.toml: {key}: unknown key; read by the planner, which is gone: delete it")
 
 
 LEVELS = """
@@ -406,12 +403,9 @@ fabric between nodes:
     ],
 )  # fmt: skip
 def test_a_level_without_a_bandwidth(load, change, told):
-    with pytest.raises(TopologyError) as caught:
-        load(LEVELS.replace(*change))
-    assert str(caught.value) == told
+    assert str(error_of(TopologyError, load, LEVELS.replace(*change))) == told
 
 
 def test_a_fabric_needs_a_network(load):
-    with pytest.raises(TopologyError) as caught:
-        load(LEVELS, "trn1.2xlarge")
-    assert str(caught.value) == "ours.toml: fabric: expected a [network], whose nodes its switches join, found none"
+    error = error_of(TopologyError, load, LEVELS, "trn1.2xlarge")
+    assert str(error) == "ours.toml: fabric: expected a [network], whose nodes its switches join, found none"

@@ -10,6 +10,7 @@ from overlap.cost import on, parameters, rounds
 from overlap.cost.clocks import cost
 from overlap.cost.parameters import IDEAL
 from overlap.cost.select import plan
+from tests.errors import error_of
 from topology import Cluster, Curve, TopologyError, cluster, names
 
 BARE = """
@@ -256,9 +257,7 @@ BAD = [
 @pytest.mark.parametrize(("old", "new", "message"), BAD)
 def test_every_mistake_is_one_line_that_names_the_key(load, old, new, message):
     assert GOOD.count(old) == 1
-    with pytest.raises(TopologyError) as caught:
-        load(GOOD.replace(old, new))
-    assert str(caught.value) == f"mine.toml: {message}"
+    assert str(error_of(TopologyError, load, GOOD.replace(old, new))) == f"mine.toml: {message}"
 
 
 @pytest.mark.parametrize("name", names())

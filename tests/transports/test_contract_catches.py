@@ -15,6 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.errors import error_of
 from transports import ArgumentError, Buffer, Delivery, Envelope, LengthMismatchError, NeuronLink, Wire, wire
 from transports._checking import Scale
 from transports.buffers import as_bytes
@@ -600,10 +601,9 @@ def test_a_short_message_that_overtakes_a_long_one_on_the_real_clock_is_seen() -
 @pytest.mark.everyday(40)
 @pytest.mark.parametrize(("check", "bend"), BROKEN)
 def test_a_broken_endpoint_fails(check: str, bend: type[Honest]) -> None:
-    with pytest.raises(ContractViolation) as caught:
-        assert_passes(check, bend)
-    assert caught.value.check == check
-    assert str(caught.value) == f"{check}: {caught.value.reason}"
+    error = error_of(ContractViolation, assert_passes, check, bend)
+    assert error.check == check
+    assert str(error) == f"{check}: {error.reason}"
 
 
 @pytest.mark.everyday(4)
@@ -666,12 +666,11 @@ def test_every_check_was_seen_to_fail() -> None:
 
 
 def test_a_hang_is_told_with_the_promise_and_without_the_traces_of_all_tasks() -> None:
-    with pytest.raises(ContractViolation) as caught:
-        assert_passes("many_tags", FewAtATime)
+    error = error_of(ContractViolation, assert_passes, "many_tags", FewAtATime)
     promise = "Thousands of tags may be outstanding, and are received in any order."
-    assert caught.value.reason == f"still waiting after 30 s; the promise: {promise}"
-    assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__
+    assert error.reason == f"still waiting after 30 s; the promise: {promise}"
+    assert error.__cause__ is None
+    assert error.__suppress_context__
 
 
 def test_only_named_checks_run() -> None:

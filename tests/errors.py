@@ -1,0 +1,15 @@
+"""Errors that calls must raise."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+E = TypeVar("E", bound=BaseException)
+
+
+def error_of(kind: type[E], call: Callable[..., object], *args: Any, **kwargs: Any) -> E:
+    """Call a function that must raise an error of a kind; return the error."""
+    with pytest.raises(kind) as caught:
+        call(*args, **kwargs)
+    return caught.value
