@@ -105,6 +105,13 @@ def autojump_clock() -> MockClock:
     return MockClock(autojump_threshold=0)
 
 
+@pytest.fixture(params=["real", "virtual"])
+def clock(request: pytest.FixtureRequest) -> str:
+    """Return the name of a clock; a test that takes it runs on each of both."""
+    value: str = request.param
+    return value
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that is an async function under Trio: for a minute at most, or on the clock that a fixture gives."""

@@ -164,7 +164,6 @@ def test_gradients_handed_over_twice_or_never_are_named():
     ]
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_of_a_gradient_that_travels_alone_all_ranks_learn_the_same(clock):
     async def main(rank):
         model = parallel.DataParallel(rank, {"w": np.zeros((2, 3))}, optimizer=SGD)
@@ -184,7 +183,6 @@ def test_of_a_gradient_that_travels_alone_all_ranks_learn_the_same(clock):
     assert clock == "virtual" or (first == third == second)
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_a_rank_alone_that_writes_its_gradient_into_the_bucket_learns_it_too(clock):
     async def main(rank):
         model = parallel.DataParallel(rank, {"w": np.zeros((2, 3))}, optimizer=SGD)

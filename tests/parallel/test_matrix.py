@@ -185,7 +185,6 @@ def assert_near(found, option_name, ranks):
 
 @pytest.mark.everyday(32)
 @pytest.mark.parametrize(("strategy", "name"), CELLS)
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_ranks_together_learn_what_one_learns_alone(clock, strategy, name):
     found, option = trained(strategy, name, clock), OPTIONS[name]
     assert_near(found, name, RANKS)

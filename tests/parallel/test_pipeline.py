@@ -67,7 +67,6 @@ async def train(rank: overlap.Rank, schedule: PipelineSchedule) -> tuple[list[fl
     return losses, pipeline.params
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_messages_from_stage_to_stage_have_that_role(clock: str) -> None:
     async def main(rank: overlap.Rank) -> set[tuple[str, str]]:
         pipeline = build(rank, schedules.one_f_one_b(2, 2))

@@ -115,7 +115,6 @@ def test_memory_is_told_beside_the_formula():
     )
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_gathered_weights_are_freed_after_use(depth, clock, monkeypatch):
     """However far the program runs ahead of its computes: it issues all steps at once."""

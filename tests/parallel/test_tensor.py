@@ -67,7 +67,6 @@ def one_rank_parts(rank: int, ranks: int) -> dict[str, dict[str, Array]]:
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["whole rows", "sequence"])
 @pytest.mark.parametrize(("ranks", "parts"), [(1, 1), (2, 2), (4, 1), (4, 2)])
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_ranks_with_parts_of_the_matrices_learn_what_one_learns(
     clock: str, ranks: int, parts: int, sequence: bool
 ) -> None:

@@ -15,7 +15,7 @@ from overlap.runtime.memory.buffer_locks import BufferLocks
 from overlap.runtime.memory.buffer_pool import BufferPool
 from tests.threads import run_threads
 
-from .worlds import FEW_PATHS, run
+from .worlds import run
 
 # -- arrays are read-only while anybody uses them, and not for longer, whatever they are views of ----------------------
 
@@ -156,7 +156,6 @@ def test_threads_lock_and_unlock_the_same_arrays() -> None:
 Array = np.ndarray
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_touching_an_array_in_flight_raises(path: str) -> None:
     async def main(rank: overlap.Rank) -> bool:
         x, out = np.ones(3), np.zeros(3)
@@ -179,7 +178,6 @@ def test_touching_an_array_in_flight_raises(path: str) -> None:
     assert run(main, 2, path=path) == [True, True]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("elements", [3, 1 << 18])
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "broadcast", "all_to_all", "reduce", "send", "permute"])
 def test_every_operation_guards_and_gives_back(kind: str, elements: int, path: str) -> None:
@@ -205,7 +203,6 @@ def test_every_operation_guards_and_gives_back(kind: str, elements: int, path: s
     assert run(main, 2, path=path) == [[[True], [False]], [[False]]]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_large_arrays_while_the_threads_work(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[bool]:
         x, out = np.ones(1 << 20), np.zeros(1 << 20)
@@ -217,7 +214,6 @@ def test_large_arrays_while_the_threads_work(path: str) -> None:
     assert run(main, 2, path=path) == [[True, True, False, False]] * 2
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_operations_that_wait_for_room_guard_their_arrays_too(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[list[bool]]:
         rank.stream("s", window=1)
@@ -259,7 +255,6 @@ def test_out_is_guarded_while_the_input_does_not_exist_yet_and_the_input_once_it
     assert second == [[True], [False, False]]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_an_array_used_twice_is_given_back_by_the_last_user(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[list[bool]]:
         x = np.ones(2)
@@ -274,7 +269,6 @@ def test_an_array_used_twice_is_given_back_by_the_last_user(path: str) -> None:
     assert run(main, 1, path=path) == [[[True], [True], [True], [False]]]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_view_and_its_base_in_either_order(order: tuple[int, int], path: str) -> None:
     async def main(rank: overlap.Rank) -> list[list[bool]]:
@@ -292,7 +286,6 @@ def test_a_view_and_its_base_in_either_order(order: tuple[int, int], path: str) 
     assert run(main, 1, path=path) == [[[True, True], [False, False]]]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_blocks_of_one_array_in_flight_at_once(path: str) -> None:
     """The buckets of a flat gradient, each reduced in place."""
 
@@ -307,7 +300,6 @@ def test_blocks_of_one_array_in_flight_at_once(path: str) -> None:
     assert run(main, 3, path=path) == [[3.0 * i for i in range(12)]] * 3
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_read_only_arrays_stay_read_only(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[bool]:
         frozen = np.ones(3)
@@ -333,7 +325,6 @@ def test_an_out_in_flight_cannot_be_used_again() -> None:
     assert run(main, 1) == [None]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_arrays_come_back_after_a_failure(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[bool]:
         x, out = np.ones(3 + rank.rank), np.zeros(3 + rank.rank)
@@ -344,7 +335,6 @@ def test_arrays_come_back_after_a_failure(path: str) -> None:
     assert run(main, 2, path=path) == [[False, False]] * 2
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_arrays_come_back_when_the_world_fails(path: str) -> None:
     """Those of started, of queued and of half-ready operations alike."""
     arrays: list[Array] = []
@@ -370,7 +360,6 @@ def test_arrays_come_back_when_the_world_fails(path: str) -> None:
     assert guarded(*arrays) == [False] * 10
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_a_refused_call_guards_nothing(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[bool]:
         x, out = np.ones(3), np.zeros(4)

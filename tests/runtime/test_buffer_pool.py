@@ -15,7 +15,7 @@ from overlap.runtime.memory import buffer_pool
 from overlap.runtime.memory.buffer_pool import IDLE_NS, SMALLEST_BYTES, BufferPool
 from tests.threads import run_threads
 
-from .worlds import FEW_PATHS, run
+from .worlds import run
 
 # -- memory comes back once nobody can reach it, never before, and not more of it is kept than was asked for -----------
 
@@ -292,7 +292,6 @@ def test_the_garbage_collector_may_drop_arrays_while_one_is_made(monkeypatch: py
 ELEMENTS = 1 << 18  # 1 MiB of float32
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_dropped_results_are_used_again(path: str) -> None:
     """Twenty operations of two ranks, each with a staged input and a result; a few of these are alive at a time."""
 

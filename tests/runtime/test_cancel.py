@@ -19,7 +19,6 @@ from .worlds import TIMEOUT_S
 
 R = overlap.Rank
 LIKE, GO = ((3,), "float64"), ((1,), "float64")
-clocks = pytest.mark.parametrize("clock", ["real", "virtual"])
 
 
 async def end_of(future: overlap.Future[Any]) -> str:
@@ -69,7 +68,6 @@ NAMES = {
 kinds = pytest.mark.parametrize("issue", NAMES)
 
 
-@clocks
 @kinds
 def test_of_two_calls_both_say_that_it_is_withdrawn(issue: Callable[[R], overlap.Future[Any]], clock: Any) -> None:
     async def main(rank: R) -> list[Any]:
@@ -98,7 +96,6 @@ async def returns() -> int:
     return 4
 
 
-@clocks
 def test_nothing_that_has_ended_is_withdrawn(clock: Any) -> None:
     async def main(rank: R) -> list[Any]:
         sent, received = rank.send(np.full(1, 2.0), 0), rank.recv(GO, 0)
@@ -129,7 +126,6 @@ def test_nothing_that_has_ended_is_withdrawn(clock: Any) -> None:
     }
 
 
-@clocks
 def test_a_user_of_what_is_withdrawn_is_given_the_same_error_and_fails_nobody(clock: Any) -> None:
     async def main(rank: R) -> list[str]:
         withdrawn = receive(rank)
@@ -202,7 +198,6 @@ def test_after_the_end_of_the_world_nothing_is_withdrawn() -> None:
 # -- in a callback -----------------------------------------------------------------------------------------------------
 
 
-@clocks
 def test_a_callback_cancels_its_own_future_and_others(clock: Any) -> None:
     async def main(rank: R) -> list[Any]:
         called: list[Any] = []

@@ -28,7 +28,6 @@ FAR: dict[str, Wires] = {"memory": in_memory, "sockets": by_sockets, "shared mem
 HERE = ["virtual", "direct", "recording"]
 WIRES = [*HERE, *FAR]
 
-clocks = pytest.mark.parametrize("clock", ["real", "virtual"])
 wires = pytest.mark.parametrize("wire", WIRES)
 
 
@@ -188,7 +187,6 @@ def test_after_a_cancelled_receive_the_next_one_disagrees_with_its_own_line(wire
 
 
 @pytest.mark.slow
-@clocks
 def test_of_a_hundred_thousand_withdrawn_receives_nothing_is_kept(clock: Any) -> None:
     def living() -> int:
         gc.collect()

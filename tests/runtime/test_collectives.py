@@ -103,7 +103,6 @@ def test_large_narrow_floats_are_widened_piece_by_piece(op: str, path: str) -> N
     check_world(todo, run(issue_all, 3, todo, path=path))
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("elements", [3, 1 << 20], ids=["small", "large"])
 def test_permute_of_nobody_gives_zeros(elements: int, path: str) -> None:
     async def main(rank: overlap.Rank) -> Array:
@@ -175,7 +174,6 @@ def test_in_place(size: int, path: str) -> None:
     check_world(todo, run(main, size, path=path))
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("size", [1, 3])
 def test_inputs_may_be_futures(size: int, path: str) -> None:
     todo = out_cases(size)
@@ -203,7 +201,6 @@ def test_inputs_may_be_scattered_in_memory(path: str) -> None:
     check_world(todo, run(main, 3, path=path))
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_inputs_may_be_what_numpy_understands(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[object]:
         values = (2, 2.5, [1, 2], np.float32(3), np.arange(3).view(np.matrix), True)

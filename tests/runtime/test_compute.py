@@ -20,7 +20,6 @@ from .worlds import TIMEOUT_S, failure_of, run
 CALLER: ContextVar[str] = ContextVar("caller")
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_a_function_sees_the_context_variables_of_its_caller(clock: str) -> None:
     def work() -> str:
         seen = CALLER.get()

@@ -75,7 +75,6 @@ def named(rank: int, daemon: str = "stubborn") -> str:
 
 
 @pytest.mark.parametrize("end", [returns, raises, computes])
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_daemon_that_ignores_its_cancellation_is_named_again_and_waited_for(
     way: str, clock: Any, end: Callable[[R], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
@@ -177,7 +176,6 @@ def test_a_launched_process_ends_after_a_limit_and_says_so(way: str, tmp_path: P
         job.kill()
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_a_daemon_cleans_up_before_the_failure_of_its_rank_is_reported(clock: Any) -> None:
     events: list[str] = []
 
@@ -200,7 +198,6 @@ def test_a_daemon_cleans_up_before_the_failure_of_its_rank_is_reported(clock: An
     assert events == ["closed", "done, PeerFailedError"]
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_a_daemon_that_catches_its_cancellation_a_few_times_ends_by_itself(
     clock: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,8 +19,6 @@ from transports import Router
 from .companies import Company, Wires, by_shared_memory, by_sockets, in_memory, opened, run_far
 from .worlds import TIMEOUT_S, run
 
-CLOCKS = ["real", "virtual"]
-
 
 @contextmanager
 def no_collector() -> Iterator[None]:
@@ -90,7 +88,6 @@ MANY = [50, pytest.param(2_500, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("turns", MANY)
-@pytest.mark.parametrize("clock", CLOCKS)
 def test_nothing_is_kept_of_ten_thousand_groups(clock: Any, turns: int) -> None:
     seen = weakref.WeakSet[Any]()
 
@@ -143,7 +140,6 @@ def test_nothing_is_kept_where_ranks_stand_for_others() -> None:
         overlap.run(main, ranks=8, clock=overlap.Virtual(shapes_only=True, alike=1), timeout_s=TIMEOUT_S)
 
 
-@pytest.mark.parametrize("clock", CLOCKS)
 def test_operations_of_a_dropped_group_end_first(clock: Any) -> None:
     """Rank 0 keeps nothing but the future: the operation takes place, and then the group is closed."""
 
@@ -172,7 +168,6 @@ def test_operations_of_a_dropped_group_end_first(clock: Any) -> None:
         assert overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S) == [7, 7]
 
 
-@pytest.mark.parametrize("clock", CLOCKS)
 def test_a_group_is_closed_when_all_ranks_have_had_it(clock: Any) -> None:
     """Rank 0 drops an aborted group before rank 1 makes its own, which is aborted as well; the next one is not."""
 

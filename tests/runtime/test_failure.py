@@ -14,7 +14,7 @@ import topology
 from overlap import PeerFailedError, RankFailedError
 from transports import LinkLostError
 
-from .worlds import FEW_PATHS, TIMEOUT_S, Turns, failure_of, run
+from .worlds import TIMEOUT_S, Turns, failure_of, run
 
 R = overlap.Rank
 HERE = "tests/runtime/test_failure.py"
@@ -33,7 +33,6 @@ def line_of(error: BaseException) -> int:
     return [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == __file__][-1]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_who_raised_what_where_and_doing_what(path: str) -> None:
     async def main(rank: R) -> None:
         if rank.rank == 1:
@@ -101,7 +100,6 @@ def test_many_unfinished_operations_are_counted() -> None:
     assert len(failure.doing) == 5
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_peers_that_wait_get_an_error_that_names_the_culprit(path: str) -> None:
     """Whatever they wait in: started, queued, point to point; those that sleep are cancelled."""
     told: dict[int, BaseException] = {}
@@ -210,7 +208,6 @@ async def wait_for(rank: R) -> None:
 @pytest.mark.parametrize(
     "program", [in_a_nursery, in_nested_nurseries, in_a_compute, in_a_nursery_that_waits], ids=lambda f: f.__name__
 )
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_the_cause_is_the_error_itself_however_deep(program: Callable[[R], Awaitable[None]], path: str) -> None:
     async def main(rank: R) -> None:
         if rank.rank == 1:
@@ -391,7 +388,6 @@ class Unshowable(Exception):
     __repr__ = __str__
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize(
     ("error", "told"),
     [

@@ -13,7 +13,7 @@ from overlap import UsageError
 from overlap.runtime.memory.foreign import as_input, as_output
 from tests.errors import error_of
 
-from .worlds import FEW_PATHS, run
+from .worlds import run
 
 
 class Exported:
@@ -57,7 +57,6 @@ MAKERS: dict[str, Callable[[list[float]], object]] = {
 }
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("maker", [pytest.param(name, marks=WRITABLE) if name == "DLPack" else name for name in MAKERS])
 def test_input_and_output_without_a_copy(maker: str, path: str) -> None:
     make = MAKERS[maker]

@@ -11,7 +11,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import overlap
 
-from .worlds import FEW_PATHS, failure_of, run
+from .worlds import failure_of, run
 
 Program = Callable[[overlap.Rank], Awaitable[None]]
 Issue = Callable[[overlap.Rank], "overlap.Future[object]"]
@@ -25,7 +25,6 @@ def boom() -> None:
     raise Boom("on purpose")
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_it_may_be_awaited_many_times_and_by_many_tasks(path: str) -> None:
     async def main(rank: overlap.Rank) -> int:
         got: list[np.ndarray] = []
@@ -46,7 +45,6 @@ def test_it_may_be_awaited_many_times_and_by_many_tasks(path: str) -> None:
     assert run(main, 2, path=path) == [10, 10]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_an_error_is_raised_in_every_task_that_awaits(path: str) -> None:
     async def main(rank: overlap.Rank) -> int:
         caught: list[Boom] = []
@@ -66,7 +64,6 @@ def test_an_error_is_raised_in_every_task_that_awaits(path: str) -> None:
     assert run(main, 2, path=path) == [4, 4]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_cancelling_who_awaits_does_not_cancel_the_operation(path: str) -> None:
     async def main(rank: overlap.Rank) -> float:
         if rank.rank == 0:
@@ -120,7 +117,6 @@ OPERATIONS: list[Issue] = [
 ]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("issue", OPERATIONS)
 def test_every_await_notices_a_cancellation(issue: Issue, path: str) -> None:
     async def main(rank: overlap.Rank) -> list[bool]:
@@ -282,7 +278,6 @@ def test_what_a_future_says_of_its_operation() -> None:
     assert run(main, 2, path="mesh") == [["all_reduce", "w1", 0, -2, True, "mesh"]] * 2
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_a_failed_dependency_fails_what_depends_on_it(path: str) -> None:
     """The rank whose input failed gets its own error, the others get one that names it and carries the cause."""
 
@@ -302,7 +297,6 @@ def test_a_failed_dependency_fails_what_depends_on_it(path: str) -> None:
     assert run(main, 3, path=path) == ["PeerFailedError", "Boom", "PeerFailedError"]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_an_input_that_cannot_be_used_is_found_when_it_exists(path: str) -> None:
     async def main(rank: overlap.Rank) -> None:
         future = rank.reduce_scatter(rank.compute(np.ones, 3))
@@ -313,7 +307,6 @@ def test_an_input_that_cannot_be_used_is_found_when_it_exists(path: str) -> None
 
 
 @pytest.mark.parametrize("links", [10, 400])
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_a_long_chain_of_futures(links: int, path: str) -> None:
     """All of them wait for the compute; when it ends, one follows the other without any recursion."""
 
@@ -352,7 +345,6 @@ async def issue_and_go_on(rank: overlap.Rank) -> None:
         await rank.compute(int)
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("main", [issue_nothing, issue_collective, issue_and_go_on])
 def test_a_failure_that_nobody_awaits_fails_the_rank(main: Program, path: str) -> None:
     failure = failure_of(run, main, 1, path=path)

@@ -17,7 +17,7 @@ from overlap.config import overriding
 from overlap.timeline.spans import Timeline
 
 from .permuted import KINDS, main
-from .worlds import FEW_PATHS, run
+from .worlds import run
 
 # -- groups of some ranks: made by hand, by split, as axes of a mesh, in any order, several at once --------------------
 
@@ -26,7 +26,6 @@ def mine(rank: overlap.Rank) -> np.ndarray:
     return np.array([10**rank.rank])
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_a_group_has_its_own_order(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[object] | None:
         if rank.rank == 1:
@@ -45,7 +44,6 @@ def test_a_group_has_its_own_order(path: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_groups_of_groups(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[int] | None:
         if rank.rank == 0:
@@ -59,7 +57,6 @@ def test_groups_of_groups(path: str) -> None:
     assert run(main, 5, path=path) == [None, [1, 4, 0, 10010], None, None, [1, 4, 1, 10010]]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_groups_may_be_made_and_used_in_any_order(path: str) -> None:
     """Rank r makes its groups with the others in an order of its own, and issues in yet another."""
 
@@ -73,7 +70,6 @@ def test_groups_may_be_made_and_used_in_any_order(path: str) -> None:
     assert run(main, 4, path=path) == [[11, 101, 1001], [11, 110, 1010], [101, 110, 1100], [1001, 1010, 1100]]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_two_groups_of_the_same_ranks_do_not_mix(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[int]:
         groups = {1: rank.group([0, 1]), 10: rank.group([0, 1]), 100: rank.world}
@@ -84,7 +80,6 @@ def test_two_groups_of_the_same_ranks_do_not_mix(path: str) -> None:
     assert run(main, 2, path=path) == [[3, 21, 201]] * 2
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_split_by_color_and_key(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[object]:
         parity = await rank.split(rank.rank % 2, key=-rank.rank)
@@ -130,7 +125,6 @@ def test_names() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_mesh_axes(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[object]:
         mesh = rank.mesh(pp=2, dp=2, tp=2)

@@ -301,7 +301,6 @@ def check_lines(clock: str, count: int, seed: int) -> None:
     assert threading.active_count() <= threads  # those of earlier tests may have ended
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_at_some_lines(clock: str) -> None:
     check_lines(clock, 6, 1)
 
@@ -322,7 +321,6 @@ def test_handlers_of_signals_are_restored_at_each_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_at_many_lines(clock: str) -> None:
     check_lines(clock, 300, 2)
 

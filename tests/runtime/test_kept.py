@@ -90,7 +90,6 @@ KINDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand(kind: Callable[..., Awaitable[None]], clock: Any) -> None:
     async def main(rank: overlap.Rank) -> tuple[int, int]:
@@ -107,7 +106,6 @@ def test_ten_thousand(kind: Callable[..., Awaitable[None]], clock: Any) -> None:
     assert alive <= 2  # of the last one
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_cancelled_behind_one_that_runs(clock: Any) -> None:
     async def main(rank: overlap.Rank) -> object:
         held: list[weakref.ref[Any]] = []

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 import overlap
 from overlap import RankLeftError
 
-from .worlds import FEW_PATHS, Turns, failure_of, run
+from .worlds import Turns, failure_of, run
 
 R = overlap.Rank
 HERE = "tests/runtime/test_leaving.py"
@@ -22,7 +22,6 @@ async def wait_for(rank: R) -> None:
     await rank.barrier()
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("first", [True, False], ids=["leaves-first", "leaves-last"])
 def test_a_rank_that_leaves_while_others_wait(first: bool, path: str) -> None:
     turns = Turns((1, 0, 2) if first else (0, 2, 1))
@@ -55,7 +54,6 @@ def test_a_rank_that_leaves_while_others_wait(first: bool, path: str) -> None:
         assert all("while ranks 0, 2 need it" in str(error) for error in told.values())
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_the_one_that_left_is_named_by_a_rank_with_two_waiting_tasks(path: str) -> None:
     inside = trio.Event()
 
@@ -76,7 +74,6 @@ def test_the_one_that_left_is_named_by_a_rank_with_two_waiting_tasks(path: str) 
     assert str(failure).startswith("rank 1 left too early: RankLeftError: rank 1 finished its program while rank 0 ")
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("sending", [True, False])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_rank_that_leaves_its_partner(order: tuple[int, int], sending: bool, path: str) -> None:
@@ -95,7 +92,6 @@ def test_a_rank_that_leaves_its_partner(order: tuple[int, int], sending: bool, p
     assert str(failure.cause).startswith(f"rank 1 finished its program while rank 0 needs it in {name} on")
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_operations_that_nobody_awaits_keep_a_rank_until_they_are_done(path: str) -> None:
     ran: list[int] = []
 
@@ -112,7 +108,6 @@ def test_operations_that_nobody_awaits_keep_a_rank_until_they_are_done(path: str
     assert ran == [0]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_results_are_in_rank_order_and_leaving_early_is_fine_if_nobody_waits(path: str) -> None:
     turns = Turns((2, 0, 1))
 
@@ -151,7 +146,6 @@ async def interrupt_in_a_compute(rank: R) -> None:
 @pytest.mark.parametrize(
     "program", [raise_interrupt, press_ctrl_c, interrupt_in_a_nursery, interrupt_in_a_compute], ids=lambda f: f.__name__
 )
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_an_interrupt_comes_out_plain(program: Callable[[R], Awaitable[None]], path: str) -> None:
     arrays: list[np.ndarray] = []
 

@@ -44,7 +44,6 @@ def line(offset: int) -> str:
     return f"{Path(__file__).relative_to(Path.cwd())}:{frame.f_back.f_lineno + offset}"
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_the_rank_the_operation_the_step_and_the_line_are_named(clock: str) -> None:
     place = []
 

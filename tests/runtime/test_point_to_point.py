@@ -8,12 +8,11 @@ import trio
 
 import overlap
 
-from .worlds import FEW_PATHS, run
+from .worlds import run
 
 Array = np.ndarray
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (400_000,)])
 def test_what_is_sent_arrives(shape: tuple[int, ...], path: str) -> None:
     async def main(rank: overlap.Rank) -> Array | None:
@@ -27,7 +26,6 @@ def test_what_is_sent_arrives(shape: tuple[int, ...], path: str) -> None:
     assert (got == 7).all()
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_recv_fills_the_array_it_is_given(path: str) -> None:
     async def main(rank: overlap.Rank) -> bool:
         x = np.arange(6.0).reshape(2, 3)
@@ -41,7 +39,6 @@ def test_recv_fills_the_array_it_is_given(path: str) -> None:
     assert run(main, 2, path=path) == [True, True]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_tags_are_received_in_any_order(path: str) -> None:
     count = 20
 
@@ -57,7 +54,6 @@ def test_tags_are_received_in_any_order(path: str) -> None:
     assert run(main, 2, path=path)[1] == list(range(count))
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_one_tag_is_first_in_first_out(path: str) -> None:
     count = 30
 
@@ -72,7 +68,6 @@ def test_one_tag_is_first_in_first_out(path: str) -> None:
     assert run(main, 2, path=path)[1] == list(reversed(range(count)))
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_a_ring_of_sends_before_any_receive_does_not_deadlock(path: str) -> None:
     """More of them than a stream has room for: point to point takes no room in the window."""
     size, rounds = 4, 20
@@ -92,7 +87,6 @@ def test_a_ring_of_sends_before_any_receive_does_not_deadlock(path: str) -> None
     assert run(main, size, path=path) == expected
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_everybody_sends_to_everybody_and_to_itself(path: str) -> None:
     size = 3
 
@@ -105,7 +99,6 @@ def test_everybody_sends_to_everybody_and_to_itself(path: str) -> None:
     assert run(main, size, path=path) == [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_both_directions_of_a_tag_are_apart(path: str) -> None:
     async def main(rank: overlap.Rank) -> int:
         other = 1 - rank.rank
@@ -116,7 +109,6 @@ def test_both_directions_of_a_tag_are_apart(path: str) -> None:
     assert run(main, 2, path=path) == [1, 0]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_ranks_of_a_group_and_futures(path: str) -> None:
     async def main(rank: overlap.Rank) -> int | None:
         if rank.rank == 1:
@@ -130,7 +122,6 @@ def test_ranks_of_a_group_and_futures(path: str) -> None:
     assert run(main, 3, path=path) == [42, None, None]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_it_goes_past_collectives_that_wait(path: str) -> None:
     """Rank 1 enters the collectives, which fill the window, only after it has had the message."""
 
@@ -146,7 +137,6 @@ def test_it_goes_past_collectives_that_wait(path: str) -> None:
     assert run(main, 2, path=path) == [40, 40]
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("tags", [300, pytest.param(98_000, marks=pytest.mark.slow)])
 def test_receives_on_fresh_tags_that_are_given_up_leave_nothing(tags: int, clock: Any) -> None:
     async def main(rank: overlap.Rank) -> list[int]:
@@ -173,7 +163,6 @@ def test_receives_on_fresh_tags_that_are_given_up_leave_nothing(tags: int, clock
     assert overlap.run(main, ranks=2, clock=clock) == [[0, True, 0]] * 2
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("src", [0, None])
 def test_a_held_receive_is_done_at_the_first_look_once_its_message_is_there(src: int | None, clock: Any) -> None:
     async def main(rank: overlap.Rank) -> list[float]:

@@ -19,7 +19,6 @@ from .worlds import TIMEOUT_S
 # What a job of several processes prints is in `tests/runtime/structured.py`; nurseries are in `test_nurseries`.
 
 R = overlap.Rank
-clocks = pytest.mark.parametrize("clock", ["real", "virtual"])
 HERE = "test_prompt_errors.py"
 KEEPS = 'with errors="await", it waits until the future is awaited'
 
@@ -66,7 +65,6 @@ def failure(main: Callable[[R], Awaitable[object]], clock: Any) -> tuple[str, st
 # -- errors that cannot be shown ---------------------------------------------------------------------------------------
 
 
-@clocks
 @pytest.mark.parametrize("kind", ["compute", "task", "daemon"])
 def test_an_error_that_cannot_be_shown_is_told_with_the_line_that_issued_it(kind: str, clock: Any) -> None:
     events: list[str] = []
@@ -88,7 +86,6 @@ def test_an_error_that_cannot_be_shown_is_told_with_the_line_that_issued_it(kind
     assert notes == [f"raised by {kind} 'work' (train.py:5) while nobody awaited it; {KEEPS}"]
 
 
-@clocks
 def test_an_error_that_cannot_be_shown_comes_to_its_await_as_it_is(clock: Any) -> None:
     async def main(rank: R) -> list[object]:
         with pytest.raises(Mute):
@@ -118,7 +115,6 @@ def test_a_further_error_that_cannot_be_shown_is_a_line_of_the_first() -> None:
     ]
 
 
-@clocks
 def test_a_program_that_raises_when_it_is_cancelled_fails_with_both(clock: Any) -> None:
     async def main(rank: R) -> None:
         rank.compute(fail, name="work", seconds=0.01, call_site="train.py:5")
@@ -136,7 +132,6 @@ def test_a_program_that_raises_when_it_is_cancelled_fails_with_both(clock: Any) 
 # -- daemons -----------------------------------------------------------------------------------------------------------
 
 
-@clocks
 def test_an_error_of_a_daemon_ends_its_rank_at_once(clock: Any) -> None:
     events: list[str] = []
 
@@ -160,7 +155,6 @@ def test_an_error_of_a_daemon_ends_its_rank_at_once(clock: Any) -> None:
     assert notes == [f"raised by daemon 'serve' (train.py:5) while nobody awaited it; {KEEPS}"]
 
 
-@clocks
 def test_an_error_of_a_daemon_that_is_cancelled_at_the_end_fails_the_rank(clock: Any) -> None:
     events: list[str] = []
 
@@ -180,7 +174,6 @@ def test_an_error_of_a_daemon_that_is_cancelled_at_the_end_fails_the_rank(clock:
     assert events == ["returns", "cleaning up"]
 
 
-@clocks
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_kept_error_of_a_daemon_fails_the_rank_at_its_end_unless_it_was_seen(awaited: bool, clock: Any) -> None:
     async def main(rank: R) -> str:
@@ -194,7 +187,6 @@ def test_a_kept_error_of_a_daemon_fails_the_rank_at_its_end_unless_it_was_seen(a
         assert failure(main, clock)[:2] == (f"rank 0 failed at {line_of(fail)}: ValueError: boom", "ValueError('boom')")
 
 
-@clocks
 def test_a_daemon_may_await_the_error_of_a_compute(clock: Any) -> None:
     """It is a task of the program: what it awaits is awaited."""
     told: list[str] = []
@@ -218,7 +210,6 @@ def test_a_daemon_may_await_the_error_of_a_compute(clock: Any) -> None:
 # -- withdrawn operations ----------------------------------------------------------------------------------------------
 
 
-@clocks
 def test_the_error_of_a_task_that_was_withdrawn_is_raised_if_it_is_none_of_the_cancellation(clock: Any) -> None:
     async def stubborn() -> None:
         try:
@@ -237,7 +228,6 @@ def test_the_error_of_a_task_that_was_withdrawn_is_raised_if_it_is_none_of_the_c
     assert notes == [f"raised by task 'stubborn' (train.py:5) while nobody awaited it; {KEEPS}"]
 
 
-@clocks
 def test_a_compute_that_is_withdrawn_behind_one_that_fails_raises_nothing(clock: Any) -> None:
     async def main(rank: R) -> list[str]:
         first = rank.compute(lambda _: fail("first"), rank.recv(((1,), "float64"), 0), seconds=0.01)
@@ -294,7 +284,6 @@ def kept(rank: R, gate: Gate) -> list[overlap.Future[Any]]:
     return [rank.compute(fail_with, 0, seconds=0.01), *late]
 
 
-@clocks
 @pytest.mark.parametrize("issue", [computes, tasks, users, kept])
 def test_errors_of_a_nursery_that_has_failed_are_handled_with_it(
     issue: Callable[[R, Gate], list[overlap.Future[Any]]], clock: Any
@@ -325,7 +314,6 @@ def late(rank: R) -> tuple[overlap.Future[Any], Callable[[], overlap.Future[Any]
     return future, lambda: rank.send([1], 0)
 
 
-@clocks
 def test_an_error_of_the_nurserys_own_block_cancels_its_awaits_likewise(clock: Any) -> None:
     async def main(rank: R) -> tuple[str, bool]:
         future, let = late(rank)
@@ -345,7 +333,6 @@ def test_an_error_of_the_nurserys_own_block_cancels_its_awaits_likewise(clock: A
     assert got == [("(ValueError('block'),)", True)]
 
 
-@clocks
 @pytest.mark.parametrize("way", ["deadline", "explicit"])
 def test_an_error_after_an_await_that_the_program_itself_has_cancelled_ends_the_rank(way: str, clock: Any) -> None:
     """Nothing of the program has failed yet: the error is news."""
@@ -375,7 +362,6 @@ def test_an_error_after_an_await_that_the_program_itself_has_cancelled_ends_the_
     assert note.startswith("raised by compute 'late' (train.py:3) while nobody awaited it; ")
 
 
-@clocks
 def test_the_rank_fails_with_the_error_of_a_nursery_that_nobody_handles(clock: Any) -> None:
     async def main(rank: R) -> None:
         futures = computes(rank, rank.recv(((1,), "int64"), 0))

@@ -82,7 +82,6 @@ def test_the_same_results_everywhere_and_once_where_memory_is_common(wires: str,
             assert len(set(lying)) == len(lying)
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_one_array_for_all_ranks_of_a_process(clock: str) -> None:
     places = overlap.run(all_cases, ranks=3, clock=clock)
     assert all(len(set(each)) == 1 for each in zip(*places, strict=True))

@@ -80,7 +80,6 @@ def test_the_page_has_the_table() -> None:
     assert found == words
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("where", ["program", "compute"])
 def test_a_state_that_may_not_follow_ends_the_rank_with_both_names(clock: Any, where: str) -> None:
     async def main(rank: overlap.Rank) -> None:
@@ -105,7 +104,6 @@ def _receives(operation: object) -> bool:
     return isinstance(operation, Message) and operation.receives
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_whatever_is_cancelled_an_operation_ends_and_only_receives_are_left(clock: Any) -> None:
     for seed in range(10):
         with conformance.recorded() as states:
@@ -117,7 +115,6 @@ def test_whatever_is_cancelled_an_operation_ends_and_only_receives_are_left(cloc
             assert _receives(operation) or not {UNWANTED, CANCELLING, PARKED} & set(passed)
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_the_states_are_the_same_on_both_clocks(clock: Any) -> None:
     with conformance.recorded() as states:
         overlap.run(conformance.program, ranks=2, clock=clock, timeout_s=TIMEOUT_S)

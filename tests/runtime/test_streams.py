@@ -14,7 +14,7 @@ import overlap
 from overlap.runtime.stream import SPAN
 from transports import LinkSpeed, NeuronLink, Paced, Recording
 
-from .worlds import FEW_PATHS, TIMEOUT_S, run
+from .worlds import TIMEOUT_S, run
 
 Main = Callable[[overlap.Rank], Awaitable[object]]
 
@@ -118,7 +118,6 @@ def test_no_timing_and_no_priorities_deadlock_or_mix_up(seed: int, window: int, 
     assert run(main, RANKS, path=path) == expected
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_opposite_priorities_on_every_rank(path: str) -> None:
     """Rank 0 finds the last operation most urgent, rank 1 the first: the oldest of the window still gets through."""
 
@@ -130,7 +129,6 @@ def test_opposite_priorities_on_every_rank(path: str) -> None:
     assert run(main, 2, path=path) == [[2 * i for i in reversed(range(40))]] * 2
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_ranks_may_have_different_windows(path: str) -> None:
     async def main(rank: overlap.Rank) -> int:
         stream = rank.stream("s", window=1 + 3 * rank.rank)
@@ -158,7 +156,6 @@ def test_a_window_bounds_what_is_in_flight(window: int) -> None:
     assert run(main, 1) == [[full, "<Stream 's' of rank 0: 0 in flight, 0 queued>"]]
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_a_window_of_one_is_first_in_first_out(path: str) -> None:
     """The first input comes last, and yet nothing overtakes it; with room for two, everything does."""
 
@@ -177,7 +174,6 @@ def test_a_window_of_one_is_first_in_first_out(path: str) -> None:
     assert run(main, 2, 2, path=path) == [[False, True, True]] * 2
 
 
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_streams_do_not_wait_for_each_other(path: str) -> None:
     """Rank 1 comes to stream "a" only when stream "b" is through."""
 

@@ -41,7 +41,6 @@ WIRES = {"memory": [], "sockets": ["--transport", "efa"]}
 
 named = pytest.mark.parametrize("program", ENDS_WELL, ids=lambda program: program.__name__)
 failing = pytest.mark.parametrize("program", FAILS, ids=lambda program: program.__name__)
-clocks = pytest.mark.parametrize("clock", ["real", "virtual"])
 wires = pytest.mark.parametrize("wire", WIRES)
 Program = Callable[[overlap.Rank], Any]
 
@@ -62,14 +61,12 @@ def lines(printed: str) -> list[str]:
     return [re.sub(r"^\[process \d\] ", "", line) for line in printed.splitlines()]
 
 
-@clocks
 @named
 def test_in_one_process_a_program_goes_on(program: Program, clock: Any, capfd: pytest.CaptureFixture[str]) -> None:
     overlap.run(program, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
     assert sorted(capfd.readouterr().out.splitlines()) == ENDS_WELL[program]
 
 
-@clocks
 @failing
 def test_in_one_process_an_error_comes_at_once(program: Program, clock: Any, capfd: pytest.CaptureFixture[str]) -> None:
     name, line, at = FAILS[program]
@@ -125,7 +122,6 @@ def test_a_connection_whose_receive_has_timed_out_on_asyncio_can_be_left(transpo
 
 
 @pytest.mark.slow
-@clocks
 @pytest.mark.parametrize("way", ["task", "compute"])
 def test_an_error_from_elsewhere_that_ends_a_task_is_not_lost(way: str, clock: Any) -> None:
     """The task was given the error, but nobody was given the error of the task."""
@@ -145,7 +141,6 @@ def test_an_error_from_elsewhere_that_ends_a_task_is_not_lost(way: str, clock: A
         overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
 
 
-@clocks
 def test_a_daemon_whose_clients_have_left_fails_nobody(clock: Any) -> None:
     async def serve(rank: overlap.Rank) -> None:
         for turn in count(1):

@@ -9,7 +9,7 @@ import overlap
 from overlap import UsageError
 from overlap.runtime.memory.foreign import as_input, as_output
 
-from .worlds import FEW_PATHS, run
+from .worlds import run
 
 torch = pytest.importorskip("torch", reason="whoever has tensors has torch")
 
@@ -17,7 +17,6 @@ DTYPES = ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_
 
 
 @pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("path", FEW_PATHS)
 def test_tensors_of_every_dtype(path: str, name: str) -> None:
     async def main(rank: overlap.Rank) -> list[object]:
         kind = getattr(torch, name)

@@ -26,7 +26,6 @@ async def badly(rank: overlap.Rank) -> None:
     raise ValueError("no")
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_results_come_with_a_warning(clock: str) -> None:
     with pytest.warns(overlap.TraceWarning, match=f"^{FULL}$") as warned:
         assert overlap.run(well, ranks=2, clock=clock, trace="/dev/full") == [0, 1]
@@ -42,7 +41,6 @@ def test_so_they_do_inside_a_trio_program() -> None:
     assert [one.filename for one in warned] == [__file__]
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_the_error_of_the_program_is_raised_with_a_note(clock: str) -> None:
     error = error_of(overlap.RankFailedError, overlap.run, badly, ranks=2, clock=clock, trace="/dev/full")
     assert isinstance(error.__cause__, ValueError)

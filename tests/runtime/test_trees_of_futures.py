@@ -375,7 +375,6 @@ def test_an_aborted_group_ends_all_dtypes_of_a_tree() -> None:
     assert run(main, 2) == [[2], [2]]
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("key", ["w", "v"])
 def test_a_nan_in_any_dtype_is_noticed(key: str, clock: Any) -> None:
     async def main(rank: R) -> None:

@@ -1,0 +1,12 @@
+"""Parameters of most tests of worlds; a test that names values of its own has these."""
+
+import pytest
+
+from .worlds import FEW_PATHS
+
+
+@pytest.fixture(params=FEW_PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    """Return how the bytes get there: one of `PATHS`."""
+    value: str = request.param
+    return value
