@@ -15,8 +15,13 @@ from pathlib import Path
 import pytest
 
 import overlap
+from overlap.testing import Ranks, RanksFailed
+from tests import interpreters
+from tests.errors import error_of
 from tests.examples.blocks import Block, blocks, commands, matches
 from tests.interpreters import Python, free_port
+
+# -- pages for readers: their programs and commands run as they stand there, and what they point at is there -----------
 
 # -- what the pages for readers point at is there ----------------------------------------------------------------------
 
@@ -242,15 +247,13 @@ def test_a_page_that_says_something_else_is_seen(tmp_path: Path) -> None:
 
 # -- the README's programs, as they are printed ------------------------------------------------------------------------
 
-X = Path(__file__).parents[2] / "README.md"
-
 
 def test_the_first_program_sends_gradients_while_it_computes_and_says_how_much_was_hidden() -> None:
-    [program] = re.findall(r"## A training loop.*?```python\n(.*?)```", X.read_text(encoding="utf-8"), re.DOTALL)
+    [program] = re.findall(r"## A training loop.*?```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {"__name__": "train"}
     assert "range(20)" in program
     assert "step=10" in program
-    exec(compile(program.replace("range(20)", "range(2)"), str(X), "exec"), names)
+    exec(compile(program.replace("range(20)", "range(2)"), str(README), "exec"), names)
     recorders = overlap.run(names["train"], ranks=2, timeout_s=60)  # type: ignore[arg-type]
     for recorder in recorders:
         computed = [s for s in recorder.spans() if s.kind == "compute" and s.name == "backward" and s.step == 1]
@@ -262,7 +265,7 @@ def test_the_first_program_sends_gradients_while_it_computes_and_says_how_much_w
 
 
 def test_the_program_that_connects_prints_what_is_said(tmp_path: Path) -> None:
-    text = (X.parent / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    text = (README.parent / "docs" / "notebooks.md").read_text(encoding="utf-8")
     [program] = re.findall(r"<!-- file: meet\.py -->\n\n```python\n(.*?)```", text, re.DOTALL)
     [printed, again] = re.findall(r"^\['rank 0', .*$", text, re.MULTILINE)
     assert printed == again
@@ -273,7 +276,7 @@ def test_the_program_that_connects_prints_what_is_said(tmp_path: Path) -> None:
 
 
 def test_on_two_processes_it_prints_one_verdict(tmp_path: Path) -> None:
-    [program] = re.findall(r"## A training loop.*?```python\n(.*?)```", X.read_text(encoding="utf-8"), re.DOTALL)
+    [program] = re.findall(r"## A training loop.*?```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     small = program.replace("(512, 512)", "(16, 16)").replace("(2, 512, 512)", "(2, 16, 16)")
     script = tmp_path / "train.py"
     script.write_text(small.replace("range(20)", "range(12)"))
@@ -281,3 +284,56 @@ def test_on_two_processes_it_prints_one_verdict(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert len(re.findall(r"^step [\d.]+ \ws", run.stdout, re.MULTILINE)) == 1, run.stdout
+
+
+# -- the page and the examples on testing: what they show is what is printed -------------------------------------------
+
+
+NUMPY = """\
+left: rank 1 has finished its program; ranks 0, 2-7 wait for it in all_reduce #2 of group 'world' \
+(22_testing_ranks.py:26)
+repeat: ranks.run(wrong, ranks=8, cluster='trn1.32xlarge')
+right: 0.0% exposed, 786,432 bytes sent by a rank
+"""
+
+PYTORCH = """\
+right: same weights on all ranks: True, 75% exposed
+mismatch: rank 0 called all_reduce #6 of group 'world' (23_testing_pytorch.py:24) with float32 (1,), op='sum', where \
+ranks 1-7 called all_reduce #6 of group 'world' (23_testing_pytorch.py:37) with float32 (676,), op='sum' (sizes differ)
+"""
+
+
+def printed_by(*argv: object) -> str:
+    done = interpreters.run(*argv, cwd=ROOT, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    return str(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_example_with_numpy() -> None:
+    """22_testing_ranks."""
+    assert printed_by(ROOT / "examples" / "22_testing_ranks.py") == NUMPY
+
+
+@pytest.mark.slow
+def test_its_tests_pass() -> None:
+    where = ("-p", "no:cacheprovider", "-n", "0", "-q", "examples/22_testing_ranks.py")
+    command = [sys.executable, "-m", "pytest", "-p", "pytest_overlap", *where]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert "2 passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_example_with_pytorch() -> None:
+    """23_testing_pytorch."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert printed_by(ROOT / "examples" / "23_testing_pytorch.py") == PYTORCH
+
+
+def test_the_page_begins_with_a_wrong_program_and_what_its_test_says(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    page = (ROOT / "docs" / "testing.md").read_text()
+    [program] = re.findall(r"```python\n# train.py\n(.*?)```", page, re.DOTALL)
+    [told] = re.findall(r"```text\n(.*?)\n```", page, re.DOTALL)
+    (tmp_path / "train.py").write_text(f"# train.py\n{program}")
+    assert str(error_of(RanksFailed, Ranks(tmp_path).program, "train.py", ranks=4)) == told

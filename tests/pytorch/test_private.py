@@ -24,8 +24,7 @@ from overlap.torch.errors import CallError  # noqa: E402
 from overlap.torch.issuing import parse_reduction  # noqa: E402
 from overlap.torch.operations import exclude_from_compiler  # noqa: E402
 
-from .test_profiler import recorded  # noqa: E402
-from .test_recording import computed  # noqa: E402
+from .test_profiler import computed, recorded  # noqa: E402
 
 Monkeypatch = pytest.MonkeyPatch
 
