@@ -56,10 +56,7 @@ def _title_lines(cluster: Cluster, width: int) -> str:
     if cluster.nodes > 1:
         size = f"{cluster.nodes} nodes of {cluster.ranks_per_node} ranks, {size} in all; node 0 is shown"
     lnc = f" (LNC={cluster.lnc})" if len(cluster.machine.chip.lnc) > 1 else ""
-    lines = [
-        *wrap_paragraph(f"{cluster.name}: {cluster.machine.description}", width),
-        *wrap_paragraph(f"{size}{lnc}", width),
-    ]
+    lines = [*wrap(f"{cluster.name}: {cluster.machine.description}", width), *wrap(f"{size}{lnc}", width)]
     return "\n".join(lines)
 
 
@@ -203,7 +200,7 @@ def _remark_lines(cluster: Cluster, width: int) -> list[str]:
         remark = f"{kind} from every device to {'one switch' if cluster.wiring.switched else 'every other'}"
     elif cluster.servers > 1:
         remark = f"device d also to device d of the servers before and after, in a ring of {cluster.servers}"
-    return wrap_paragraph(remark, width, first="   ", rest="   ") if remark else []
+    return wrap(remark, width, first="   ", rest="   ") if remark else []
 
 
 def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -251,7 +248,7 @@ def _link_table(cluster: Cluster, width: int) -> str:
         return ""
     lines = [_format_table(["link", "GB/s one way", "latency us", "confidence"], rows), "sources of the bandwidths:"]
     for spec in cluster.machine.links:
-        lines += wrap_paragraph(f"{spec.kind}: {spec.bandwidth_bytes_per_s.source}", width, first="  ", rest="    ")
+        lines += wrap(f"{spec.kind}: {spec.bandwidth_bytes_per_s.source}", width, first="  ", rest="    ")
     return "\n".join(lines)
 
 
@@ -268,7 +265,7 @@ def _fabric_text(cluster: Cluster, width: int) -> str:
         rails = f" on {level.rails} rails" if level.rails > 1 else ""
         text = f"{level.name} of {level.nodes} nodes{rails}: {out / 1e9:.0f} GB/s out, {ratio:.1f} : 1"
         first = "  " * depth + ("└─ " if depth else "   ")
-        lines += wrap_paragraph(text, width, first=first, rest=" " * len(first))
+        lines += wrap(text, width, first=first, rest=" " * len(first))
     depth = len(fabric.levels)
     node = f"node: {cluster.nics_per_node} x {cluster.bandwidth_bytes_per_s(network.link) / 1e9:.1f} GB/s"
     return "\n".join([*lines, "  " * depth + ("└─ " if depth else "   ") + node])
@@ -281,10 +278,10 @@ def _summary_text(cluster: Cluster, width: int) -> str:
         facts.append(f"network {cluster.nic_share_bytes_per_s() / 1e9:.2f} GB/s per rank")
     if cluster.cc_cores_per_rank:
         facts.append(f"{cluster.cc_cores_per_rank} CC-cores per rank")
-    return "\n".join(wrap_paragraph(" · ".join(facts), width))
+    return "\n".join(wrap(" · ".join(facts), width))
 
 
-def wrap_paragraph(text: str, width: int, *, first: str = "", rest: str = "") -> list[str]:
+def wrap(text: str, width: int, *, first: str = "", rest: str = "") -> list[str]:
     """Break text into lines of a width at blanks, and words that are too long for a line after a slash.
 
     Args:

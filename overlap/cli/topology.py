@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 
 from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
-from topology.picture import draw, wrap_paragraph
+from topology.picture import draw, wrap
 
 from .options import add_options, shared_option
 from .output import page_width, show
@@ -164,10 +164,10 @@ def _groups_text(machine: Cluster, width: int) -> str:
     for size, groups in _legal_groups(machine).items():
         more = f" | ... {len(groups)} in all" if len(groups) > _LISTED_GROUPS else ""
         listed = f"{' | '.join(map(format_ranks, groups[:_LISTED_GROUPS]))}{more}"
-        lines += wrap_paragraph(listed, width, first=f"  {size:>3} ranks: ", rest=" " * 13)
+        lines += wrap(listed, width, first=f"  {size:>3} ranks: ", rest=" " * 13)
     for rule in machine.rules:
         sentence = f"rule {rule.id} ({rule.severity}): {rule.text} [{rule.source}]"
-        lines += wrap_paragraph(sentence, width, first="  ", rest="    ")
+        lines += wrap(sentence, width, first="  ", rest="    ")
     return "\n".join(lines)
 
 
@@ -177,7 +177,7 @@ def _rings_text(machine: Cluster, width: int) -> str:
     lines = ["disjoint rings of devices in a node, each usable both ways:" if inside else "no ring of wires in a node"]
     for ring in inside:
         devices = dict.fromkeys(machine.place(rank).device for rank in ring)
-        lines += wrap_paragraph(" ".join(map(str, devices)), width, first="  ", rest="    ")
+        lines += wrap(" ".join(map(str, devices)), width, first="  ", rest="    ")
     if machine.servers > 1:
         coupled = range(machine.servers * machine.ranks_per_node)
         lines.append(f"{len(machine.rings(coupled))} through all {machine.servers} servers")

@@ -61,7 +61,7 @@ def flat_columns(*columns: Ints | int) -> list[Ints]:
     return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
 
 
-def pattern_from_edges(
+def edge_pattern(
     size: int,
     owner: Ints,
     step: Column,

@@ -60,9 +60,7 @@ class Choices:
             plan_ = self._plans[chosen_by, members] = self._choose_plan(chosen_by, call, members, like)
         return plan_
 
-    def _choose_plan(
-        self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], known_algorithm: str
-    ) -> Plan:
+    def _choose_plan(self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], preferred: str) -> Plan:
         """Return the plan of a call: with the algorithm that settings name, if any, else with the cheapest one."""
         op = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
         choose = partial(
@@ -77,7 +75,7 @@ class Choices:
             peer_direct=self._peer_direct,
             exact=call.exact,
         )
-        algorithm = call.algorithm or known_algorithm or self._algorithm
+        algorithm = call.algorithm or preferred or self._algorithm
         choices = GENERATORS[op] if self._programs_only else (DIRECT, *GENERATORS[op])
         if algorithm is None or algorithm not in choices or (call.exact and algorithm not in IN_RANK_ORDER):
             return self._cheapest_plan(choose, chosen_by, members)

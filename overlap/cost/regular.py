@@ -118,17 +118,11 @@ def regular_rounds(collective: str, algorithm: str, size: int, ring: Sequence[in
 
 
 def _make_round(
-    unit: Unit,
-    rows: Rows | None = None,
-    sent_slots: float = 0.0,
-    *,
-    passed_on: bool = False,
-    repeat: int = 1,
-    **work: float,
+    unit: Unit, rows: Rows | None = None, slots: float = 0.0, *, passed_on: bool = False, repeat: int = 1, **work: float
 ) -> Round:
-    """Return a round of a unit's ranks: messages of `sent_slots` slots by `rows`, and the same `work` for each rank."""
+    """Return a round of a unit's ranks: messages of `slots` slots by `rows`, and the same `work` for each rank."""
     rows = unit.no_messages() if rows is None else rows
-    ends = rows.src, rows.dst, rows.count * float(sent_slots)
+    ends = rows.src, rows.dst, rows.count * float(slots)
     return replace(
         _equal_round(unit.places, ends, repeat=repeat, passed_on=passed_on, **work), count=rows.count, far=rows.far
     )

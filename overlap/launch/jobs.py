@@ -313,9 +313,8 @@ class Jobs:
         if self._phase is JobPhase.RUNS:
             self._phase, self._phase_ends_s = JobPhase.SEARCH, now_s + SEARCH_S
             was_killed = (job.returncode or 0) < 0 and job.status is None and not job.stopped
-            actions = self._send_signal(
-                signal.SIGTERM, [each for each in self.running if was_killed and not each.last_world]
-            )
+            outside = [each for each in self.running if not each.last_world] if was_killed else []
+            actions = self._send_signal(signal.SIGTERM, outside)
         if self._phase is JobPhase.SEARCH and self._has_fault:
             self._phase_ends_s = now_s
         return actions

@@ -218,7 +218,7 @@ class NodeChild:
                     # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
                     # of its own for the scheduler, so that processes which share cores could not let each other run.
                     process_group=0,
-                    stdin=None if node == 0 and not _stdin_is_terminal() else subprocess.DEVNULL,
+                    stdin=None if node == 0 and not os.isatty(0) else subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
                 )
@@ -301,13 +301,6 @@ def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     reader.callback(os.close, reads)
     writer.callback(os.close, writes)
     return reads, writes
-
-
-def _stdin_is_terminal() -> bool:
-    try:
-        return os.isatty(0)
-    except OSError:
-        return False
 
 
 async def _read_lines(descriptor: int, most_bytes: int) -> AsyncIterator[bytes]:

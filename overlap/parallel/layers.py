@@ -256,25 +256,23 @@ class Sequential:
         """Issue layer after layer, from the last."""
         dys, gradients = self._split_parts(dy), dict[str, object]()
         for name in reversed(self.layers):
-            dys, halves = self._issue_input_gradients(name, w, kept, dys)
-            gradients[name] = self._issue_weight_gradients(name, w, halves)
+            dys, halves = self._first_halves(name, w, kept, dys)
+            gradients[name] = self._second_halves(name, w, halves)
         return self._join_parts(dys), gradients
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of the input; of layers whose backward cannot be split, all of backward."""
         dys, halves = self._split_parts(dy), dict[str, list[Half]]()
         for name in reversed(self.layers):
-            dys, halves[name] = self._issue_input_gradients(name, w, kept, dys)
+            dys, halves[name] = self._first_halves(name, w, kept, dys)
         return self._join_parts(dys), halves
 
     def backward_weights(self, w: object, kept: object) -> object:
         """Issue the weight gradients of all layers, from the last."""
         halves = cast("Mapping[str, list[Half]]", kept)
-        return {name: self._issue_weight_gradients(name, w, halves[name]) for name in reversed(self.layers)}
+        return {name: self._second_halves(name, w, halves[name]) for name in reversed(self.layers)}
 
-    def _issue_input_gradients(
-        self, name: str, w: object, kept: object, dys: list[object]
-    ) -> tuple[list[object], list[Half]]:
+    def _first_halves(self, name: str, w: object, kept: object, dys: list[object]) -> tuple[list[object], list[Half]]:
         """Issue the input gradients of a layer for all parts.
 
         Returns:
@@ -285,7 +283,7 @@ class Sequential:
         each = [first_half(layer, weights, part, dy) for part, dy in zip(parts, dys, strict=True)]
         return [dx for dx, _ in each], [half for _, half in each]
 
-    def _issue_weight_gradients(self, name: str, w: object, halves: list[Half]) -> object:
+    def _second_halves(self, name: str, w: object, halves: list[Half]) -> object:
         """Issue a layer's weight gradients for all parts, and return their sum."""
         layer, weights = self.layers[name], _layer_weights(w, name)
         if len(halves) == 1:

@@ -299,16 +299,14 @@ class BatchPass:
             **pipeline.loss_cost,  # type: ignore[arg-type]
         )
 
-    def _check_and_scale_loss(
-        self, loss: Callable[..., object], y: object, gradient_and_loss: object
-    ) -> tuple[object, object]:
+    def _check_and_scale_loss(self, loss: Callable[..., object], y: object, results: object) -> tuple[object, object]:
         """Check the result of the loss function, and scale its gradient for the mean over the batch."""
-        check_loss(loss, y, gradient_and_loss)
-        return self._scale_loss_gradient(cast("tuple[object, object]", gradient_and_loss))
+        check_loss(loss, y, results)
+        return self._scale_loss_gradient(cast("tuple[object, object]", results))
 
-    def _scale_loss_gradient(self, gradient_and_loss: tuple[object, object]) -> tuple[object, object]:
+    def _scale_loss_gradient(self, results: tuple[object, object]) -> tuple[object, object]:
         """Return the gradient divided by the number of microbatches, so that these are only added up, and the loss."""
-        dy, loss = gradient_and_loss
+        dy, loss = results
         return rebuild(
             dy, {name: self._divide_by_microbatches(pick(dy, path)) for name, path in leaves(dy).items()}
         ), loss

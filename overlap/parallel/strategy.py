@@ -15,7 +15,7 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .awaitable_weights import awaitable
-from .buckets.agreement import issue_comparison
+from .buckets.agreement import issue_check
 from .buckets.gradients import check_gradient
 from .memory_work import MemoryWork, users_frame
 from .parameters import Parameters
@@ -170,7 +170,7 @@ class Strategy(ABC, Generic[Params]):
     def _compare_params(self) -> Future[None]:
         """Issue a comparison of names, shapes and dtypes of the parameters of all ranks."""
         items = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
-        return issue_comparison(self._work, self.group, "params", items)
+        return issue_check(self._work, self.group, "params", items)
 
     def _broadcast_first_weights(self, parameters: Parameters) -> list[Future[object]]:
         """Issue the comparison of parameters, and broadcasts of the first rank's weights."""

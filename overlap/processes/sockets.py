@@ -91,17 +91,15 @@ def listen(endpoint: Endpoint, *, backlog: int = _BACKLOG) -> socket.socket:
 
 def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
     """Return why this process cannot listen at an endpoint, with the process that holds the port if it is known."""
-    problem = f"cannot listen at {format_endpoint(endpoint)}"
+    start = f"cannot listen at {format_endpoint(endpoint)}"
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(endpoint[1])
         if holder is not None and holder.startswith(f"process {os.getpid()} "):
-            return (
-                f"{problem}: something else in this process listens there, such as torch's store; choose another port"
-            )
-        return f"{problem}: port {endpoint[1]} is taken{f' by {holder}' if holder else ''}; choose another one"
+            return f"{start}: something else in this process listens there, such as torch's store; choose another port"
+        return f"{start}: port {endpoint[1]} is taken{f' by {holder}' if holder else ''}; choose another one"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{problem}: not an address of this machine; name one that the process of node 0 has"
-    return f"{problem}: {os.strerror(error.errno) if error.errno else error}; choose another endpoint"
+        return f"{start}: not an address of this machine; name one that the process of node 0 has"
+    return f"{start}: {os.strerror(error.errno) if error.errno else error}; choose another endpoint"
 
 
 async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStream:

@@ -160,7 +160,7 @@ def lost_members(
     return (late - reports) | (set(world.members) & dead)
 
 
-def cut_off_members(world: EpochWorld, unreached: Mapping[int, Set[int]], *, lost_members: Set[int]) -> set[int]:
+def cut_off_members(world: EpochWorld, unreached: Mapping[int, Set[int]], *, lost: Set[int]) -> set[int]:
     """Return the members that the next world leaves out because others could not dial them, until all reach each other.
 
     All that see the same reports leave out the same members: again and again the one that lacks most connections; of
@@ -170,9 +170,9 @@ def cut_off_members(world: EpochWorld, unreached: Mapping[int, Set[int]], *, los
     Args:
         world: The world that lost members.
         unreached: Members that a member could not dial, by the member that has reported it.
-        lost_members: Members that count as lost anyway.
+        lost: Members that count as lost anyway.
     """
-    apart: dict[int, set[int]] = {member: set() for member in reversed(world.members) if member not in lost_members}
+    apart: dict[int, set[int]] = {member: set() for member in reversed(world.members) if member not in lost}
     for member in apart:
         for other in apart.keys() & unreached.get(member, set()):
             apart[member].add(other)
@@ -186,27 +186,27 @@ def cut_off_members(world: EpochWorld, unreached: Mapping[int, Set[int]], *, los
     return out
 
 
-def is_minority(world: EpochWorld, *, lost_members: Set[int], ended: Set[int]) -> bool:
+def is_minority(world: EpochWorld, *, lost: Set[int], ended: Set[int]) -> bool:
     """Whether less than half of a world is left, and lost members may live: a larger part may go on without this one.
 
     Args:
         world: The world that lost members.
-        lost_members: Members that count as lost.
+        lost: Members that count as lost.
         ended: Those of them whose processes have certainly ended.
     """
-    alive = [member for member in world.members if member not in lost_members]
-    return bool(lost_members - ended) and 2 * len(alive) < len(world.members)
+    alive = [member for member in world.members if member not in lost]
+    return bool(lost - ended) and 2 * len(alive) < len(world.members)
 
 
-def propose_world(world: EpochWorld, reports: Mapping[int, int], lost_members: Set[int]) -> EpochWorld | None:
+def propose_world(world: EpochWorld, reports: Mapping[int, int], lost: Set[int]) -> EpochWorld | None:
     """Return the next world to propose; None while a member that counts as alive has not reported.
 
     Args:
         world: The world that lost a member.
         reports: The agreed step of each member that has reported in this epoch.
-        lost_members: Members that count as lost.
+        lost: Members that count as lost.
     """
-    alive = tuple(member for member in world.members if member not in lost_members)
+    alive = tuple(member for member in world.members if member not in lost)
     if not alive or any(member not in reports for member in alive):
         return None
     return EpochWorld(epoch=world.epoch + 1, members=alive, step=max(reports[member] for member in alive))

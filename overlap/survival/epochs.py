@@ -330,11 +330,9 @@ class SurvivingRun:
             self.world, dead=self._dead_members(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
             suspect_s=SUSPECT_S, report_s=REPORT_S,
         )  # fmt: skip
-        lost |= cut_off_members(
-            self.world, {m: set(report.unreached) for m, report in reports.items()}, lost_members=lost
-        )
+        lost |= cut_off_members(self.world, {m: set(report.unreached) for m, report in reports.items()}, lost=lost)
         ended = {member for member in lost if self.witness.has_ended(member)}
-        if waited_s < MINORITY_S and is_minority(self.world, lost_members=lost, ended=ended):
+        if waited_s < MINORITY_S and is_minority(self.world, lost=lost, ended=ended):
             return False
         steps = {member: report.step for member, report in reports.items()}
         if (proposal := propose_world(self.world, steps, lost)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,7 +14,7 @@ import torch
 from ..ranklist import named_ranks
 from .batches import Batches
 from .record import Issue, Record, Verdict
-from .substitutes import Declined, Substitute, join_whole
+from .substitutes import Declined, Substitute, UpdateRecord, join_whole
 from .tensor_parts import digest
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ def _same_weights(recorded: list[Batches], *, distributed: bool) -> list[list[in
         key = tuple((name, digest(part.tensor)) for name, part in weights if distributed or not part.placements)
         found.setdefault(key, []).append(rank)
     return list(found.values())
+
+
+def _steps_at(update: int, recorded: Iterable[Batches]) -> list[UpdateRecord]:
+    """Return the records of an update, from the ranks that made it."""
+    return [batches.steps[update] for batches in recorded if update < len(batches.steps)]
 
 
 class AsOne:
@@ -101,7 +106,7 @@ class AsOne:
     def _has_local_gradients(self, update: int) -> bool:
         """Whether ranks with the same weights have different gradients in update `update`."""
         for ranks in self._models:
-            steps = [self._recorded[rank].steps[update] for rank in ranks if update < len(self._recorded[rank].steps)]
+            steps = _steps_at(update, [self._recorded[rank] for rank in ranks])
             for name in steps[0].gradients if steps else ():
                 parts = [step.gradients[name] for step in steps if name in step.gradients]
                 if not parts[0].placements and len({digest(part.tensor) for part in parts}) > 1:
@@ -179,8 +184,7 @@ class AsOne:
     def _check_losses(self, update: int, many: list[Batches], few: list[Batches]) -> None:
         """Decline runs whose forwards differ: losses must be the same but for a whole factor, such as a divisor."""
         many_losses, few_losses = (
-            [losses for each in ranks if update < len(each.steps) and (losses := each.steps[update].losses)]
-            for ranks in (many, few)
+            [step.losses for step in _steps_at(update, recorded) if step.losses] for recorded in (many, few)
         )
         if len({len(losses) for losses in (*many_losses, *few_losses)}) > 1:
             raise Declined("the number of backward passes of an update depends on the rank, or on their number")
@@ -189,9 +193,7 @@ class AsOne:
             large, small = max(abs(mean), abs(alone)), min(abs(mean), abs(alone))
             factor = round(large / small) if small else 0
             if abs(large - factor * small) > self._tolerance(4) * large or factor > self._run.size**2:
-                draws = [
-                    each.steps[update].draws for each in many if update < len(each.steps) and each.steps[update].draws
-                ]
+                draws = [step.draws for step in _steps_at(update, many) if step.draws]
                 raise Declined(
                     f"the forwards differ: the mean of the ranks' losses at {of_many[0].line} is {mean:.6g}, that of "
                     f"fewer {alone:.6g}{f'; the forward at {draws[0]} draws random numbers' if draws else ''}"
@@ -229,7 +231,7 @@ class AsOne:
             self._compared[update] += 1
             tolerance = self._tolerance(part.tensor.element_size())
             factor = _find_factor(gradient.double(), part.tensor.double(), largest, tolerance)
-            step = next(batches.steps[update] for batches in recorded if name in batches.steps[update].gradients)
+            step = next(step for step in _steps_at(update, recorded) if name in step.gradients)
             rate = step.rates[name] / rates[name] if rates.get(name) else 1.0
             if factor is not None and not (factor and abs(factor * rate - 1) < tolerance):
                 differences.append(GradientDifference(name, update, factor, step.line))
@@ -244,16 +246,14 @@ class AsOne:
                 f"its gradients are {float(factors.pop()):.3g} times those of {comparison}, and the loss is no mean: a "
                 "divisor may count data, or ranks"
             )
-        grouped: dict[object, tuple[Issue | None, list[GradientDifference]]] = {}
+        groups: dict[object, tuple[Issue | None, list[GradientDifference]]] = {}
         for difference in differences:
             issue = self._find_reduction(difference)
             key = _round_factor(difference.factor), issue and (issue.call.site, issue.call.members)
-            grouped.setdefault(key, (issue, []))[1].append(difference)
+            groups.setdefault(key, (issue, []))[1].append(difference)
         losses = [loss for loss in self._recorded[0].steps[0].losses if loss.is_mean and loss.scale != 1.0]
         scaled = f"; its loss at {losses[0].line} is a mean times {losses[0].scale:.3g}" if losses else ""
-        verdicts = [
-            _make_verdict(same, issue, self._run.record, comparison, scaled) for issue, same in grouped.values()
-        ]
+        verdicts = [_make_verdict(same, issue, self._run.record, comparison, scaled) for issue, same in groups.values()]
         return [*verdicts, *self._find_undivided_losses()]
 
     def _find_undivided_losses(self) -> list[Verdict]:

@@ -68,7 +68,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
             if func is torch.Tensor.backward:
                 self._record_loss(args[0])
             elif func.__name__ not in _NO_DATA:
-                tensors = list(_nested_tensors((args, kwargs)))
+                tensors = list(nested_tensors((args, kwargs)))
                 if len(tensors) > 1 and any(tensor.requires_grad for tensor in tensors):
                     self._enter(tensors)
         return func(*args, **kwargs)
@@ -77,7 +77,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
         """Call a module; record the data that enters it, unless another module calls it."""
         if self.over or self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
             return original(module, *args, **keywords)
-        self._enter(_nested_tensors((args, keywords)))
+        self._enter(nested_tensors((args, keywords)))
         before = torch.default_generator.get_state()
         self.half |= torch.is_autocast_enabled("cpu")
         self._depth += 1
@@ -165,15 +165,16 @@ _DROPOUTS = (functional.dropout, functional.dropout1d, functional.dropout2d, fun
 _NO_DATA = ("__set__", "copy_", "_has_compatible_shallow_copy_type", "equal", "allclose")
 
 
-def _nested_tensors(value: Any) -> Iterator[torch.Tensor]:
+def nested_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _nested_tensors(item)
+            yield from nested_tensors(item)
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _nested_tensors(item)
+            yield from nested_tensors(item)
 
 
 def _scale_of(node: Any) -> tuple[float, bool]:

@@ -59,11 +59,8 @@ def judge(
     """
     verdicts = [] if error is None else [_end_verdict(record, error)]
     finished = {rank for rank, how in record.left.items() if not how}
-    checks = [
-        latent.find_partial_group(record, finished),
-        latent.find_buffer_in_flight(record),
-        latent.find_reused_tag(record),
-    ]
+    checks = [latent.find_partial_group(record, finished), latent.find_buffer_in_flight(record)]
+    checks.append(latent.find_reused_tag(record))
     checks.append(roles.check_first_forward(record) or latent.find_missing_gradient(record))
     if not any(verdict is not None and verdict.kind == "group of some" for verdict in checks):
         checks.append(latent.find_group_order_difference(record) or latent.find_group_members_difference(record))

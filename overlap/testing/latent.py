@@ -21,26 +21,24 @@ def find_order_cycle(record: Record) -> Verdict | None:
     """
     collectives = [issue for issue in record.issues if not issue.call.is_message and len(issue.call.members) > 1]
     last_issue: dict[tuple[int, int], Issue] = {}  # by thread: while one waits, the others of its rank go on
-    predecessors: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]] = {}
+    graph: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]] = {}
     for issue in collectives:
         earlier = last_issue.get((issue.rank, issue.thread))
         if earlier is not None:
-            predecessors.setdefault(issue.end.meeting, {}).setdefault(earlier.end.meeting, (earlier, issue))
+            graph.setdefault(issue.end.meeting, {}).setdefault(earlier.end.meeting, (earlier, issue))
         last_issue[issue.rank, issue.thread] = issue
     try:
-        TopologicalSorter({node: set(edges) for node, edges in predecessors.items()}).prepare()
+        TopologicalSorter({node: set(edges) for node, edges in graph.items()}).prepare()
     except CycleError as error:
-        return _inversion_verdict(_join_neighbouring_pairs(predecessors, error.args[1]))
+        return _inversion_verdict(_join_neighbouring_pairs(graph, error.args[1]))
     return None
 
 
 def _join_neighbouring_pairs(
-    predecessors: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]], cycle: list[Meeting]
+    graph: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]], cycle: list[Meeting]
 ) -> list[tuple[Issue, Issue]]:
     """Return the pairs of issues along a cycle, earlier and later one of a rank; pairs of one rank become one."""
-    pairs = [
-        predecessors[later][earlier] for earlier, later in pairwise(cycle) if earlier in predecessors.get(later, {})
-    ]
+    pairs = [graph[later][earlier] for earlier, later in pairwise(cycle) if earlier in graph.get(later, {})]
     joined: list[tuple[Issue, Issue]] = []
     for earlier, later in pairs:
         if joined and joined[-1][1].rank == earlier.rank:
@@ -240,48 +238,41 @@ def _weight_difference(record: Record, step: int, of_step: dict[int, WeightRecor
         odd_ranks = [rank for rank, digest in digests.items() if digest != commonest]
         if not odd_ranks:
             continue
-        usual_rank = next(rank for rank in digests if rank not in odd_ranks)
-        line = of_step[odd_ranks[0]].line
+        odd, usual = odd_ranks[0], next(rank for rank in digests if rank not in odd_ranks)
+        line = of_step[odd].line
         since = f"from update {step} ({line}) on," if again else f"after update {step} ({line}), and not before,"
         when = since if step else "before the first update"
-        when += " since the last Join" if of_step[odd_ranks[0]].joins else ""
-        odd_text = f"{named_ranks(odd_ranks)} ({digests[odd_ranks[0]]})"
-        text = f"{when} '{name}' differs: {odd_text} from rank {usual_rank} ({commonest})"
-        text += _setting_difference(of_step, odd_ranks, usual_rank) or _random_difference(
-            record, odd_ranks[0], usual_rank, step
-        )
-        return Verdict(
-            kind="weights differ", text=text, ranks=(*odd_ranks, usual_rank), lines=tuple(filter(None, (line,)))
-        )
+        when += " since the last Join" if of_step[odd].joins else ""
+        text = f"{when} '{name}' differs: {named_ranks(odd_ranks)} ({digests[odd]}) from rank {usual} ({commonest})"
+        text += _setting_difference(of_step, odd_ranks, usual) or _random_difference(record, odd, usual, step)
+        return Verdict(kind="weights differ", text=text, ranks=(*odd_ranks, usual), lines=tuple(filter(None, (line,))))
     return None
 
 
-def _setting_difference(of_step: dict[int, WeightRecord], odd_ranks: list[int], usual_rank: int) -> str:
+def _setting_difference(of_step: dict[int, WeightRecord], odd_ranks: list[int], usual: int) -> str:
     """Return a clause on the first setting in which the optimizers of ranks differ; "" if none."""
     for rank in odd_ranks:
         groups = of_step[rank].settings
-        for number, (own, other) in enumerate(zip(groups, of_step[usual_rank].settings, strict=False)):
+        for number, (own, other) in enumerate(zip(groups, of_step[usual].settings, strict=False)):
             for name, value in own.items():
                 if value != other.get(name, value):
                     where = f"{name} in its group {number}" if len(groups) > 1 else name
-                    return (
-                        f"; the optimizer of rank {rank} has {where} = {value}, that of rank {usual_rank} {other[name]}"
-                    )
+                    return f"; the optimizer of rank {rank} has {where} = {value}, that of rank {usual} {other[name]}"
     return ""
 
 
-def _random_difference(record: Record, odd_rank: int, usual_rank: int, step: int) -> str:
+def _random_difference(record: Record, odd: int, usual: int, step: int) -> str:
     """Return a clause on the line at which two ranks first have other random numbers; "" if none.
 
     Ranks whose random numbers differed before the first update have their own by right, as those of their data.
     """
     first = {weights.rank: weights.randomness for weights in reversed(record.weights)}
-    if step and first[odd_rank] != first[usual_rank]:
+    if step and first[odd] != first[usual]:
         return ""
-    mine, theirs = record.of(odd_rank), record.of(usual_rank)
+    mine, theirs = record.of(odd), record.of(usual)
     for a, b in zip(mine, theirs, strict=False):
         if a.randomness and b.randomness and a.randomness != b.randomness and a.call.site == b.call.site:
-            return f"; at {a.title} the random numbers of rank {odd_rank} are no longer those of rank {usual_rank}"
+            return f"; at {a.title} the random numbers of rank {odd} are no longer those of rank {usual}"
     return ""
 
 

@@ -94,9 +94,7 @@ def _check_reductions(record: Record, firsts: dict[int, FirstForward]) -> Iterat
 def _holders_clause(firsts: dict[int, FirstForward], name: str, digests: dict[int, str]) -> str:
     """Return "ranks ... hold the same as rank R" for a value that ranks outside of `digests` hold too; "" if none."""
     for rank, digest in digests.items():
-        same = [
-            other for other, first in firsts.items() if name in first.weights and first.weights[name].digest == digest
-        ]
+        same = [rank for rank, first in firsts.items() if (held := first.weights.get(name)) and held.digest == digest]
         if not set(same) <= set(digests):
             return f"{named_ranks(sorted(same))} hold the same as rank {rank}"
     return ""

@@ -253,13 +253,12 @@ class Run:
         if set(own_weights) != set(other_weights):
             return Answer(f"one of the runs has no weight '{sorted(set(own_weights) ^ set(other_weights))[0]}'")
         for name, value in own_weights.items():
-            if value.shape != other_weights[name].shape:
-                return Answer(f"'{name}' has shape {value.shape} here and {other_weights[name].shape} there")
-            if bound == 0.0 and value.tobytes() == other_weights[name].tobytes():
+            other_value = other_weights[name]
+            if value.shape != other_value.shape:
+                return Answer(f"'{name}' has shape {value.shape} here and {other_value.shape} there")
+            if bound == 0.0 and value.tobytes() == other_value.tobytes():
                 continue
-            difference = float(
-                np.abs(value.astype(np.float64) - other_weights[name].astype(np.float64)).max(initial=0.0)
-            )
+            difference = float(np.abs(value.astype(np.float64) - other_value.astype(np.float64)).max(initial=0.0))
             if bound == 0.0 or not difference <= bound:
                 return Answer(f"'{name}' differs by up to {difference:g}{f', more than {bound:g}' if bound else ''}")
         return Answer()

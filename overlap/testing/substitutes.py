@@ -99,19 +99,21 @@ def _join_data(pieces: list[torch.Tensor], alone: torch.Tensor) -> torch.Tensor 
 
     Pieces follow one another along the dim in which one rank alone has more, or along the first dim where it has as
     much. Where two dims are split, consecutive ranks have the parts along the second one.
+
+    Args:
+        pieces: Data of the ranks, each different piece once.
+        alone: Data of one rank that runs alone, for its shape.
     """
     first = pieces[0]
     if len(pieces) == 1:
         return first
     if not first.ndim:
-        total = torch.stack(pieces).sum()
-        is_sum = torch.allclose(alone.double(), total.double())
+        is_sum = torch.allclose(alone.double(), torch.stack(pieces).sum().double())
         return alone if is_sum else "a number that is computed of the data differs"
     if any(piece.shape != first.shape for piece in pieces) or alone.ndim != first.ndim:
         return f"batches of ranks have different shapes, such as {tuple(first.shape)} and {tuple(pieces[-1].shape)}"
-    parts = {
-        dim: alone.shape[dim] // first.shape[dim] for dim in range(1, alone.ndim) if alone.shape[dim] > first.shape[dim]
-    }
+    cut_dims = [dim for dim in range(1, alone.ndim) if alone.shape[dim] > first.shape[dim]]
+    parts = {dim: alone.shape[dim] // first.shape[dim] for dim in cut_dims}
     if len(parts) > 1 or any(len(pieces) % count for count in parts.values()):
         return f"data of shape {tuple(first.shape)} on {len(pieces)} ranks is no part of {tuple(alone.shape)}"
     for dim, count in parts.items():

@@ -110,7 +110,7 @@ class RankThread(Generic[T]):
         self._ended, self._is_ending = False, False
         self._result: T | None = None
         self._error: BaseException | None = None
-        self.on_resume: Callable[[], None] = _ignore_resume  # called in the thread, after each wait
+        self.on_resume: Callable[[], None] = lambda: None  # called in the thread, after each wait
         self.turn: Callable[[], Awaitable[None]] = _go_on  # awaited before the thread goes on after a wait
         self._thread = threading.Thread(target=self._thread_main, name=f"overlap rank {rank.rank}", daemon=True)
 
@@ -348,10 +348,6 @@ def owned_threads() -> Iterator[None]:
 
     with patch.object(threading.Thread, "start", start):
         yield
-
-
-def _ignore_resume() -> None:
-    """Ignore that the thread goes on."""
 
 
 async def _go_on() -> None:

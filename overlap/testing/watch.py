@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..torch.operations import exclude_from_compiler, frame_line, users_frame
-from .batches import Batches
+from .batches import Batches, nested_tensors
 from .record import Issue, Record, Touch, WeightRecord
 from .role_watch import RoleWatch
 from .tensor_parts import digest, local_tensor, part_label
@@ -83,14 +83,16 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func is torch.ops.aten.lift_fresh.default:  # the end of torch.tensor(...), whose memory is new
             self._count_memory(args[0])
-        if self.roles is not None and not self.inside and self.roles.is_first_forward(func, _tensors_in(args)):
+        if self.roles is not None and not self.inside and self.roles.is_first_forward(func, nested_tensors(args)):
             self.roles = None
         if self.inside or func.is_view or func.namespace not in ("aten", "prims"):
             return func(*args, **kwargs)
         if self._flying:
             self._check_arguments(func, args, kwargs)
         out = func(*args, **kwargs)
-        tensors = [tensor for tensor in _tensors_in((args, out)) if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
+        tensors = [
+            tensor for tensor in nested_tensors((args, out)) if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        ]
         if self._timed:
             nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
             counted = flop_registry.get(func.overloadpacket)
@@ -105,10 +107,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             writes = position < len(schema) and bool(
                 schema[position].alias_info and schema[position].alias_info.is_write
             )
-            for tensor in _tensors_in(value):
+            for tensor in nested_tensors(value):
                 self._check_tensor(tensor, writes, func)
         for name, value in kwargs.items():
-            for tensor in _tensors_in(value):
+            for tensor in nested_tensors(value):
                 self._check_tensor(tensor, name == "out", func)
 
     def _check_tensor(self, tensor: Any, writes: bool, func: Any) -> None:
@@ -131,7 +133,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def _count_memory(self, out: Any) -> None:
         """Add the memory of new tensors to the bytes that the rank holds."""
-        for tensor in _tensors_in(out):
+        for tensor in nested_tensors(out):
             if not _has_memory(tensor):
                 continue
             storage = tensor.untyped_storage()
@@ -155,14 +157,6 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """Subtract the memory of a storage that no tensor uses."""
         self._seen.discard(key)
         self._live_bytes -= nbytes
-
-
-def _tensors_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item)
-    elif isinstance(value, torch.Tensor):
-        yield value
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -21,10 +21,10 @@ from overlap.cli.demo.model import Block, Classifier
 from overlap.cli.demo.report import (
     MedianSteps,
     StepTimes,
-    draw_both_steps,
     introduction,
     make_progress,
     median_steps,
+    pictures,
     step_times,
     summary,
     verdict,
@@ -331,7 +331,7 @@ def test_both_pictures_fold_ranks_and_begin_with_the_one_that_is_waited_for():
     spans = [one for step in range(2) for rank in range(8) for one in spans_of(step, rank, overlapped=step == 1)]
     found = replace(comparison(), timeline=Timeline(spans=spans, world_size=8), steps=1)
     of = median_steps(found)
-    shown = [line.plain for line in draw_both_steps(found, of, width=80, ascii=True, color=False)]
+    shown = [line.plain for line in pictures(found, of, width=80, ascii=True, color=False)]
     assert "\n".join(shown) == DRAWN
     assert verdict(TimelineView(found.timeline, step=of.overlapped.index), width=80) == JUDGED
 

@@ -158,8 +158,8 @@ class Job:
             world, dead=ended | me.cut_off, suspects=me.suspects, reports=reports.keys(), waited_s=waited_s,
             suspect_s=SUSPECT_S, report_s=REPORT_S,
         )  # fmt: skip
-        lost |= cut_off_members(world, reports, lost_members=lost)
-        if waited_s < MINORITY_S and is_minority(world, lost_members=lost, ended=lost & ended):
+        lost |= cut_off_members(world, reports, lost=lost)
+        if waited_s < MINORITY_S and is_minority(world, lost=lost, ended=lost & ended):
             return
         proposal = propose_world(world, dict.fromkeys(reports, 0), lost)
         if proposal is not None and accepts(self.records[-1], proposal):

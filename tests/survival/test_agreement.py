@@ -117,7 +117,7 @@ def test_progress_enforces_the_order_of_a_step() -> None:
 )
 def test_less_than_half_waits_for_others_that_may_live(lost, ended, waits):
     world = EpochWorld(epoch=0, members=(0, 1, 2, 3), step=0)
-    assert is_minority(world, lost_members=lost, ended=ended) is waits
+    assert is_minority(world, lost=lost, ended=ended) is waits
 
 
 # -- the agreement where packets vanish and all hosts reach the folder, by seed: one part goes on, and soon ------------
@@ -169,9 +169,9 @@ def test_seeds_reach_every_network():
 )
 def test_members_are_left_out_until_all_reach_each_other(unreached, out):
     world = EpochWorld(epoch=1, members=(0, 1, 2, 3), step=0)
-    assert cut_off_members(world, unreached, lost_members=set()) == out
+    assert cut_off_members(world, unreached, lost=set()) == out
 
 
 def test_a_lost_member_needs_no_connection():
     world = EpochWorld(epoch=1, members=(0, 1, 2, 3), step=0)
-    assert cut_off_members(world, {0: {2, 3}, 1: {2, 3}}, lost_members={0, 1}) == set()
+    assert cut_off_members(world, {0: {2, 3}, 1: {2, 3}}, lost={0, 1}) == set()

@@ -68,12 +68,10 @@ def measure_and_print(args: argparse.Namespace) -> int:
 
         def add(result: Result) -> None:
             """Add a row, and print it."""
-            text = (
-                table_row(result) if rows else f"{table_heading(result.case, sampling, processes)}\n{table_row(result)}"
-            )
+            heading = "" if rows else f"{table_heading(result.case, sampling, processes)}\n"
             rows.append(result)
             if not args.json:
-                print(text, flush=True)
+                print(heading + table_row(result), flush=True)
 
         for world in worlds:
             run(

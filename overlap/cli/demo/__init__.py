@@ -20,7 +20,7 @@ from ...units import integer
 from ..console import Console
 from ..options import add_options, shared_option
 from ..output import output_path
-from .report import draw_both_steps, introduction, make_progress, median_steps, summary, verdict
+from .report import introduction, make_progress, median_steps, pictures, summary, verdict
 from .training import Task, compare, fitting_bandwidth
 
 __all__ = ["fill", "main"]
@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
         write_trace(comparison.timeline, args.trace)
         console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
     console.print()
-    for line in draw_both_steps(comparison, steps, width=console.width, ascii=console.plain, color=console.coloured):
+    for line in pictures(comparison, steps, width=console.width, ascii=console.plain, color=console.coloured):
         console.print(line)
     view = TimelineView(comparison.timeline, step=steps.overlapped.index)
     console.print(summary(comparison, steps), soft_wrap=True)

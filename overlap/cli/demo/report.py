@@ -114,9 +114,7 @@ def _weights_lines(comparison: DemoComparison) -> Iterator[str]:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def draw_both_steps(
-    comparison: DemoComparison, steps: MedianSteps, *, width: int, ascii: bool, color: bool
-) -> Iterator[Text]:
+def pictures(comparison: DemoComparison, steps: MedianSteps, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
     """Draw the median step without overlap above the one with it, with one ruler and one legend for both."""
     views = {
         f"{title}, step {step.index}": TimelineView(comparison.timeline, step=step.index, rows=ROWS)

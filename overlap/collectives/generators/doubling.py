@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..hazards import unroll
-from ..pattern import Ints, Pattern, owners, pattern_from_edges
+from ..pattern import Ints, Pattern, edge_pattern, owners
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Column, TableWriter, adjacent_runs
 
@@ -34,7 +34,7 @@ def halving_doubling(size: int) -> Pattern:
         rows += [(cube + 1, e - 1, e, 0, e), (cube + 1, e - 1, e, e + 1, size)]
     table = np.asarray(rows, np.int32).reshape(-1, 5)
     chunk, row = unroll(table[:, 3], table[:, 4] - table[:, 3])
-    return pattern_from_edges(size, owners(size), table[row, 0], table[row, 1], table[row, 2], chunk)
+    return edge_pattern(size, owners(size), table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
 def folded_halving_doubling(size: int) -> Pattern:
@@ -55,7 +55,7 @@ def folded_halving_doubling(size: int) -> Pattern:
     rows += [(cube, 2 * extra, 2 * extra + 1, 0, len(heads)) for extra in range(size - len(heads))]
     table = np.asarray(rows, np.int32).reshape(-1, 5)
     chunk, row = unroll(table[:, 3], table[:, 4] - table[:, 3])
-    return pattern_from_edges(size, heads, table[row, 0], table[row, 1], table[row, 2], chunk)
+    return edge_pattern(size, heads, table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
 def _folded_ranks(size: int) -> tuple[Ints, int]:
@@ -112,7 +112,7 @@ def bruck(size: int) -> Pattern:
         columns = np.broadcast_arrays(np.int32(step), ranks, (ranks - (1 << step)) % size, chunk)
         rows.append(np.stack([column.reshape(-1) for column in columns]))
     step, src, dst, chunk = np.concatenate(rows, axis=1)
-    return pattern_from_edges(size, owners(size), step, src, dst, chunk)
+    return edge_pattern(size, owners(size), step, src, dst, chunk)
 
 
 def all_to_all(size: int) -> Schedule:

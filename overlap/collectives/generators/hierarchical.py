@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, flat_columns, owners, pattern_from_edges
+from ..pattern import Ints, Pattern, edge_pattern, flat_columns, owners
 from ..schedule import COLUMNS, Buffer, Schedule
 from ..slicing import replace_rows
 from .torus import squarest
@@ -46,7 +46,7 @@ def _compose(inter: Pattern, intra: Pattern) -> Pattern:
     outer, inner = _edges_between_nodes(inter, intra), _edges_inside_nodes(inter, intra, lanes)
     columns = [np.concatenate(pair) for pair in zip(outer, inner, strict=True)]
     step, src, dst, chunk, channel, group = columns
-    pattern = pattern_from_edges(size, owners(size, parts), step, src, dst, chunk, channel=channel, group=group)
+    pattern = edge_pattern(size, owners(size, parts), step, src, dst, chunk, channel=channel, group=group)
     node, local = pattern.owner // local_size, pattern.owner % local_size
     part = np.arange(size * parts, dtype=np.int32) // size
     # Slots contiguous in each message between ranks of a node, and between two nodes.

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, owners, pattern_from_edges
+from ..pattern import Ints, Pattern, edge_pattern, owners
 from .doubling import halving_doubling
 from .hierarchical import compose
 from .mesh import mesh
@@ -41,7 +41,7 @@ def _combine_patterns(patterns: Sequence[Pattern]) -> Pattern:
         lanes += int(p.channel.max(initial=0)) + 1
         groups += int(p.group.max(initial=-1)) + 1
     step, src, dst, chunk, channel, group = (np.concatenate(column) for column in zip(*columns, strict=True))
-    whole = pattern_from_edges(size, owners(size, chunks // size), step, src, dst, chunk, channel=channel, group=group)
+    whole = edge_pattern(size, owners(size, chunks // size), step, src, dst, chunk, channel=channel, group=group)
     return replace(whole, steps=max(pattern.steps for pattern in patterns))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Pattern, owners, pattern_from_edges
+from ..pattern import Pattern, edge_pattern, owners
 from ..schedule import Buffer, Schedule
 from ..tablewriter import TableWriter
 from .rank_order import all_pairs, scratch_block
@@ -21,7 +21,7 @@ def mesh(size: int) -> Pattern:
     Cost: 1 step each way, n (size - 1) / size bytes per rank. Fan-in: size - 1 messages meet at every rank.
     """
     src, dst = all_pairs(size)
-    return pattern_from_edges(size, owners(size), 0, src, dst, src, group=src)
+    return edge_pattern(size, owners(size), 0, src, dst, src, group=src)
 
 
 def star(size: int, root: int) -> Pattern:
@@ -30,7 +30,7 @@ def star(size: int, root: int) -> Pattern:
     Cost: 1 step, n (size - 1) bytes sent by the root.
     """
     others = (root + np.arange(1, size, dtype=np.int32)) % np.int32(size)
-    return pattern_from_edges(size, np.array([root], np.int32), 0, root, others, 0, group=0)
+    return edge_pattern(size, np.array([root], np.int32), 0, root, others, 0, group=0)
 
 
 def all_to_all(size: int) -> Schedule:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..pattern import Ints, Pattern, pattern_from_edges
+from ..pattern import Ints, Pattern, edge_pattern
 from ..schedule import Buffer, Schedule
 from ..tablewriter import TableWriter
 
@@ -49,7 +49,7 @@ def chain(size: int, *, slices: int = 8) -> Pattern:
     v = np.arange(size - 1, dtype=np.int32)
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
     owner = np.full(slices, size - 1, np.int32)
-    return pattern_from_edges(size, owner, v + slice_, np.int32(size - 1) - v, np.int32(size - 2) - v, slice_)
+    return edge_pattern(size, owner, v + slice_, np.int32(size - 1) - v, np.int32(size - 2) - v, slice_)
 
 
 def _add_reduction(table: TableWriter, size: int, *, per_block: int, within: Ints, out: Ints) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, owners, pattern_from_edges
+from ..pattern import Ints, Pattern, edge_pattern, owners
 from .sizes import fits
 
 
@@ -53,9 +53,7 @@ def _pass_on(size: int, path: Ints, way: int) -> Pattern:
     twice = np.concatenate([path, path], axis=1) + channel * np.int32(size)
     from_place = sliding_window_view(twice, size, axis=1)
     chunk = (from_place[:, :1:-1] if way > 0 else from_place[:, : size - 1]).transpose(1, 0, 2)
-    return pattern_from_edges(
-        size, owners(size, len(path)), step, path, np.roll(path, -way, axis=1), chunk, channel=channel
-    )
+    return edge_pattern(size, owners(size, len(path)), step, path, np.roll(path, -way, axis=1), chunk, channel=channel)
 
 
 def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
@@ -94,4 +92,4 @@ def _pass_on_in_pairs(size: int, path: Sequence[int]) -> Pattern:
     aside = (step, primary, secondary, chunk, cycle, group)
     flat = [[column.reshape(-1) for column in np.broadcast_arrays(*block)] for block in (onward, aside)]
     when, src, dst, passed, channel, grouped = (np.concatenate(column) for column in zip(*flat, strict=True))
-    return pattern_from_edges(size, owners(size), when, src, dst, passed, channel=channel, group=grouped)
+    return edge_pattern(size, owners(size), when, src, dst, passed, channel=channel, group=grouped)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import ScheduleError
 from ..hazards import unroll
-from ..pattern import Ints, Pattern, flat_columns, pattern_from_edges
+from ..pattern import Ints, Pattern, edge_pattern, flat_columns
 from .along_rings import Rings, ring_scatter
 from .tree import subtrees
 
@@ -40,7 +40,7 @@ def scatter_all_gather(
     Raises:
         ScheduleError: If there is no such `scatter`.
     """
-    alone = pattern_from_edges(1, np.zeros(1, np.int32), *(np.empty(0, np.int32),) * 4)
+    alone = edge_pattern(1, np.zeros(1, np.int32), *(np.empty(0, np.int32),) * 4)
     return two_level_broadcast(root, alone, gather, scatter=scatter, rings=rings)
 
 
@@ -91,7 +91,7 @@ def _scatter_and_gather(root: int, between: Pattern, inside: Pattern, scatter: s
     needed = ~has[last[2], last[3]]
     columns = [np.concatenate([*three]) for three in zip(first, middle, [c[needed] for c in last], strict=True)]
     step, src, dst, chunk, channel, group = columns
-    return pattern_from_edges(size, owner, step, src, dst, chunk, channel=channel, group=group)
+    return edge_pattern(size, owner, step, src, dst, chunk, channel=channel, group=group)
 
 
 def _edges_in_root(home: int, root: int, local_size: int, depth: int, scatter: str, rings: Rings | None) -> list[Ints]:

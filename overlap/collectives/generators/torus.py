@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, owners, pattern_from_edges
+from ..pattern import Ints, Pattern, edge_pattern, owners
 from .sizes import fits
 
 Held: TypeAlias = NDArray[np.bool_]
@@ -88,7 +88,7 @@ def _copy_waves(
             same = np.full(len(src), 1)
             rows.append(np.stack([same * step, src, receiver[src], owner + copy * size, same * copy], axis=1))
     step, src, dst, chunk, channel = np.concatenate(rows).T
-    return pattern_from_edges(size, owners(size, max(1, len(starts))), step, src, dst, chunk, channel=channel)
+    return edge_pattern(size, owners(size, max(1, len(starts))), step, src, dst, chunk, channel=channel)
 
 
 def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..pattern import Ints, Pattern, pattern_from_edges
+from ..pattern import Ints, Pattern, edge_pattern
 from ..schedule import Buffer, Schedule
 from ..tablewriter import TableWriter
 
@@ -18,7 +18,7 @@ def binomial(size: int, root: int = 0) -> Pattern:
     """
     parent = [(step, v, v + (1 << step)) for step in range((size - 1).bit_length()) for v in range(1 << step)]
     step, src, dst = _edge_columns([edge for edge in parent if edge[2] < size])
-    return _pattern_of_edges(size, root, 1, step, src, dst, 0)
+    return _rooted_pattern(size, root, 1, step, src, dst, 0)
 
 
 def chain(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
@@ -28,7 +28,7 @@ def chain(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
     """
     v = np.arange(size - 1, dtype=np.int32)
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
-    return _pattern_of_edges(size, root, slices, v + slice_, v, v + 1, slice_)
+    return _rooted_pattern(size, root, slices, v + slice_, v, v + 1, slice_)
 
 
 def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
@@ -42,7 +42,7 @@ def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
     dst = np.arange(1, size, dtype=np.int32)
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
     step = np.asarray(arrival[1:], np.int32) - 1 + 2 * slice_
-    return _pattern_of_edges(size, root, slices, step, (dst - 1) // 2, dst, slice_)
+    return _rooted_pattern(size, root, slices, step, (dst - 1) // 2, dst, slice_)
 
 
 def _edge_columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
@@ -50,12 +50,10 @@ def _edge_columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
     return table[:, 0], table[:, 1], table[:, 2]
 
 
-def _pattern_of_edges(
-    size: int, root: int, slices: int, step: Ints, src: Ints, dst: Ints, chunk: Ints | int
-) -> Pattern:
+def _rooted_pattern(size: int, root: int, slices: int, step: Ints, src: Ints, dst: Ints, chunk: Ints | int) -> Pattern:
     """Return the pattern of edges whose ends count from the root."""
     owner = np.full(slices, root, np.int32)
-    return pattern_from_edges(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
+    return edge_pattern(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
 
 
 def subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -167,7 +165,7 @@ def _join_trees(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slic
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
     chunk = half * np.int32(slices) + slice_
     src, dst = (src + root) % size, (dst + root) % size
-    return pattern_from_edges(size, np.repeat(owners, slices), step + 2 * slice_, src, dst, chunk, channel=half)
+    return edge_pattern(size, np.repeat(owners, slices), step + 2 * slice_, src, dst, chunk, channel=half)
 
 
 def _arrival_steps(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int], int], when: dict[int, int]) -> int:

@@ -66,9 +66,7 @@ def check_equal_items(
             raise mark_agreed(UsageError(f"{subject} differ between rank {this_rank} and rank {rank}: {item}"))
 
 
-def issue_comparison(
-    work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = ""
-) -> Future[None]:
+def issue_check(work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
     """Return a future that fails, on every rank of a group, unless all have the same items.
 
     Args:

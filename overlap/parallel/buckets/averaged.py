@@ -11,7 +11,7 @@ from ...runtime.future import Future
 from ...runtime.stream import Stream
 from ..parameters import Parameters
 from .bucket import Bucket, BucketContext, scale_gradient
-from .gradients import raise_for_not_finite
+from .gradients import blame_rank
 from .plan import BUCKET_BYTES, BucketPlan
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class AveragedBucket(Bucket):
             return self._parameters.views
         if not self.update_part(step, part, reduced, *factors):
             [(name, view)] = self.views.items()
-            raise_for_not_finite(self._asking, name, self._own_gradient, view, step, self.site)
+            blame_rank(self._asking, name, self._own_gradient, view, step, self.site)
         if part.stop == self.plan.size:
             self._own_gradient = None
         return self._parameters.views

@@ -21,7 +21,7 @@ from ..memory_work import users_frame
 from ..settings import Settings, check_count
 from ..strategy import Ahead, Strategy
 from ..tree import Params, Site
-from .agreement import issue_comparison
+from .agreement import issue_check
 from .bucket import Bucket, BucketContext, scale_gradient
 from .gradients import Part, clip_factor, square_sums
 from .queue import BucketQueue
@@ -319,7 +319,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             return
         self._seen = order
         if self.group.size > 1:
-            self._agreed = (issue_comparison(self._work, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
+            self._agreed = (issue_check(self._work, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
         self._reorder(order)
 
 

@@ -82,9 +82,7 @@ def not_finite(views: Mapping[str, Array], *, rank: int, step: int, site: Site |
     return _not_finite_error(name, view, _find_not_finite(view), rank, step, site)
 
 
-def raise_for_not_finite(
-    group: Group, name: str, gradient: Array | None, view: Array, step: int, site: Site | None
-) -> None:
+def blame_rank(group: Group, name: str, gradient: Array | None, view: Array, step: int, site: Site | None) -> None:
     """Find the rank with a gradient that is not finite, on the thread of a compute, and raise the error on all ranks.
 
     A mean that is not finite shows on all ranks, so all of them call this.
