@@ -253,12 +253,6 @@ def _collective_calls(
     rows = work.comm
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     messages = collective_messages(profile, rows)
-
-    def sites_of(sources: Rows) -> list[CallSite]:
-        """Return the call sites of launches or calls; an empty one for row -1."""
-        threads = np.where(sources >= 0, profile.thread[sources], -1).astype(np.int32)
-        return sites.find(threads, profile.start_ns[sources])
-
     sources = work.launch[rows]
     if not work.on_device:
         calls = issuing_calls(profile, work, messages)
@@ -268,7 +262,7 @@ def _collective_calls(
     for step, window in windows.items():
         steps[slice(*np.searchsorted(profile.start_ns[rows], window))] = step
     times = (profile.start_ns[rows], profile.end_ns[rows], exposed_ns, steps)
-    found = sites_of(sources), sites_of(np.where(waiters >= 0, work.launch[waiters], -1))
+    found = sites.of_rows(sources), sites.of_rows(np.where(waiters >= 0, work.launch[waiters], -1))
     return [
         ProfiledCollective(
             op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,

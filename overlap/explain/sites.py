@@ -171,9 +171,10 @@ class CallSites:
             forwards[int(profile.sequence[row])] = row
         return forwards
 
-    def find(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[CallSite]:
-        """Return the call site of each instant of a thread, an empty one without a thread; see `find_numbered`."""
-        sites, number = self.find_numbered(threads, instants_ns)
+    def of_rows(self, rows: Rows) -> list[CallSite]:
+        """Return the call site of each of some rows at its start; an empty one for row -1. See `find_numbered`."""
+        threads = np.where(rows >= 0, self._profile.thread[rows], -1).astype(np.int32)
+        sites, number = self.find_numbered(threads, self._profile.start_ns[rows])
         return [sites[each] for each in number.tolist()]
 
     def find_numbered(self, threads: NDArray[np.int32], instants_ns: Int64s) -> tuple[list[CallSite], NDArray[np.intp]]:

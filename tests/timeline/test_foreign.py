@@ -156,7 +156,7 @@ def profile(*durations):
 def test_events_of_neuron_that_end_before_they_start_are_left_out_and_told(tmp_path):
     timeline = read_trace(written(tmp_path, profile(5, -3, -4)))
     assert [span.duration_ns for span in timeline.spans] == [5]
-    assert oddities(timeline) == "2 events end before they start (first: 'cc_running'): shown is the rest"
+    assert oddities(timeline) == ("2 spans end before they start (first: 'cc_running' of rank 0): shown is the rest")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_events_of_neuron_that_end_before_they_start_are_left_out_and_told(tmp_p
         ),
         ({"trace_events": [{"name": "cc_running", "timestamp": "x"}]}, "timestamp is 'x', not a number of nanoseconds"),
         (kineto(0, [event("kernel", "k", None, 1)]), "no event of PyTorch's profiler in it"),
-        (profile(-3, -4), "all of its events end before they start"),
+        (profile(-3, -4), "all of its spans end before they start"),
         (profile(float("inf")), "duration is inf, not a number of nanoseconds"),
         (profile(1 << 70), "a number in it has more than 64 bits"),
     ],

@@ -8,9 +8,9 @@ import msgspec
 
 from ..columnar import NONE
 from ..span import Kind, Role
-from ..spans import CUT, LEFT_OUT, Timeline
+from ..spans import CUT, Timeline
 from .events import OF_OBJECT, EventReader
-from .sections import checked_header, decode_columns, describe_left_out
+from .sections import checked_header, decode_columns, without_backwards
 from .trace import SpanArgs, SpanEvent
 
 VERSION = 1
@@ -56,12 +56,8 @@ def earlier_timeline(file: BinaryIO) -> Timeline:
     columns = decode_columns(cast("list[SpanEvent]", events))
     if (columns.start_ns == NONE).any():
         raise ValueError("a span has no start_ns")
-    backwards = columns.start_ns > columns.end_ns
-    meta = header.meta if reader.is_complete else header.meta | {CUT: "only what is complete"}
-    if backwards.any():
-        if backwards.all():
-            raise ValueError("all of its spans end before they start")
-        meta |= {LEFT_OUT: describe_left_out(columns.take(backwards))}
+    columns, facts = without_backwards(columns)
+    facts |= {} if reader.is_complete else {CUT: "only what is complete"}
     return Timeline.of_columns(
-        columns.take(~backwards), world_size=header.world_size, clock=header.clock, dropped=header.dropped, meta=meta
+        columns, world_size=header.world_size, clock=header.clock, dropped=header.dropped, meta=header.meta | facts
     )

@@ -10,8 +10,10 @@ from math import isfinite
 from typing import TypeAlias
 
 from ...errors import UsageError
+from ..recording import columns_from_spans
 from ..span import Kind, Span
-from ..spans import LEFT_OUT, ORIGIN, Timeline
+from ..spans import ORIGIN, Timeline
+from .sections import without_backwards
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 _KINDS: dict[str, Kind] = {"nc_exec_running": "compute", "cc_running": "comm", "cc_exec_barrier": "comm"}
@@ -24,19 +26,14 @@ def from_neuron(events: Sequence[Json]) -> Timeline:
 
     Raises:
         UsageError: It has no such events.
-        ValueError: A field is no number, or all events end before they start.
+        ValueError: A field is no number, or all spans end before they start.
     """
     known = [event for event in events if isinstance(event, Mapping) and str(event.get("name")) in _KINDS]
-    spans = [_read_span(event) for event in known]
-    backwards = [event for event, span in zip(known, spans, strict=True) if span.duration_ns < 0]
-    spans = [span for span in spans if span.duration_ns >= 0]
-    if backwards and not spans:
-        raise ValueError("all of its events end before they start")
-    if not spans:
+    if not known:
         raise UsageError("no compute or communication of a NeuronCore in it; capture a step of the program")
-    world = max(span.rank for span in spans) + 1
-    meta = {ORIGIN: "Neuron system profile", **({LEFT_OUT: _describe_left_out(backwards)} if backwards else {})}
-    return Timeline(spans=spans, world_size=world, meta=meta)
+    columns, facts = without_backwards(columns_from_spans([_read_span(event) for event in known]))
+    meta = {ORIGIN: "Neuron system profile", **facts}
+    return Timeline.of_columns(columns, world_size=int(columns.rank.max()) + 1, meta=meta)
 
 
 def _read_span(event: Mapping[str, Json]) -> Span:
@@ -64,9 +61,3 @@ def _read_ns(event: Mapping[str, Json], field: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise ValueError(f"{field} is {value!r}, not a number of nanoseconds")
     return round(value)
-
-
-def _describe_left_out(events: Sequence[Mapping[str, Json]]) -> str:
-    """Return text that counts the events left out because they end before they start, and names the first."""
-    which = "1 event ends before it starts" if len(events) == 1 else f"{len(events)} events end before they start"
-    return f"{which} ({'first: ' * (len(events) > 1)}'{events[0].get('name', '')}'): shown is the rest"

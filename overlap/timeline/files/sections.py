@@ -90,7 +90,7 @@ def read_sections(file: BinaryIO) -> Timeline:
     if len(left_out):
         if not len(found.columns):
             raise ValueError("all of its spans end before they start")
-        meta |= {LEFT_OUT: describe_left_out(left_out)}
+        meta |= {LEFT_OUT: _describe_left_out(left_out)}
     if CUT in meta and not len(found.columns) and not reader.is_complete:
         raise UsageError("the run was killed before it had recorded anything; run it again")
     return replace(found, meta=meta)
@@ -188,7 +188,21 @@ def decode_columns(events: Sequence[SpanEvent]) -> SpanColumns:
     return SpanColumns.from_named(columns, texts, known_groups)
 
 
-def describe_left_out(columns: SpanColumns) -> str:
+def without_backwards(columns: SpanColumns) -> tuple[SpanColumns, dict[str, str]]:
+    """Return spans without those that end before they start, and a fact for `meta` on these.
+
+    Raises:
+        ValueError: No span is left.
+    """
+    backwards = columns.start_ns > columns.end_ns
+    if not backwards.any():
+        return columns, {}
+    if backwards.all():
+        raise ValueError("all of its spans end before they start")
+    return columns.take(~backwards), {LEFT_OUT: _describe_left_out(columns.take(backwards))}
+
+
+def _describe_left_out(columns: SpanColumns) -> str:
     """Return text that counts the spans left out because they end before they start, and names the first."""
     many = len(columns) > 1
     which = f"{len(columns)} spans end before they start" if many else "1 span ends before it starts"
