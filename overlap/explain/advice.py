@@ -18,7 +18,7 @@ from .facts import Facts
 from .rank import TINY_KERNEL_NS
 from .ranks import LateRank, Traffic
 from .report import Advice
-from .sites import BACKWARD, CallSite, common_site, list_operators, top_sites
+from .sites import BACKWARD, CallSite, common_site, list_operators
 
 MAX_ADVICE = 5
 """Pieces of advice at most."""
@@ -103,8 +103,7 @@ def _is_worth(facts: Facts, *names: str) -> bool:
 
 def top_site(facts: Facts, cause: str) -> str:
     """Return the call site that costs most for a cause, by operator; "" if none is known."""
-    found = top_sites(facts.sites.get(cause, ()), facts.step_ns, by="operator" if facts.profile else "site")
-    return found[0].text() if found else ""
+    return next((each.text() for each in facts.site_times(cause)), "")
 
 
 def is_launch_bound(facts: Facts) -> bool:

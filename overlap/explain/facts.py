@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from .bounds import RankStep
+from .causes import COMM, COMPUTE, UNKNOWN, WIRE
 from .pieces import SiteCost
 from .rank import RankReport
 from .ranks import LateRank, Traffic
 from .report import Advice, mean_costs
+from .sites import SiteTime, top_sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,14 @@ class Facts:
     def late(self) -> Sequence[LateRank]:
         """Ranks that others waited for in the shown step, the most awaited first."""
         return self.last[self.step]
+
+    def site_times(self, cause: str) -> list[SiteTime]:
+        """Return the most expensive call sites of a cause in the shown step; none for time nothing is recorded of."""
+        if cause == UNKNOWN:
+            return []
+        by: Literal["operator", "function", "site"] = "function" if cause == COMPUTE else "operator"
+        in_profile = self.profile is not None and cause not in (COMM, WIRE)
+        return top_sites(self.sites.get(cause, ()), self.step_ns, by=by if in_profile else "site")
 
     def cost_ns(self, *names: str) -> int:
         """Return the time of some causes in the shown step, mean of the ranks."""

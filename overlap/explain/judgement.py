@@ -12,7 +12,6 @@ from .bounds import gain
 from .causes import COMM, COMPUTE, OWN_WORDING, UNKNOWN, WAIT, WIRE, WORDING
 from .facts import Facts
 from .report import Advice, Cause, Why
-from .sites import SiteTime, top_sites
 
 MENTIONED_SHARE = 1 / 20
 """Part of a step from which on a loss is in the sentence."""
@@ -48,22 +47,12 @@ def wording(facts: Facts) -> Mapping[str, str]:
     return OWN_WORDING if facts.ours else WORDING
 
 
-def site_times(facts: Facts, cause: str) -> list[SiteTime]:
-    """Return the most expensive call sites of a cause in the shown step; none for time that nothing is recorded of."""
-    if cause == UNKNOWN:
-        return []
-    sites = facts.sites.get(cause, ())
-    if facts.profile is None or cause in (COMM, WIRE):
-        return top_sites(sites, facts.step_ns, by="site")
-    return top_sites(sites, facts.step_ns, by="function" if cause == COMPUTE else "operator")
-
-
 def _causes(facts: Facts) -> list[Cause]:
     """Return the causes of the shown step, the largest first, each with its share and its most expensive call sites."""
     total_ns, causes = facts.step_ns or 1, []
     rank = f" on rank {facts.profile.rank}" * (len(facts.shown) > 1) if facts.profile else ""
     for cause, ns in sorted(facts.mean_ns.items(), key=lambda item: -item[1]):
-        sites = [each.text(rank) for each in site_times(facts, cause)]
+        sites = [each.text(rank) for each in facts.site_times(cause)]
         if cause == WAIT:
             sites = [f"{late} ({format_ns(late.waited_ns)} of others)" for late in facts.late[:3]]
         elif cause in (COMM, WIRE) and facts.profile:
@@ -116,7 +105,7 @@ def _mean(mean_ns: float, unit_ns: int) -> str:
 
 def _largest_site(facts: Facts, cause: str) -> str:
     """Return the most expensive call site of a cause in brackets, "mostly" if there are others; "" without any."""
-    sites = site_times(facts, cause)
+    sites = facts.site_times(cause)
     return f" ({'mostly ' * (len(sites) > 1)}{sites[0].site})" if sites else ""
 
 
@@ -128,7 +117,7 @@ def _busy_part(facts: Facts) -> str:
     kind = max((kind for kind in classes if kind != "other"), key=lambda kind: classes[kind], default="")
     large = facts.profile.on_device and kind and classes[kind] > _LARGE_CLASS * sum(classes.values())
     shares = [f"{classes[kind] / sum(classes.values()):.0%} {_CLASSES[kind]}"] if large else []
-    sites = site_times(facts, COMPUTE)
+    sites = facts.site_times(COMPUTE)
     parts = [*shares, *(["mostly " * (len(sites) > 1) + sites[0].site] if sites else [])]
     return f" ({', '.join(parts)})" if parts else ""
 

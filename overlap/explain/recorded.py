@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -26,10 +25,6 @@ from .ranks import Traffic, late_ranks
 from .report import Advice, Why
 from .spans import pieces_of_spans
 
-Steps = Mapping[int | None, Sequence[Breakdown]]
-"""Times of ranks by step."""
-NO_STEPS: Steps = {}
-
 
 def explain_timeline(timeline: Timeline, *, step: int | None = None) -> Why:
     """Return the report on a step of a timeline; without a step, on the median one, or on the whole run without steps.
@@ -41,14 +36,10 @@ def explain_timeline(timeline: Timeline, *, step: int | None = None) -> Why:
         raise UsageError(f"why: no step {step} is recorded; leave out the step to have one chosen")
     shown = median_step(timeline) if step is None else step
     activity = Activity(timeline, of_steps(rank_windows(timeline, step=shown)))
-    return explain(
-        facts_of(timeline, activity, pieces_of_spans(activity), step=shown, steps=breakdowns_by_step(timeline))
-    )
+    return explain(facts_of(timeline, activity, pieces_of_spans(activity), step=shown, whole=True))
 
 
-def facts_of(
-    timeline: Timeline, activity: Activity, pieces: Pieces, *, step: int | None, steps: Steps = NO_STEPS
-) -> Facts:
+def facts_of(timeline: Timeline, activity: Activity, pieces: Pieces, *, step: int | None, whole: bool = False) -> Facts:
     """Return the facts on a step of a timeline, or on the whole run if `step` is None.
 
     Args:
@@ -56,16 +47,17 @@ def facts_of(
         activity: That of its ranks; those that mark no steps while others do count in no figure of a step.
         pieces: The pieces of the ranks that count.
         step: The step.
-        steps: Times of the ranks in each step, for the report; the sentence needs those of none.
+        whole: Whether for a whole report, with the times of all steps, or else for the sentence.
     """
     counted = of_steps(activity.windows)
     shown = {row.rank: row for row in of_steps(measure_windows(activity))}
+    steps = breakdowns_by_step(timeline) if whole else {}
     every = {number: {row.rank: row for row in rows if row.rank in shown} for number, rows in steps.items()}
     every[step] = shown
     issued = issued_in(timeline, counted, step)
     last_ns = _last_exposed(timeline.columns, issued, pieces)
     # of the sentence, the change for a loss depends on operations only if they are many
-    has_traffic = bool(steps) or (step is not None and int(issued.sum()) >= MANY_CALLS * len(counted))
+    has_traffic = whole or (step is not None and int(issued.sum()) >= MANY_CALLS * len(counted))
     foreign = ORIGIN in timeline.meta
     partial = foreign and len(timeline.ranks()) < timeline.world_size  # the arrivals of other ranks are not known
     sites = pieces.sites_by_cause()

@@ -233,9 +233,9 @@ def run_starts(*keys: NDArray[np.integer]) -> Rows:
 class SpanList(Sequence[Span]):
     """List of spans over columns; each `Span` object is made once, on first access."""
 
-    def __init__(self, columns: SpanColumns, made: dict[int, Span] | None = None) -> None:
+    def __init__(self, columns: SpanColumns) -> None:
         self.columns = columns
-        self._span_objects = made or {}  # by row
+        self._span_objects: dict[int, Span] = {}  # by row
 
     def spans_at(self, rows: Sequence[int]) -> list[Span]:
         """Return the spans at some rows, in that order; makes only the objects that do not exist yet."""

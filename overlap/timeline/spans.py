@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -41,12 +41,10 @@ class Timeline:
     meta: dict[str, str] = field(default_factory=dict)  # free text about the run, such as the script's name
 
     def __post_init__(self) -> None:
-        if not isinstance(spans := self.spans, SpanList):
-            columns = columns_from_spans(spans)
-            order = columns.timeline_order()
-            made = {row: spans[at] for row, at in enumerate(order.tolist())}
-            self.spans = SpanList(columns.take(order), made)
-        self._list = cast(SpanList, self.spans)
+        if not isinstance(self.spans, SpanList):
+            columns = columns_from_spans(self.spans)
+            self.spans = SpanList(columns.take(columns.timeline_order()))
+        self._list = self.spans
 
     @classmethod
     def collect(
