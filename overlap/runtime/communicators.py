@@ -43,7 +43,7 @@ class Communicators:
         engine: Runs matched operations.
         inbox: Messages of the ranks here.
         left: World ranks that have finished their program.
-        closing: World ranks that receive no more messages, and wait until their own are received.
+        closing: World ranks, here and elsewhere, that receive no more messages, and wait until their own are received.
         broken: Makers of errors of communicators, lanes and groups that fail all operations, by the id of their keys.
         unraised: Makers of errors that no operation is left to fail with, by id of the communicator: its operations
             were over on all ranks when ranks turned out to differ.

@@ -506,7 +506,11 @@ class Inbox:
 
     def _fail_if_left(self, lane: Lane, message: Message[Any], rank: int) -> None:
         """Fail a message if the other end has finished its program, and never issued its own."""
-        if rank in self.shared.left and self.shared.sent_no_more(rank, lane.id, message.seq):
+        if rank not in self.shared.left or not self.shared.sent_no_more(rank, lane.id, message.seq):
+            return
+        if message.context.rank in self.shared.closing and not message.receives:  # both close: nobody has failed
+            message.drop()
+        else:
             needs = f"rank {message.context.rank} needs it in {message.label} ({message.call_site})"
             message.fail(Failure(RankLeftError(f"rank {rank} finished its program while {needs}", culprit=rank)))
 

@@ -307,8 +307,8 @@ class Message(CollectiveFuture[T_co]):
         return self.scope is not None or self.request is not None
 
     def drop(self) -> None:
-        """End a send that nobody is going to receive, as if it had been received."""
-        if self.state < DONE:
+        """End a send that nobody is going to receive, as if it had been received, unless it stops already."""
+        if self.state < STOPPING:
             self.context.flight.ended(self.record, self.context.now_ns())
             settle_and_deliver(self, None)
             self._stop()

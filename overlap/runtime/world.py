@@ -310,13 +310,14 @@ class World:
 
     async def wait_until_received(self) -> None:
         """Wait until messages of the ranks here are received, or their receivers receive no more."""
-        announced = False
+        announced, shared = False, self.communicators
+        shared.closing.update(member.context.rank for member in self._members)
         while sends := [send for member in self._members for send in pending_sends(member.context.outstanding)]:
             if self._processes and not announced:  # perhaps to a rank that does the same
                 self._processes.send_closing(min(self.local))
                 announced = True
             for send in sends:
-                if send.members[1] in self.communicators.left | self.communicators.closing:
+                if send.members[1] in shared.left | shared.closing:
                     send.drop()
             await trio.sleep(_RECEIVED_S)
 

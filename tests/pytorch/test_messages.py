@@ -253,6 +253,21 @@ def test_ranks_that_close_with_messages_to_each_other_wait_for_no_receive() -> N
         assert do([world.close for world in worlds]) == [None, None]
 
 
+def test_a_send_of_a_rank_that_closes_ends_well_when_its_receiver_leaves(
+    worlds: list[Connection], groups: list[ProcessGroup]
+) -> None:
+    """The other rank may close and leave before this one, which closes too, looks again."""
+    work = groups[0].send([long(1.0)], 1, 0)
+    shared = worlds[0]._world.communicators
+
+    def leave() -> None:
+        shared.closing.add(0)
+        shared.rank_left(1)
+
+    worlds[0]._run_in_loop(leave)
+    work.wait()
+
+
 def test_an_aborted_group_fails_who_waits(worlds: list[Connection], groups: list[ProcessGroup]) -> None:
     work = groups[1].recv([torch.zeros(1)], 0, 0)
     worlds[0].rank.world.abort("enough")
