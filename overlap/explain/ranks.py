@@ -99,8 +99,15 @@ def _find_waits(reports: Sequence[RankReport]) -> list[str]:
         return [*notes, "collectives of the ranks cannot be matched: waiting and wire cannot be told apart"]
     _align_clocks(reports, matches, notes)
     matches = _match_collectives(reports, [])  # the same ones, on one clock
-    if broken := _out_of_order(matches):
-        return [*notes, broken]
+    broken = sum(
+        min(call.end_ns for call in calls.values()) < max(call.start_ns for call in calls.values()) for calls in matches
+    )
+    if broken > _OUT_OF_ORDER * len(matches):
+        return [
+            *notes,
+            f"{broken} of {len(matches)} matched collectives end on a rank before another has begun: clocks do not "
+            "fit, or the files are of two runs; waiting and wire cannot be told apart",
+        ]
     _divide_waits(reports, matches)
     return notes
 
@@ -149,21 +156,6 @@ def _align_clocks(reports: Sequence[RankReport], matches: Sequence[Match], notes
     why = "hosts are not named" if "" in hosts else f"{len(hosts)} hosts"
     notes.append(
         f"clocks: {why}: aligned on the ends of {len(matches)} collectives, within {format_ns(off_ns)} (median)"
-    )
-
-
-def _out_of_order(matches: Sequence[Match]) -> str:
-    """Return a note if too many collectives end on a rank before another has begun; "" if not."""
-    met_ns = [max(call.start_ns for call in calls.values()) for calls in matches]
-    broken = sum(
-        any(call.end_ns < begun_ns for call in calls.values())
-        for calls, begun_ns in zip(matches, met_ns, strict=True)
-    )  # fmt: skip
-    if broken <= _OUT_OF_ORDER * len(matches):
-        return ""
-    return (
-        f"{broken} of {len(matches)} matched collectives end on a rank before another has begun: clocks do not fit, or "
-        "the files are of two runs; waiting and wire cannot be told apart"
     )
 
 
@@ -275,13 +267,11 @@ def _least_wait(calls: Sequence[ProfiledCollective]) -> int:
     larger call: that is the share of bandwidth of NCCL's protocol for small messages (nccl, src/graph/tuning.cc).
     """
     sized = sorted((call for call in calls if call.nbytes), key=lambda call: -call.nbytes)
-    if len({call.nbytes for call in sized}) < 2 and len(sized) < 4:
+    if not sized or (sized[0].nbytes == sized[-1].nbytes and len(sized) < 4):
         return 0
-    took = np.array([call.end_ns - call.start_ns for call in sized], np.int64)
-    nbytes = np.array([call.nbytes for call in sized], np.int64)
+    fields = [(call.end_ns - call.start_ns, call.nbytes, call.exposed_ns) for call in sized]
+    took_ns, nbytes, exposed_ns = np.array(fields, np.int64).T
     # Sorted by bytes, the largest first: the fastest so far bounds the time that the wire needs for the next.
-    floor = np.minimum.accumulate(took) if len(took) else took
-    if len(took):
-        floor = np.minimum(floor, took.min() + 2 * nbytes * np.minimum.accumulate(took / nbytes))
-    exposed = np.array([call.exposed_ns for call in sized], np.int64)
-    return int(np.minimum(took - floor, exposed).sum())
+    floor = np.minimum.accumulate(took_ns)
+    floor = np.minimum(floor, took_ns.min() + 2 * nbytes * np.minimum.accumulate(took_ns / nbytes))
+    return int(np.minimum(took_ns - floor, exposed_ns).sum())
