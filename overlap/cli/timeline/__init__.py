@@ -88,12 +88,13 @@ def main(args: argparse.Namespace) -> int:
     if timeline.meta.get(ORIGIN) == PROFILER:
         profile = explain_files(args.files, step=None if args.step is None else step, ranks=ranks)
         sentence, step = profile.verdict, profile.step if args.step is None else step
+    from ...timeline.draw.view import TimelineView
     from . import show
 
+    view = TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii, all=args.all, sentence=sentence)
     if args.output is not None:
-        view = show.view(args, timeline, step, ranks, sentence)
         return 0 if show.write_svg(view, args.output) else EXIT_FAILED
-    show.print_pages(args, timeline, step, ranks, sentence)
+    show.print_pages(args, timeline, step, ranks, view)
     return 0
 
 

@@ -22,15 +22,8 @@ from .tables import (
 )
 
 
-def view(
-    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, sentence: str | None
-) -> TimelineView:
-    """Return the picture that the options ask for, which ends with a sentence, or else with that on the timeline."""
-    return TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii, all=args.all, sentence=sentence)
-
-
 def print_pages(
-    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, sentence: str | None
+    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, view: TimelineView
 ) -> None:
     """Print the picture, or the tables for which the options ask, and the last line."""
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)
@@ -38,19 +31,18 @@ def print_pages(
     lines: list[str] = []
     if args.step is None and step is not None:
         lines.append(f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)")
-    shown = view(args, timeline, step, ranks, sentence)
     if args.ops:
         rows = operations(timeline, step=step, ranks=ranks)
-        lines += [*operations_table(rows, ranks=shown.counted, width=console.width), ""]
+        lines += [*operations_table(rows, ranks=view.counted, width=console.width), ""]
     if args.critical_path:
         path = critical_path(timeline, step=step, ranks=ranks)
         lines += [*critical_path_table(path, width=console.width), ""]
     has_tables = bool(args.ops or args.critical_path)
-    lines += wrapped(shown.sentence, console.width) if has_tables else _describe_wires(timeline, ranks)
+    lines += wrapped(view.sentence, console.width) if has_tables else _describe_wires(timeline, ranks)
     for line in lines:
         console.print(line, soft_wrap=True)
     if not has_tables:
-        console.print(shown)
+        console.print(view)
 
 
 def _describe_wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[str]:

@@ -28,7 +28,7 @@ from msgspec import UNSET, UnsetType
 
 from ...errors import UsageError
 from ...ranklist import listed
-from ..columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NONE, ROLES, SpanColumns, SpanGroup
+from ..columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NONE, ROLES, SpanColumns
 from ..span import Clock, Kind, Role
 from ..spans import Timeline
 from .packed import open_unpacked
@@ -131,7 +131,7 @@ class SectionWriter:
     def spans(self, columns: SpanColumns, *, offset_ns: int = 0) -> bytes:
         """Return the events of spans, b"" of none; `offset_ns` is the offset of the common clock."""
         events: list[SpanEvent | NoteEvent] = []
-        texts, groups = columns.texts, [(group.name, _listed(group), group.tag) for group in columns.groups]
+        texts, groups = columns.texts, [(group.name, _listed(group.ranks), group.tag) for group in columns.groups]
         numbers = zip(*(getattr(columns, name).tolist() for name in _COLUMNS), strict=True)
         for rank, start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns, *indexes in numbers:
             kind, lane, name, op, algorithm, dtype, site, group, role = indexes
@@ -188,9 +188,7 @@ def _encode(event: SpanEvent | NoteEvent) -> bytes:
         return json.dumps(msgspec.to_builtins(event), sort_keys=True, separators=(",", ":")).encode()
 
 
-@lru_cache(maxsize=1024)
-def _listed(group: SpanGroup) -> str:
-    return listed(group.ranks)
+_listed = lru_cache(maxsize=1024)(listed)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -205,21 +203,15 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: It cannot be written there.
     """
-    with _writing(path) as file:
-        file.writelines(trace_pieces(timeline))
-
-
-def trace_pieces(timeline: Timeline) -> Iterator[bytes]:
-    """Yield the text of the trace file of a timeline."""
-    section = SectionWriter()
+    section, columns = SectionWriter(), timeline.columns
     header = Header(
         world_size=timeline.world_size, clock=timeline.clock, dropped=timeline.dropped, meta=timeline.meta
     )  # fmt: skip
-    yield b"[\n" + section.note(HEADER, header)[2:]
-    columns = timeline.columns
-    for first in range(0, len(columns), _PIECE_SPANS):
-        yield section.spans(columns.take(np.arange(first, min(first + _PIECE_SPANS, len(columns)))))
-    yield section.note(END, TraceEnd(dropped=timeline.dropped, meta=timeline.meta)) + b"\n]\n"
+    with _writing(path) as file:
+        file.write(b"[\n" + section.note(HEADER, header)[2:])
+        for first in range(0, len(columns), _PIECE_SPANS):
+            file.write(section.spans(columns.take(np.arange(first, min(first + _PIECE_SPANS, len(columns))))))
+        file.write(section.note(END, TraceEnd(dropped=timeline.dropped, meta=timeline.meta)) + ENDING)
 
 
 _PIECE_SPANS = 10_000
