@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,10 +16,6 @@ from tests.benchmarks.two_hosts.network import Host, two_hosts
 from tests.interpreters import environment
 
 from .test_worlds import LIMIT_S
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Networks between two hosts, which are network namespaces, as they are on bad days; `test_cut_cable` has the
-# worst
 
 PROGRAM = """
 import sys
@@ -40,17 +36,24 @@ overlap.run(main)
 NOWHERE = "02:00:00:00:00:99"  # an address that no device has: what is sent there is lost without a word
 
 
-@pytest.fixture(autouse=True)
-def _namespaces() -> None:
-    needs_namespaces()
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest) -> Iterator[tuple[Host, Host]]:
+    """Yield two emulated hosts, joined by 1 Gbit/s or by what the test asks for."""
+    missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no rights to make a network namespace")
+    with two_hosts(links=1, bits_per_s=getattr(request, "param", 10**9)) as both:
+        yield both
 
 
 @contextmanager
 def running(
-    folder: Path, hosts: tuple[Host, Host], *options: str, nbytes: int, steps: int
+    folder: Path, hosts: tuple[Host, Host], *arguments: object, options: Sequence[str] = (), program: str = PROGRAM
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run the program on both hosts; none of it survives the block."""
-    (folder / "train.py").write_text(PROGRAM)
+    """Run a program on both hosts until it is up; none of it survives the block."""
+    (folder / "train.py").write_text(program)
     endpoint = f"{hosts[0].address()}:29500"
     command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--no-prefix", "--rdzv-endpoint", endpoint]
     with ExitStack() as stack:
@@ -58,7 +61,7 @@ def running(
         for host in hosts:
             flights = str(folder / f"flights-{host.index}")
             node = subprocess.Popen(
-                [*host.enter, *command, "--node-rank", str(host.index), *options, "train.py", str(nbytes), str(steps)],
+                [*host.enter, *command, "--node-rank", str(host.index), *options, "train.py", *map(str, arguments)],
                 cwd=folder,
                 env=environment(OVERLAP_SECRET="correct horse", OVERLAP_FLIGHT_DIR=flights),
                 stdout=subprocess.PIPE,
@@ -68,13 +71,10 @@ def running(
             stack.enter_context(node)
             stack.callback(node.kill)
             nodes.append(node)
+        for node in nodes:
+            assert node.stdout is not None
+            assert node.stdout.readline() == "up\n", node.communicate(timeout=LIMIT_S)
         yield nodes
-
-
-def up(nodes: list[subprocess.Popen[str]]) -> None:
-    for node in nodes:
-        assert node.stdout is not None
-        assert node.stdout.readline() == "up\n", node.communicate(timeout=LIMIT_S)
 
 
 def ended(nodes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
@@ -88,14 +88,14 @@ def lose(host: Host, other: Host, *, lost: bool) -> None:
     subprocess.run([*host.enter, "ip", "neigh", *how, "dev", "rail0"], check=True, timeout=LIMIT_S)
 
 
+def set_link(host: Host, *how: str) -> None:
+    subprocess.run([*host.enter, "ip", "link", "set", "rail0", *how], check=True, timeout=LIMIT_S)
+
+
 @pytest.mark.faults  # silence is believed after some seconds
 @pytest.mark.parametrize("sender", [0, 1], ids=["to 1", "to 0"])
-def test_where_one_direction_is_lost_both_sides_end(tmp_path: Path, sender: int) -> None:
-    with (
-        two_hosts(links=1, bits_per_s=10**9) as hosts,
-        running(tmp_path, hosts, nbytes=4 << 20, steps=1_000_000) as nodes,
-    ):
-        up(nodes)
+def test_where_one_direction_is_lost_both_sides_end(tmp_path: Path, hosts: tuple[Host, Host], sender: int) -> None:
+    with running(tmp_path, hosts, 4 << 20, 1_000_000) as nodes:
         lose(hosts[sender], hosts[1 - sender], lost=True)
         told = ended(nodes)
     assert [code for code, _, _ in told] == [1, 1]
@@ -110,13 +110,9 @@ def test_where_one_direction_is_lost_both_sides_end(tmp_path: Path, sender: int)
     ids=["1 s", "3 s", "8 s of 15", "30 s"],
 )
 def test_outages_are_survived_as_far_as_is_promised(
-    tmp_path: Path, outage_s: float, options: list[str], survived: bool
+    tmp_path: Path, hosts: tuple[Host, Host], outage_s: float, options: list[str], survived: bool
 ) -> None:
-    with (
-        two_hosts(links=1, bits_per_s=10**9) as hosts,
-        running(tmp_path, hosts, *options, nbytes=4 << 20, steps=60) as nodes,
-    ):
-        up(nodes)
+    with running(tmp_path, hosts, 4 << 20, 60, options=options) as nodes:
         for host in hosts:
             lose(host, hosts[1 - host.index], lost=True)
         if survived:
@@ -132,23 +128,18 @@ def test_outages_are_survived_as_far_as_is_promised(
 
 
 @pytest.mark.faults
-def test_hosts_may_differ_in_how_long_a_packet_may_be(tmp_path: Path) -> None:
-    with two_hosts(links=1, bits_per_s=10**9) as hosts:
-        subprocess.run([*hosts[1].enter, "ip", "link", "set", "rail0", "mtu", "600"], check=True, timeout=LIMIT_S)
-        with running(tmp_path, hosts, nbytes=4 << 20, steps=20) as nodes:
-            up(nodes)
-            told = ended(nodes)
+def test_hosts_may_differ_in_how_long_a_packet_may_be(tmp_path: Path, hosts: tuple[Host, Host]) -> None:
+    set_link(hosts[1], "mtu", "600")
+    with running(tmp_path, hosts, 4 << 20, 20) as nodes:
+        told = ended(nodes)
     assert [(code, out) for code, out, _ in told] == [(0, "right\n")] * 2, told
 
 
 @pytest.mark.faults
-def test_a_slow_wire_is_no_lost_process(tmp_path: Path) -> None:
-    """1 Mbit/s: a message of 512 KiB takes 4 s, and signs of life wait behind it."""
-    with (
-        two_hosts(links=1, bits_per_s=10**6) as hosts,
-        running(tmp_path, hosts, nbytes=512 << 10, steps=4) as nodes,
-    ):
-        up(nodes)
+@pytest.mark.parametrize("hosts", [10**6], indirect=True, ids=["1 Mbit/s"])
+def test_a_slow_wire_is_no_lost_process(tmp_path: Path, hosts: tuple[Host, Host]) -> None:
+    """A message of 512 KiB takes 4 s, and signs of life wait behind it."""
+    with running(tmp_path, hosts, 512 << 10, 4) as nodes:
         told = ended(nodes)
     assert [(code, out) for code, out, _ in told] == [(0, "right\n")] * 2, told
 
@@ -173,22 +164,6 @@ overlap.run(main)
 """
 
 
-def needs_namespaces() -> None:
-    """Skip a test where hosts cannot be emulated."""
-    missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no rights to make a network namespace")
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[Host, Host]]:
-    needs_namespaces()
-    with two_hosts(links=1, bits_per_s=10**9) as both:
-        yield both
-
-
 @pytest.mark.slow  # a kernel gives a cable up after some seconds
 @pytest.mark.parametrize(
     ("nbytes", "how"),
@@ -197,30 +172,11 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 def test_both_sides_of_a_cut_cable_end_and_name_the_other(
     tmp_path: Path, hosts: tuple[Host, Host], nbytes: int, how: str
 ) -> None:
-    (tmp_path / "train.py").write_text(ENDLESS)
-    endpoint = f"{hosts[0].address()}:29500"
-    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--no-prefix", "--rdzv-endpoint", endpoint]
-    with ExitStack() as stack:
-        nodes = []
-        for host in hosts:
-            node = subprocess.Popen(
-                [*host.enter, *command, "--node-rank", str(host.index), "train.py", str(nbytes), how],
-                cwd=tmp_path,
-                env=environment(OVERLAP_SECRET="correct horse", OVERLAP_FLIGHT_DIR=f"{tmp_path}/flights-{host.index}"),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(node)
-            stack.callback(node.kill)
-            nodes.append(node)
-        for node in nodes:
-            assert node.stdout is not None
-            assert node.stdout.readline() == "up\n"
-        subprocess.run([*hosts[0].enter, "ip", "link", "set", "rail0", "down"], check=True, timeout=LIMIT_S)
-        told = [node.communicate(timeout=LIMIT_S)[1] for node in nodes]
-    assert [node.returncode for node in nodes] == [1, 1]
-    for other, err in ((1, told[0]), (0, told[1])):
+    with running(tmp_path, hosts, nbytes, how, program=ENDLESS) as nodes:
+        set_link(hosts[0], "down")
+        told = ended(nodes)
+    assert [code for code, _, _ in told] == [1, 1]
+    for other, (_, _, err) in ((1, told[0]), (0, told[1])):
         last = err.splitlines()[-1]
         begin = (
             f"overlap: rank {other} failed: PeerLostError: process {other} (rank {other}) is lost: its connection broke"
