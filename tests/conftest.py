@@ -138,6 +138,7 @@ EXPECTED_SKIPS = (
     "no rights to make a network namespace",
     "ip of iproute2 is not installed",
     "tc of iproute2 is not installed",
+    "no emulated hosts: ",
     "not installed: ",
     "needs memory for a GiB at both ends",
     "needs Linux on x86-64",

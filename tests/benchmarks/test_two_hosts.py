@@ -1,7 +1,6 @@
 """Training between two emulated hosts: what is trained, how it is told, and the hosts where they are allowed."""
 
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from tests.benchmarks.children import environment
 from tests.benchmarks.two_hosts import contest, network, perceptron, programs, training
 from tests.benchmarks.two_hosts.network import Host, HostsUnavailableError, two_hosts
 from tests.benchmarks.two_hosts.perceptron import Perceptron, batch
+from tests.emulated_hosts import emulated_hosts
 
 # -- what is trained ---------------------------------------------------------------------------------------------
 
@@ -232,12 +232,7 @@ def test_missing_rights_are_told(monkeypatch, tmp_path):
 @pytest.fixture
 def joined():
     """Two hosts with two links, on a machine that allows it."""
-    missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
-        pytest.skip("no rights to make a network namespace")
-    return two_hosts(links=2, bits_per_s=10**9)
+    return emulated_hosts(links=2, bits_per_s=10**9)
 
 
 def shown(host, *command):
@@ -266,10 +261,6 @@ def test_a_step_between_two_hosts(joined):
     assert {len(ranks) for ranks in told["samples_ns"].values()} == {2}
 
 
-def tc(host, *words):
-    subprocess.run([*host.enter, "tc", "qdisc", *words], check=True, timeout=60)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rails", [1, 2])
 def test_results_stay_exact_over_links_that_lose_packets(joined, rails):
@@ -277,7 +268,7 @@ def test_results_stay_exact_over_links_that_lose_packets(joined, rails):
     with joined as pair:
         for host in pair:
             shape = ["rate", f"{10**9}bit", "burst", "4kb", "limit", "4kb"]
-            tc(host, "change", "dev", "rail0", "root", "tbf", *shape)
+            host.run("tc", "qdisc", "change", "dev", "rail0", "root", "tbf", *shape)
         rows = programs.all_reduces(pair, [case(1 << 22)], Sampling(iters=10, warmup=0), rails=rails)
         repeated = [sent_again(host) for host in pair]
     assert [row.wrong for row in rows] == [0]
@@ -300,11 +291,24 @@ def test_results_stay_exact_over_links_that_stall_for_seconds(joined, rails, how
     def set_links(host, *, well):
         for link in (f"rail{each}" for each in range(rails)):
             if how == "down":
-                command = [*host.enter, "ip", "link", "set", link, "up" if well else "down"]
-                subprocess.run(command, check=True, timeout=60)
+                host.run("ip", "link", "set", link, "up" if well else "down")
             else:
                 rate = f"{10**9}bit" if well else "8kbit"
-                tc(host, "change", "dev", link, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms")
+                host.run(
+                    "tc",
+                    "qdisc",
+                    "change",
+                    "dev",
+                    link,
+                    "root",
+                    "tbf",
+                    "rate",
+                    rate,
+                    "burst",
+                    "256kb",
+                    "latency",
+                    "100ms",
+                )
 
     def stall(host):
         while received_bytes(host) < 32 << 20 and not over.wait(0.01):

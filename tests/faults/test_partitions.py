@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 
+from tests.benchmarks.two_hosts.network import Host
+from tests.emulated_hosts import emulated_hosts
+
 from .job import LIMIT_S, Job
-from .network import Network, two_hosts
 from .partitioned import mean_gradient
 
 PROGRAM = str(Path(__file__).with_name("partitioned.py"))
+Hosts: TypeAlias = "tuple[Host, Host]"
 
 
 @pytest.fixture
@@ -24,11 +29,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., list[Job]]]:
     jobs: list[Job] = []
     (tmp_path / "shared").mkdir()
 
-    def begin(network: Network, sides: Sequence[int], processes: int) -> list[Job]:
+    def begin(hosts: Hosts, sides: Sequence[int], processes: int) -> list[Job]:
         common = ["--survive", "--witness", "shared", "--nnodes", str(len(sides)), "--grace", "1"]
-        common += ["--rdzv-endpoint", f"{network.hosts[0].address}:29400", "--processes", str(processes)]
+        common += ["--rdzv-endpoint", f"{hosts[0].address()}:29400", "--processes", str(processes)]
         for node, side in enumerate(sides):
-            enter = network.hosts[side].enter
+            enter = hosts[side].enter
             options = [*common, "--node-rank", str(node)]
             own = {"OVERLAP_SECRET": "of all the hosts", "OVERLAP_FLIGHT_DIR": str(tmp_path / f"flight-{node}")}
             jobs.append(Job(tmp_path, *options, program=PROGRAM, enter=enter, **own))
@@ -61,39 +66,54 @@ def wait(jobs: Sequence[Job], seconds: float) -> None:
         pump(jobs, end_s)
 
 
-def silent(network: Network, jobs: Sequence[Job]) -> None:
-    network.drop()
+def drop(hosts: Hosts, percent: int = 100, *, to: tuple[int, ...] = (0, 1)) -> None:
+    """Drop packets in silence, at random, those that arrive at some of the hosts."""
+    for index in to:
+        rule = "drop" if percent == 100 else f"numgen random mod 100 < {percent} drop"
+        chain = f"chain arriving {{ type filter hook input priority 0; iifname rail0 {rule}; }}"
+        hosts[index].run("nft", "-f", "-", stdin=f"table inet faults {{ {chain}; }}")
+
+
+def heal(hosts: Hosts) -> None:
+    """Let all packets through."""
+    for host in hosts:
+        host.run("nft", "flush", "ruleset")
+
+
+def silent(hosts: Hosts, jobs: Sequence[Job]) -> None:
+    drop(hosts)
     until_decided(jobs)
 
 
-def cut(network: Network, jobs: Sequence[Job]) -> None:
-    network.cut()
+def cut(hosts: Hosts, jobs: Sequence[Job]) -> None:
+    """Take the wire away, as a switch that loses power: both hosts notice."""
+    hosts[0].run("ip", "link", "set", "rail0", "down")
     until_decided(jobs)
 
 
-def one_way(network: Network, jobs: Sequence[Job]) -> None:
-    network.drop(to=(1,))
+def one_way(hosts: Hosts, jobs: Sequence[Job]) -> None:
+    drop(hosts, to=(1,))
     until_decided(jobs)
 
 
-def lossy(network: Network, jobs: Sequence[Job]) -> None:
-    network.drop(30)
+def lossy(hosts: Hosts, jobs: Sequence[Job]) -> None:
+    drop(hosts, 30)
     wait(jobs, 20)
 
 
-def flapping(network: Network, jobs: Sequence[Job]) -> None:
+def flapping(hosts: Hosts, jobs: Sequence[Job]) -> None:
     for _ in range(6):
-        network.drop()
+        drop(hosts)
         wait(jobs, 3.9)
-        network.heal()
+        heal(hosts)
         wait(jobs, 1.5)
 
 
-def healed(after_s: float) -> Callable[[Network, Sequence[Job]], None]:
-    def fail(network: Network, jobs: Sequence[Job]) -> None:
-        network.drop()
+def healed(after_s: float) -> Callable[[Hosts, Sequence[Job]], None]:
+    def fail(hosts: Hosts, jobs: Sequence[Job]) -> None:
+        drop(hosts)
         wait(jobs, after_s)
-        network.heal()
+        heal(hosts)
         wait(jobs, 5)
 
     return fail
@@ -131,11 +151,13 @@ def test_one_of_two_processes_goes_on(start, tmp_path):
 
 
 def check_one_world_goes_on(start, tmp_path, fault, sides, processes):
-    with two_hosts() as network:
-        jobs = start(network, sides, processes)
+    if shutil.which("nft") is None:
+        pytest.skip("not installed: nft of nftables")
+    with emulated_hosts(bits_per_s=None, own_processes=True) as hosts:
+        jobs = start(hosts, sides, processes)
         for job in jobs:
             job.until("goes on in epoch 0")
-        fault(network, jobs)
+        fault(hosts, jobs)
         (tmp_path / "enough").touch()
         codes = [job.end() for job in jobs]
         for job in jobs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.two_hosts.network import Host, two_hosts
+from tests.benchmarks.two_hosts.network import Host
+from tests.emulated_hosts import emulated_hosts
 from tests.interpreters import environment
 
 from .test_worlds import LIMIT_S
@@ -39,12 +39,7 @@ NOWHERE = "02:00:00:00:00:99"  # an address that no device has: what is sent the
 @pytest.fixture
 def hosts(request: pytest.FixtureRequest) -> Iterator[tuple[Host, Host]]:
     """Yield two emulated hosts, joined by 1 Gbit/s or by what the test asks for."""
-    missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no rights to make a network namespace")
-    with two_hosts(links=1, bits_per_s=getattr(request, "param", 10**9)) as both:
+    with emulated_hosts(bits_per_s=getattr(request, "param", 10**9)) as both:
         yield both
 
 
@@ -85,11 +80,7 @@ def ended(nodes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 def lose(host: Host, other: Host, *, lost: bool) -> None:
     """Lose all that a host sends to the other one, without an error for either; or no longer."""
     how = ["replace", other.address(), "lladdr", NOWHERE, "nud", "permanent"] if lost else ["del", other.address()]
-    subprocess.run([*host.enter, "ip", "neigh", *how, "dev", "rail0"], check=True, timeout=LIMIT_S)
-
-
-def set_link(host: Host, *how: str) -> None:
-    subprocess.run([*host.enter, "ip", "link", "set", "rail0", *how], check=True, timeout=LIMIT_S)
+    host.run("ip", "neigh", *how, "dev", "rail0")
 
 
 @pytest.mark.faults  # silence is believed after some seconds
@@ -129,7 +120,7 @@ def test_outages_are_survived_as_far_as_is_promised(
 
 @pytest.mark.faults
 def test_hosts_may_differ_in_how_long_a_packet_may_be(tmp_path: Path, hosts: tuple[Host, Host]) -> None:
-    set_link(hosts[1], "mtu", "600")
+    hosts[1].run("ip", "link", "set", "rail0", "mtu", "600")
     with running(tmp_path, hosts, 4 << 20, 20) as nodes:
         told = ended(nodes)
     assert [(code, out) for code, out, _ in told] == [(0, "right\n")] * 2, told
@@ -173,7 +164,7 @@ def test_both_sides_of_a_cut_cable_end_and_name_the_other(
     tmp_path: Path, hosts: tuple[Host, Host], nbytes: int, how: str
 ) -> None:
     with running(tmp_path, hosts, nbytes, how, program=ENDLESS) as nodes:
-        set_link(hosts[0], "down")
+        hosts[0].run("ip", "link", "set", "rail0", "down")
         told = ended(nodes)
     assert [code for code, _, _ in told] == [1, 1]
     for other, (_, _, err) in ((1, told[0]), (0, told[1])):

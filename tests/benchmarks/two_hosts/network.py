@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlap import OverlapError
 
@@ -35,47 +35,67 @@ class Host:
     Attributes:
         index: 0 or 1.
         pid: The process that holds its namespace.
+        own_processes: Whether its processes, and what it mounts, are its own too.
     """
 
     index: int
     pid: int
+    own_processes: bool = False
 
     @property
     def enter(self) -> list[str]:
         """The command that runs another one there."""
-        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "--"]
+        files = {"net": "net"} | ({"pid": "pid_for_children", "mount": "mnt"} if self.own_processes else {})
+        return ["nsenter", *(f"--{kind}=/proc/{self.pid}/ns/{file}" for kind, file in files.items()), "--wd=.", "--"]
 
     def address(self, link: int = 0) -> str:
         """Return its address on a link, whose device is called `rail` and the number on both hosts."""
         return f"10.77.{link}.{self.index + 1}"
 
+    def run(self, *command: str, stdin: str = "") -> None:
+        """Run a command of the administrator there.
+
+        Raises:
+            HostsUnavailableError: If it fails.
+        """
+        done = subprocess.run([*self.enter, *command], input=stdin, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise HostsUnavailableError(f"{' '.join(command)}: {done.stderr.strip()}")
+
 
 @contextmanager
-def two_hosts(*, links: int, bits_per_s: int) -> Iterator[tuple[Host, Host]]:
-    """Join two hosts by so many links of that speed in each direction, for the length of a `with` statement.
+def two_hosts(*, links: int = 1, bits_per_s: int | None, own_processes: bool = False) -> Iterator[tuple[Host, Host]]:
+    """Join two hosts for the length of a `with` statement.
+
+    Args:
+        links: The number of links between them.
+        bits_per_s: The speed of each link in each direction; None: whatever the machine allows.
+        own_processes: Whether each host has processes and mounts of its own; all of them end with it.
 
     Raises:
         HostsUnavailableError: If tools or rights are missing.
     """
     _check_tools()
     with ExitStack() as stack:
-        first, second = (stack.enter_context(_host(index)) for index in range(2))
+        first, second = (stack.enter_context(_host(index, own_processes=own_processes)) for index in range(2))
         for host in (first, second):
-            _run([*host.enter, "ip", "link", "set", "lo", "up"])  # a host also talks to itself
+            host.run("ip", "link", "set", "lo", "up")  # a host also talks to itself
         for link in range(links):
             name = f"rail{link}"
             pair = ["type", "veth", "peer", "name", name, "netns", str(second.pid)]
-            _run([*first.enter, "ip", "link", "add", name, *pair])
+            outside = replace(first, own_processes=False)  # where the process of the second host has this number
+            outside.run("ip", "link", "add", name, *pair)
             for host in (first, second):
                 _set_up(host, link, name, bits_per_s)
         yield first, second
 
 
 @contextmanager
-def _host(index: int) -> Iterator[Host]:
+def _host(index: int, *, own_processes: bool) -> Iterator[Host]:
     """Keep a namespace; `cat` is in it once it answers."""
     pipe = subprocess.PIPE
-    holder = subprocess.Popen(["unshare", "--net", "cat"], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe)
+    own = ["--pid", "--fork", "--kill-child", "--mount-proc"] if own_processes else []
+    holder = subprocess.Popen(["unshare", "--net", *own, "cat"], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe)
     with holder:  # closes its standard input, and waits
         assert holder.stdin is not None
         assert holder.stdout is not None
@@ -86,23 +106,18 @@ def _host(index: int) -> Iterator[Host]:
             raise HostsUnavailableError(
                 f"no rights to make a network namespace: {holder.stderr.read().decode().strip()}"
             )
-        yield Host(index=index, pid=holder.pid)
+        yield Host(index=index, pid=holder.pid, own_processes=own_processes)
 
 
-def _set_up(host: Host, link: int, name: str, bits_per_s: int) -> None:
-    shape = ["rate", f"{bits_per_s}bit", "burst", str(_BURST_BYTES), "latency", f"{_LATENCY_MS}ms"]
-    _run([*host.enter, "ip", "address", "add", f"{host.address(link)}/24", "dev", name])
-    _run([*host.enter, "tc", "qdisc", "add", "dev", name, "root", "tbf", *shape])
-    _run([*host.enter, "ip", "link", "set", name, "up"])
+def _set_up(host: Host, link: int, name: str, bits_per_s: int | None) -> None:
+    host.run("ip", "address", "add", f"{host.address(link)}/24", "dev", name)
+    if bits_per_s is not None:
+        shape = ["rate", f"{bits_per_s}bit", "burst", str(_BURST_BYTES), "latency", f"{_LATENCY_MS}ms"]
+        host.run("tc", "qdisc", "add", "dev", name, "root", "tbf", *shape)
+    host.run("ip", "link", "set", name, "up")
 
 
 def _check_tools() -> None:
     for tool, package in _TOOLS.items():
         if shutil.which(tool) is None:
             raise HostsUnavailableError(f"{tool} is not installed: apt-get install {package}")
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise HostsUnavailableError(f"{' '.join(command)}: {done.stderr.strip()}")
