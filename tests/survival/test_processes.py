@@ -23,17 +23,19 @@ def start(tmp_path):
         return jobs[-1]
 
     yield begin
+    ended = [job for job in jobs if job.process.poll() is not None]
     for job in jobs:
         job.kill()
+    for job in ended:
+        job.check_nothing_is_left()
+        assert not [*Path("/dev/shm").glob(f"witness-{job.process.pid}-*")]
 
 
-def check_nothing_is_left(job):
-    job.check_nothing_is_left()
-    assert not [*Path("/dev/shm").glob(f"witness-{job.process.pid}-*")]
-
-
-def pid_of(job, member):
-    return int(re.search(rf"pid (\d+) of member {member} ", job.out)[1])
+def hit(job, *members, number=signal.SIGKILL, epoch=0):
+    """Send a signal to members once they go on in an epoch."""
+    job.until(f"goes on {epoch}")
+    for member in members:
+        os.kill(int(re.search(rf"pid (\d+) of member {member} ", job.out)[1]), number)
 
 
 @pytest.mark.parametrize(
@@ -50,15 +52,13 @@ def pid_of(job, member):
 def test_the_others_go_on(start, options, killed, worlds):
     job = start("--survive", *options, last_epoch=len(killed))
     for epoch, member in enumerate(killed):
-        job.until(f"goes on {epoch}")
-        os.kill(pid_of(job, member), signal.SIGKILL)
+        hit(job, member, epoch=epoch)
     assert job.end() == 0, job.err
     alive = tuple(sorted(set(range(int(options[1]))) - set(killed)))
     result = f"result {[(alive, worlds)] * (worlds[0] // int(options[1]))}"
     assert job.out.count(result) == len(alive)
     for member in killed:
         assert f"overlap: lost process {member}: " in job.err
-    check_nothing_is_left(job)
 
 
 @pytest.mark.slow
@@ -67,33 +67,27 @@ def test_an_error_of_the_program_ends_the_job(start):
     assert job.end() == 1
     assert "ValueError: own code" in job.err
     assert "lost process" not in job.err
-    check_nothing_is_left(job)
 
 
 @pytest.mark.slow
 def test_a_loss_ends_a_job_that_does_not_survive(start):
     job = start("--processes", "2", last_epoch=1)
-    job.until("goes on 0")
-    os.kill(pid_of(job, 0), signal.SIGKILL)
+    hit(job, 0)
     assert job.end() == 128 + signal.SIGKILL
-    check_nothing_is_left(job)
 
 
 @pytest.mark.slow
 def test_a_program_may_ask_to_survive(start):
     job = start("--processes", "3", last_epoch=1, manner="asks")
-    job.until("goes on 0")
-    os.kill(pid_of(job, 0), signal.SIGKILL)
+    hit(job, 0)
     assert job.end() == 0, job.err
     assert job.out.count(f"result {[((1, 2), [3, 2])]}") == 2
-    check_nothing_is_left(job)
 
 
 @pytest.mark.slow
 def test_an_option_wins_over_the_program(start):
     job = start("--processes", "2", "--no-survive", last_epoch=1, manner="asks")
-    job.until("goes on 0")
-    os.kill(pid_of(job, 0), signal.SIGKILL)
+    hit(job, 0)
     assert job.end() == 128 + signal.SIGKILL
 
 
@@ -112,11 +106,8 @@ def test_processes_of_another_launcher_have_no_witness(start):
 @pytest.mark.slow
 def test_the_loss_of_all_ends_the_job(start):
     job = start("--survive", "--processes", "2", last_epoch=9)
-    job.until("goes on 0")
-    for member in (0, 1):
-        os.kill(pid_of(job, member), signal.SIGKILL)
+    hit(job, 0, 1)
     assert job.end() == 128 + signal.SIGKILL
-    check_nothing_is_left(job)
 
 
 @pytest.mark.slow
@@ -125,7 +116,6 @@ def test_zero_goes_on_from_a_checkpoint_in_memory(start):
     assert job.end() == 0, job.err
     assert job.out.count("epoch 1 goes on from 15") == 2
     assert job.out.count("steps [30]") == 2
-    check_nothing_is_left(job)
 
 
 @pytest.mark.slow
@@ -133,17 +123,14 @@ def test_zero_without_a_checkpoint_is_refused(start):
     job = start("--survive", "--processes", "2", program=SHARDING)
     assert job.end() == 1
     assert re.search(r"UsageError: Sharded: its \d+ steps are lost with a process", job.err)
-    check_nothing_is_left(job)
 
 
 @pytest.mark.slow
 def test_a_process_that_was_stopped_for_too_long_is_left_behind(start):
     job = start("--survive", "--processes", "3", "--grace", "1", last_epoch=1)
-    job.until("goes on 0")
-    os.kill(pid_of(job, 1), signal.SIGSTOP)
+    hit(job, 1, number=signal.SIGSTOP)
     assert job.end() == 0, job.err
     assert job.out.count(f"result {[((0, 2), [3, 2])]}") == 2
-    check_nothing_is_left(job)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import nullcontext
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,14 +34,6 @@ async def until(condition):
         await trio.sleep(0.001)
 
 
-def in_trio(test):
-    @wraps(test)
-    def run(**fixtures):
-        trio.run(partial(test, **fixtures))
-
-    return run
-
-
 WORLD = EpochWorld(epoch=0, members=(0, 1), step=0)
 
 
@@ -60,7 +52,6 @@ def test_the_kernel_shows_the_end_of_a_process_of_this_host(tmp_path, monkeypatc
     assert one.has_ended(1)
 
 
-@in_trio
 async def test_the_kernel_shows_the_end_of_a_process_whose_child_has_its_socket(tmp_path, monkeypatch):
     one = shared(tmp_path, 0)
     with subprocess.Popen(["sleep", "60"]) as process:  # noqa: ASYNC220 (it starts at once)
@@ -116,7 +107,6 @@ def test_many_members_report_at_once_without_waiting_for_each_other(tmp_path):
     assert len({thread for _, thread in touched}) == 64
 
 
-@in_trio
 async def test_a_full_memory_is_reported_with_its_folder(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -137,7 +127,6 @@ def shared(folder, member, *, limit_s=5.0):
     return Witness(folder, 0, 0, member, WORLD, address="127.0.0.1", limit_s=limit_s)
 
 
-@in_trio
 async def test_the_socket_of_a_process_shows_its_end(tmp_path):
     one, other = shared(tmp_path, 0), shared(tmp_path, 1)
     async with one.watching([0, 1]):
@@ -152,7 +141,6 @@ async def test_the_socket_of_a_process_shows_its_end(tmp_path):
     one.close()
 
 
-@in_trio
 async def test_a_host_that_gives_no_answer_is_dead_and_may_live(tmp_path, monkeypatch):
     one, other = shared(tmp_path, 0), shared(tmp_path, 1)
 
@@ -168,7 +156,6 @@ async def test_a_host_that_gives_no_answer_is_dead_and_may_live(tmp_path, monkey
     other.close()
 
 
-@in_trio
 async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
     one, other, answers = shared(tmp_path, 0), shared(tmp_path, 1), trio.Event()
 
@@ -193,7 +180,6 @@ async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
     other.close()
 
 
-@in_trio
 async def test_joining_ends_once_it_is_known_who_can_be_dialled(monkeypatch):
     looks, dials = [], [True, True, False]
     witness = SimpleNamespace(look_s=0.001, dials=lambda: dials.pop(0), watching=lambda members: nullcontext())
@@ -209,7 +195,6 @@ async def test_joining_ends_once_it_is_known_who_can_be_dialled(monkeypatch):
     assert (looks, dials) == ([3], [])
 
 
-@in_trio
 async def test_a_folder_that_blocks_ends_the_process(tmp_path):
     witness, free = shared(tmp_path, 0, limit_s=0.2), threading.Event()
     with pytest.raises(WitnessError, match=r"process 0 cannot reach the witness in .*: it does not answer; it ends"):
@@ -218,7 +203,6 @@ async def test_a_folder_that_blocks_ends_the_process(tmp_path):
     witness.close()
 
 
-@in_trio
 async def test_a_call_that_fails_for_a_moment_is_made_again(tmp_path):
     witness, failures = shared(tmp_path, 0), [OSError("stale")]
 
@@ -231,7 +215,6 @@ async def test_a_call_that_fails_for_a_moment_is_made_again(tmp_path):
     witness.close()
 
 
-@in_trio
 async def test_a_slow_folder_is_reported_and_is_not_a_lost_one(tmp_path, monkeypatch, capsys):
     """Each operation takes half of the limit of an access; together they take four times the limit."""
     witness = shared(tmp_path, 0, limit_s=0.2)
@@ -257,7 +240,6 @@ async def test_a_slow_folder_is_reported_and_is_not_a_lost_one(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
-@in_trio
 async def test_a_folder_of_several_hosts_that_cannot_be_written_ends_the_process(tmp_path, monkeypatch, number):
     witness = shared(tmp_path, 0, limit_s=0.3)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -25,19 +26,8 @@ def paced(ranks: int = 2) -> Paced:
     return Paced(NeuronLink(ranks, thread_copy_bytes=None), links=lambda src, dst: SPEED, quantum_s=QUANTUM_S)
 
 
-def run(main: Callable[[Log], Awaitable[None]], transport: Paced | None = None) -> None:
-    """Run a test with an open transport: of two ranks, unless it needs another."""
-    opened = transport or paced()
-
-    async def within() -> None:
-        async with opened.open():
-            await main(Log(opened))
-
-    trio.run(within, clock=MockClock(autojump_threshold=0))
-
-
 class Log:
-    """Who finished when."""
+    """Which messages were sent and received when, over an open transport."""
 
     def __init__(self, transport: Paced) -> None:
         self.transport = transport
@@ -58,59 +48,57 @@ class Log:
         self.received[name] = trio.current_time()
 
 
-def test_latency_and_bandwidth_add_up() -> None:
-    async def main(log: Log) -> None:
+@asynccontextmanager
+async def logged(transport: Paced | None = None) -> AsyncIterator[Log]:
+    """Open a transport, of two ranks unless the test needs another one, and log its messages."""
+    transport = transport or paced()
+    async with transport.open():
+        yield Log(transport)
+
+
+async def test_latency_and_bandwidth_add_up(autojump_clock: MockClock) -> None:
+    async with logged() as log:
         await log.exchange("one", 0, 1, 0, 1024)
         assert log.sent == log.received == {"one": 1.5}
         await log.exchange("two", 0, 1, 0, 0)
         assert log.received["two"] == 2.0
 
-    run(main)
 
-
-def test_messages_share_a_wire_and_latencies_overlap() -> None:
-    async def main(log: Log) -> None:
+async def test_messages_share_a_wire_and_latencies_overlap(autojump_clock: MockClock) -> None:
+    async with logged() as log:
         async with trio.open_nursery() as nursery:
             for tag in range(3):
                 nursery.start_soon(log.exchange, str(tag), 0, 1, tag, 512)
         assert sorted(log.received.values()) == [1.0, 1.5, 2.0]
 
-    run(main)
 
-
-def test_each_direction_of_each_pair_is_a_wire() -> None:
-    async def main(log: Log) -> None:
+async def test_each_direction_of_each_pair_is_a_wire(autojump_clock: MockClock) -> None:
+    async with logged(paced(3)) as log:
         async with trio.open_nursery() as nursery:
             for src, dst in ((0, 1), (1, 0), (0, 2), (2, 1), (1, 1)):
                 nursery.start_soon(log.exchange, f"{src}{dst}", src, dst, 0, 1024)
         assert log.received == {"01": 1.5, "10": 1.5, "02": 1.5, "21": 1.5, "11": 0.0}
 
-    run(main, paced(3))
 
-
-def test_an_urgent_message_overtakes_at_a_quantum_boundary() -> None:
-    async def main(log: Log) -> None:
+async def test_an_urgent_message_overtakes_at_a_quantum_boundary(autojump_clock: MockClock) -> None:
+    async with logged() as log:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.exchange, "large", 0, 1, 0, 1024)
             await trio.sleep(0.3125)
             nursery.start_soon(log.exchange, "urgent", 0, 1, 1, 128, -1)
         assert log.received == {"urgent": 0.375 + 0.125 + 0.5, "large": 1.125 + 0.5}
 
-    run(main)
 
-
-def test_the_most_urgent_of_one_instant_goes_first() -> None:
-    async def main(log: Log) -> None:
+async def test_the_most_urgent_of_one_instant_goes_first(autojump_clock: MockClock) -> None:
+    async with logged() as log:
         async with trio.open_nursery() as nursery:
             for priority in (1, -1, 0):
                 nursery.start_soon(log.exchange, str(priority), 0, 1, priority + 1, 512, priority)
         assert log.received == {"-1": 1.0, "0": 1.5, "1": 2.0}
 
-    run(main)
 
-
-def test_a_cancelled_message_makes_room() -> None:
-    async def main(log: Log) -> None:
+async def test_a_cancelled_message_makes_room(autojump_clock: MockClock) -> None:
+    async with logged() as log:
         async with trio.open_nursery() as nursery:
             with trio.move_on_after(0.3125):
                 nursery.start_soon(log.exchange, "next", 0, 1, 1, 512, 1)
@@ -118,11 +106,9 @@ def test_a_cancelled_message_makes_room() -> None:
         assert (log.sent, log.received) == ({"next": 1.375}, {"next": 1.375})
         assert log.transport.wire(1).unexpected() == []
 
-    run(main)
 
-
-def test_order_survives_the_random_order_of_waking() -> None:
-    async def main(log: Log) -> None:
+async def test_order_survives_the_random_order_of_waking(autojump_clock: MockClock) -> None:
+    async with logged() as log:
         transport = log.transport
         got: list[int] = []
         async with trio.open_nursery() as nursery:
@@ -134,28 +120,22 @@ def test_order_survives_the_random_order_of_waking() -> None:
                     got.append(delivery.view.nbytes)
         assert got == [0, 1] * 15
 
-    run(main)
 
-
-def test_a_message_waits_for_a_late_receiver() -> None:
-    async def main(log: Log) -> None:
+async def test_a_message_waits_for_a_late_receiver(autojump_clock: MockClock) -> None:
+    async with logged() as log:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.send, "one", 0, 1, 0, 1024)
             await trio.sleep(10)
             await log.receive("one", 0, 1, 0, 1024)
         assert log.sent == log.received == {"one": 10.0}
 
-    run(main)
 
-
-def test_links_without_a_speed_are_left_alone() -> None:
-    async def main(log: Log) -> None:
+async def test_links_without_a_speed_are_left_alone(autojump_clock: MockClock) -> None:
+    inner = NeuronLink(3, thread_copy_bytes=None)
+    async with logged(Paced(inner, links=lambda src, dst: SPEED if dst == 2 else None)) as log:
         await log.exchange("unpaced", 0, 1, 0, 2**20)
         await log.exchange("paced", 0, 2, 0, 512)
         assert log.received == {"unpaced": 0.0, "paced": 1.0}
-
-    inner = NeuronLink(3, thread_copy_bytes=None)
-    run(main, Paced(inner, links=lambda src, dst: SPEED if dst == 2 else None))
 
 
 def test_speed_by_kind_of_link() -> None:

@@ -92,6 +92,12 @@ class Way:
             self._more = trio.Event()
             await self._more.wait()
 
+    async def go_down(self, times: int = 1) -> None:
+        """Let nothing through any more, end what does, and wait until so many connections have been turned away."""
+        self.down = True
+        self.cut()
+        await self.turning_away(times)
+
     def cut(self) -> None:
         """End what goes through, as a cable does that is pulled."""
         for scope in self._scopes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -85,9 +86,7 @@ async def test_a_link_that_was_down_is_used_again(monkeypatch: pytest.MonkeyPatc
     world = ProxiedWorld(rails=2)
     async with world.open():
         way = world.ways[1]
-        way.down = True
-        way.cut()
-        await way.turning_away(4)
+        await way.go_down(times=4)
         await send_and_receive(world.ends(), 5, LONG_BYTES)
         assert numbers(world) == [[0], [0]]
         way.down = False
@@ -257,9 +256,7 @@ async def test_who_answers_but_lets_nobody_in_is_waited_for_longer(monkeypatch: 
     monkeypatch.setattr(returning, "_LONGEST_WAITED_S", 0.01)
     async with world.open():
         world.efas[0]._reconnection._unreachable_s = 0.5
-        way = world.ways[0]
-        way.down = True
-        way.cut()
+        await world.ways[0].go_down(times=0)
         with pytest.raises(LinkLostError) as lost:
             await world.ends()[0].recv_into(1, 5, bytearray(8))
     assert lost.value.reason == (
@@ -278,17 +275,21 @@ async def test_who_answers_is_waited_for_as_long_as_a_deadlock_may_last(waited_s
         assert (link.engine.gone is not None) is lost
 
 
-async def test_a_count_that_cannot_be_ends_the_process_that_claims_it() -> None:
-    world = ProxiedWorld(rails=1, watched=True, lasting=True)
+@asynccontextmanager
+async def listening_again(**settings: object) -> AsyncIterator[tuple[ProxiedWorld, PeerAddress]]:
+    """Open a world whose last way is down; yield it, and the address at which its second process listens again."""
+    world = ProxiedWorld(**settings)
     card: list[PeerAddress] = []
     spy(world, card)
     async with world.open():
-        way = world.ways[0]
-        way.down = True
-        way.cut()
-        await way.turning_away(1)
+        await world.ways[-1].go_down()
         await listening(card[0])
-        stream = await dial(card[0])
+        yield world, card[0]
+
+
+async def test_a_count_that_cannot_be_ends_the_process_that_claims_it() -> None:
+    async with listening_again(rails=1, watched=True, lasting=True) as (world, address):
+        stream = await dial(address)
         with pytest.raises(HandshakeError, match="peer acknowledges 99 frames, and "):
             await greet(stream, hello(detail=f"{RAILS_LIMIT} 0 99"), SECRET)
         await stream.aclose()
@@ -346,25 +347,17 @@ async def assert_nobody_listens(card: PeerAddress) -> None:
 )
 async def test_who_is_not_the_one_expected_is_refused(said: dict[str, object], reason: str) -> None:
     """While a rail is away its process listens again; the same proof is asked for as at first."""
-    world = ProxiedWorld(rails=2)
-    card: list[PeerAddress] = []
-    spy(world, card)
-    async with world.open():
-        way = world.ways[1]
-        way.down = True
-        way.cut()
-        await way.turning_away(1)
-        await listening(card[0])
-        stream = await dial(card[0])
+    async with listening_again(rails=2) as (world, address):
+        stream = await dial(address)
         with pytest.raises(HandshakeError) as refusal:
             await greet(stream, hello(**said), SECRET)
         assert str(refusal.value) == reason
         await stream.aclose()
-        stream = await dial(card[0])
+        stream = await dial(address)
         with pytest.raises(HandshakeError, match="the secrets differ"):
             await greet(stream, hello(detail="65 1 0"), b"of another world")
         await stream.aclose()
-        way.down = False
+        world.ways[-1].down = False
         await both_back(world)
     refused = [line for line in world.reports[1] if line.startswith("refused ")]
     assert len(refused) == 1
