@@ -66,10 +66,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(contests, "measure_contender", lambda contender, assignment: answer)
 
 
-def test_one_word_may_stand_for_several_costs(benchmarks, quick):
-    assert benchmarks("start") == (
-        0,
-        """\
+COSTS = {
+    "start": """\
 # figure                                                   median  p10 - p90          aim
 import overlap, beyond trio and numpy                       40 ms  1 us - 2 us        <= 50 ms   met
 32 ranks up and down                                         1 ms  1 us - 2 us        <= 500 ms  met
@@ -77,15 +75,8 @@ overlap run, 4 ranks that do nothing                          2 s  1 us - 2 us  
   as two processes, beside 20 busy processes                  9 s  1 us - 2 us
 # 2 of 3 aims met
 """,
-        "",
-    )
-
-
-def test_the_largest_proof_is_with_the_schedules_only(benchmarks, quick):
-    """It takes over 2 GB, which nobody expects who wants to see all speeds."""
-    assert benchmarks("schedules") == (
-        0,
-        """\
+    # The largest proof is here only: it takes over 2 GB, which nobody expects who wants to see all speeds.
+    "schedules": """\
 # figure                                                   median  p10 - p90          aim
 prove a ring all-reduce, 1024 ranks                        199 ms  1 us - 2 us        <= 200 ms  met
 first plan of any kind, 16,384 ranks                        1.5 s  1 us - 2 us        <= 2 s     met
@@ -96,8 +87,12 @@ look up a cached plan                                        4 us  1 us - 2 us  
 prove a ring all-reduce, 4096 ranks                           4 s  1 us - 2 us        <= 3 s     missed
 # 4 of 7 aims met
 """,
-        "",
-    )
+}
+
+
+@pytest.mark.parametrize("word", COSTS)
+def test_one_word_may_stand_for_several_costs(benchmarks, quick, word):
+    assert benchmarks(word) == (0, COSTS[word], "")
 
 
 def test_everything_with_its_aims(benchmarks, quick, tmp_path):

@@ -48,9 +48,11 @@ def test_the_overview_loads_no_command():
     assert {m for m in modules if m == "rich" or m.startswith("overlap.cli.")} == needed
 
 
+@pytest.mark.everyday(4)
+@pytest.mark.parametrize("option", ["--help", "--help-all"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(overlap, name):
-    code, out, err = overlap(name, "--help")
+def test_every_command_has_help_which_comes_before_what_it_requires(overlap, name, option):
+    code, out, err = overlap(name, option)
     assert (code, err) == (0, "")
     assert out.startswith(f"usage: overlap {name} ")
 
@@ -59,13 +61,6 @@ def test_every_command_has_help(overlap, name):
 def test_help_is_one_screen(overlap, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
     assert len(overlap(name, "--help")[1].splitlines()) <= 24
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_all_comes_before_what_the_command_requires(overlap, name):
-    code, out, err = overlap(name, "--help-all")
-    assert (code, err) == (0, "")
-    assert out.startswith(f"usage: overlap {name} ")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -134,19 +134,19 @@ def test_a_misspelt_attribute_of_a_rank_is_told_with_the_right_one(name, meant):
     assert notes_of(main) == [f"did you mean {meant}?"]
 
 
-@pytest.mark.parametrize("name", ["_private", "nothing_like_it_at_all"])
-def test_other_attributes_have_no_hint(name):
+@pytest.mark.everyday(4)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda rank: rank._private,
+        lambda rank: rank.nothing_like_it_at_all,
+        lambda rank: rank.all_reduce(np.ones(3)).shape,  # its message says what to do; its name is right
+        lambda rank: np.ones(3, shap=2),  # an error of others
+    ],
+)
+def test_other_mistakes_have_no_hint(use):
     async def main(rank):
-        getattr(rank, name)
-
-    assert notes_of(main) == []
-
-
-def test_an_attribute_that_a_future_lacks_on_purpose_has_no_hint():
-    """Its message says what to do; its name is right."""
-
-    async def main(rank):
-        rank.all_reduce(np.ones(3)).shape  # noqa: B018
+        use(rank)
 
     assert notes_of(main) == []
 
@@ -176,13 +176,6 @@ def test_an_error_of_a_call_names_no_class_that_users_do_not_know(call):
         return str(error_of(TypeError, call, rank))
 
     assert re.match(r"(send|all_reduce|broadcast_object|gather|reduce|step)\(\) ", overlap.run(main, ranks=1)[0])
-
-
-def test_errors_of_others_have_no_hint():
-    async def main(rank):
-        np.ones(3, shap=2)
-
-    assert notes_of(main) == []
 
 
 def test_sleeping_as_asyncio_does_is_told_with_trio():

@@ -237,11 +237,21 @@ def half_second(rank: overlap.Rank, name: str, priority: int, stream: str | None
     return rank.broadcast(x, name=name, priority=priority, stream=stream)
 
 
-def test_the_most_urgent_leaves_first() -> None:
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (None, {"urgent": 1.0, "normal": 1.5, "bulk": 2.0}),
+        (1, {"bulk": 1.0, "urgent": 2.0, "normal": 3.0}),  # each leaves when the one before has arrived
+        (2, {"urgent": 1.0, "bulk": 1.5, "normal": 2.0}),  # `normal` gets in then, and by then `bulk` has left
+    ],
+)
+@pytest.mark.everyday(3)
+def test_priorities_order_what_is_in_the_window(window: int | None, expected: dict[str, float]) -> None:
     async def main(rank: overlap.Rank) -> list[object]:
-        return [half_second(rank, name, p) for name, p in (("bulk", 2), ("urgent", -1), ("normal", 0))]
+        stream = None if window is None else rank.stream("s", window=window).name
+        return [half_second(rank, name, p, stream) for name, p in (("bulk", 2), ("urgent", -1), ("normal", 0))]
 
-    assert ends(main) == {"urgent": 1.0, "normal": 1.5, "bulk": 2.0}
+    assert ends(main) == expected
 
 
 def test_equals_leave_in_the_order_of_issue() -> None:
@@ -252,26 +262,6 @@ def test_equals_leave_in_the_order_of_issue() -> None:
 
     for _ in range(8):
         assert ends(main) == {"a": 1.0, "b": 1.5, "c": 2.0, "d": 2.5, "e": 3.0}
-
-
-def test_with_a_window_of_one_priorities_change_nothing() -> None:
-    """Each leaves when the one before has arrived."""
-
-    async def main(rank: overlap.Rank) -> list[object]:
-        rank.stream("s", window=1)
-        return [half_second(rank, name, p, "s") for name, p in (("bulk", 2), ("urgent", -1), ("normal", 0))]
-
-    assert ends(main) == {"bulk": 1.0, "urgent": 2.0, "normal": 3.0}
-
-
-def test_priorities_order_what_is_in_the_window() -> None:
-    """`normal` gets in when `urgent` has arrived, and by then `bulk` has left."""
-
-    async def main(rank: overlap.Rank) -> list[object]:
-        rank.stream("s", window=2)
-        return [half_second(rank, name, p, "s") for name, p in (("bulk", 2), ("urgent", -1), ("normal", 0))]
-
-    assert ends(main) == {"urgent": 1.0, "bulk": 1.5, "normal": 2.0}
 
 
 def test_an_urgent_operation_overtakes_a_large_one_that_is_leaving() -> None:
