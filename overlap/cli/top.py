@@ -163,9 +163,9 @@ def measure_window(timeline: Timeline, tables: dict[int, RankTable], window: tup
         # Of a rank whose earlier operations are not known, the time since its oldest one counts.
         low_ns[rank] = max(window[0], int(columns.end_ns[rows].min())) if tables[rank].cut else window[0]
         rows = rows[(columns.end_ns[rows] == window[1]) & (columns.start_ns[rows] < window[1])]
-        operations = columns.of_kind("comm", rows)
+        operations, computes = (rows[columns.is_kind(kind)[rows]] for kind in ("comm", "compute"))
         oldest = operations[np.argsort(columns.called_ns[operations])][:1]
-        first = [*columns.of_kind("compute", rows)[-1:], *oldest][:1]
+        first = [*computes[-1:], *oldest][:1]
         in_flight[rank] = int(columns.nbytes[rows].sum())
         doing[rank] = columns.texts[columns.name[first[0]]] if first and not tables[rank].left else ""
     windows = [RankWindow(rank, None, start_ns, window[1]) for rank, start_ns in low_ns.items()]

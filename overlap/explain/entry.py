@@ -23,8 +23,6 @@ from .recorded import explain_timeline
 from .report import SCHEMA, Why, from_json
 
 MAX_REPORT_BYTES = 64 << 20
-SMALL_BYTES = 32 << 20
-"""Files that together have fewer bytes are read faster than a process starts."""
 _RANK = re.compile(r"(?:rank|worker|TP)[-_ ]?(\d+)", re.IGNORECASE)
 TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".pickle", ".pkl")
 
@@ -96,7 +94,7 @@ def explain_files(
         raise UsageError(
             f"why: {traces[0]} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
         )
-    read = read_files(measure_file, [[file] for file in profiles], small_bytes=SMALL_BYTES, progress=progress)
+    read = read_files(measure_file, [[file] for file in profiles], progress=progress)
     if refusal := next((each for each in read if isinstance(each, UsageError)), None):
         raise refusal
     reports = [each for each in read if not isinstance(each, UsageError)]

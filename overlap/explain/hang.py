@@ -21,8 +21,6 @@ from .report import Hang
 PAGE_LINES, PAGE_COLUMNS = 24, 110
 _MOST_FILES = 20_000
 _MOST_REFUSALS, _MOST_NOTES = 8, 4  # on files that cannot be read
-MANY_BYTES = 16 << 20
-"""Dumps that together have fewer bytes are read faster than processes start."""
 
 
 def is_dump(path: Path) -> bool:
@@ -87,7 +85,7 @@ def _judge_records(files: Sequence[str], *, full: bool, width: int) -> Hang:
 def _judge_dumps(files: Sequence[Path], *, full: bool, width: int) -> Hang:
     """Return the verdict on dumps: that of the newest run, with notes on files that cannot be read."""
     half = len(files) // 2
-    found = read_files(read_dump, [files[:half], files[half:]], small_bytes=MANY_BYTES)
+    found = read_files(read_dump, [files[:half], files[half:]])
     dumps = [dump for dump in found if isinstance(dump, Dump)]
     refusals = [f"not read: {refusal}" for refusal in found if isinstance(refusal, UsageError)]
     if not dumps:

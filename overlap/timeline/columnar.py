@@ -109,10 +109,6 @@ class SpanColumns:
         """Return the mask of the spans of a kind; n booleans."""
         return cast(Mask, self.kind == KINDS.index(kind))
 
-    def of_kind(self, kind: Kind, rows: Rows) -> Rows:
-        """Return the rows among `rows` of spans of a kind."""
-        return cast(Rows, rows[self.kind[rows] == KINDS.index(kind)])
-
     @classmethod
     def from_named(
         cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]

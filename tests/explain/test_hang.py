@@ -13,10 +13,10 @@ import pytest
 
 import overlap
 from overlap.errors import UsageError
-from overlap.explain import hang
 from overlap.explain.hang import PAGE_LINES, is_dump, judge
 from overlap.flight.dumps import read_dump
 from overlap.flight.pickles import unpickle_plain
+from overlap.timeline.files import children
 
 LIMIT_S = 280
 FRAMES = [
@@ -370,7 +370,7 @@ def test_processes_read_many_dumps_alike(tmp_path, monkeypatch):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], [FIRST], [FIRST, entry(2)]])
     (folder / "nccl_trace_rank_3").write_bytes(b"\x80\x02pg_config")
     alone = judge([folder])
-    monkeypatch.setattr(hang, "MANY_BYTES", 0)
+    monkeypatch.setattr(children, "SMALL_BYTES", 0)
     assert judge([folder]) == alone
     assert alone.ranks == (1,)
     assert "nccl_trace_rank_3: is damaged" in alone.notes[-1]

@@ -4,8 +4,8 @@ import pytest
 
 import overlap
 from overlap.errors import UsageError
-from overlap.explain import entry
 from overlap.explain.entry import explain_files
+from overlap.timeline.files import children
 from tests.explain.profiles import Recording
 
 
@@ -219,7 +219,7 @@ def test_files_without_a_rank_have_that_of_their_name(tmp_path):
 @pytest.mark.slow
 def test_processes_measure_large_files_alike(tmp_path, monkeypatch):
     found = write(tmp_path, two_ranks())
-    monkeypatch.setattr(entry, "SMALL_BYTES", 0)
+    monkeypatch.setattr(children, "SMALL_BYTES", 0)
     done = []
     assert explain_files([tmp_path], progress=lambda *counts: done.append(counts)) == found
     assert done == [(0, 2), (1, 2)]

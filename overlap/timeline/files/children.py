@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 from ...errors import UsageError
 from .packed import unpacking
 
+SMALL_BYTES = 16 << 20
+"""Files that together have fewer bytes are read faster than processes start."""
 MAX_PROCESSES = 2
 """Each needs some 200 MB for 250 MB of text."""
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 28), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
@@ -33,19 +35,19 @@ T = TypeVar("T")
 
 
 def read_files(
-    read: Callable[[Path], T], batches: Sequence[Sequence[Path]], *, small_bytes: int, progress: Progress | None = None
+    read: Callable[[Path], T], batches: Sequence[Sequence[Path]], *, progress: Progress | None = None
 ) -> list[T | UsageError]:
     """Return what a function reads from each file, or its refusal, in the order of the batches.
 
     Each batch has a process of its own, which ends with this call whatever ends it. One file is read in this process,
-    and so are files that together have at most `small_bytes`: they are read faster than a process starts.
+    and so are files that together have at most `SMALL_BYTES`.
 
     Raises:
         UsageError: A process has ended before it had read its files.
     """
     files = [file for batch in batches for file in batch]
     nbytes = sum(file.stat().st_size for file in files if file.exists())
-    if len(files) < 2 or nbytes <= small_bytes or not sys.executable:
+    if len(files) < 2 or nbytes <= SMALL_BYTES or not sys.executable:
         found = []
         for number, file in enumerate(files):
             if progress is not None:
