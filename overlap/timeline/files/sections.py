@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, BinaryIO, cast
 
 import msgspec
@@ -61,20 +62,21 @@ def read_sections(file: BinaryIO) -> Timeline:
         OverflowError: A number has more than 64 bits.
         UsageError: A later version has written it, or nothing is in it.
     """
-    sections: list[_TraceSection] = []
+    sections, last = list[_TraceSection](), cast("_TraceSection | None", None)
     reader = EventReader[SpanEvent | NoteEvent](file, SpanEvent | NoteEvent, OF_ARRAY)
     for events in reader:
         for event in events:
             if isinstance(event, SpanEvent):
-                if not sections:
+                if last is None:
                     raise ValueError("a span before the header")
-                sections[-1].events.append(event)
+                last.events.append(event)
             elif event.name == HEADER:
-                sections.append(_TraceSection(checked_header(event.args, VERSION)))
-            elif sections and event.name == CLOCK:
-                sections[-1].clocks.append(msgspec.convert(event.args, ClockAt))
-            elif sections and event.name == END:
-                sections[-1].end = msgspec.convert(event.args, TraceEnd)
+                last = _TraceSection(checked_header(event.args, VERSION))
+                sections.append(last)
+            elif last is not None and event.name == CLOCK:
+                last.clocks.append(msgspec.convert(event.args, ClockAt))
+            elif last is not None and event.name == END:
+                last.end = msgspec.convert(event.args, TraceEnd)
         for section in sections:
             if section.events:
                 section.decode()
@@ -158,9 +160,9 @@ def decode_columns(events: Sequence[SpanEvent]) -> SpanColumns:
     args, kinds = [event.args for event in events], [event.cat for event in events]
     texts, groups = Table[str](), Table[tuple[str, str, int]]()
     texts[""], groups["", "", 0]
-    numbers: dict[str, list[int]] = {name: [getattr(each, name) for each in args] for name in _NUMBERS} | {
+    numbers: dict[str, Iterable[int]] = {name: map(attrgetter(name), args) for name in _NUMBERS} | {
         "rank": [event.pid for event in events],
-        "kind": list(map(KINDS.index, kinds)),
+        "kind": map(KINDS.index, kinds),
         "role": [_ROLE_NUMBERS[each.role] for each in args],
         "name": [texts[event.name] for event in events],
         "lane": [texts[each.lane or kind] for each, kind in zip(args, kinds, strict=True)],
@@ -170,7 +172,7 @@ def decode_columns(events: Sequence[SpanEvent]) -> SpanColumns:
         "dtype": [texts[each.dtype] for each in args],
         "call_site": [texts[each.site] for each in args],
     }
-    columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
+    columns = {name: np.fromiter(column, np.int64, len(args)) for name, column in numbers.items()}
     start_ns, is_operation = columns["start_ns"], columns["seq"] != NONE
     if (is_operation & (columns["issued_ns"] == NONE)).any():
         raise ValueError("an operation has no 'issued_ns'")
