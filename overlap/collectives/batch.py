@@ -49,6 +49,7 @@ def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
     for phase in np.flatnonzero(local & large).tolist():
         rows = slice(int(bounds[phase]), int(bounds[phase + 1]))
         rank = schedule.src[rows]
+        # Cut only between ranks, where the rows so far fill another piece.
         if (rank[1:] >= rank[:-1]).all():
             piece = np.cumsum(schedule.count[rows], dtype=np.int64) // _PIECE_CELLS
             between = np.flatnonzero(rank[1:] != rank[:-1]) + 1
@@ -61,6 +62,7 @@ def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
 def _cells_before(schedule: Schedule, rows: Ints) -> Ints:
     """Return how many cells the table has before each of some rows. Most rows have one."""
     longer = np.flatnonzero(schedule.count != 1)
+    # Each row has one cell, and longer rows the rest of their count.
     extra = np.append(0, np.cumsum(schedule.count[longer] - 1, dtype=np.int64))
     before: Ints = rows + extra[np.searchsorted(longer, rows)]
     return before
@@ -73,6 +75,7 @@ def expand_cells(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
     sslot, dslot, op, ends = s.sslot[rows], s.dslot[rows], s.op[rows], bounds - bounds[0]
     row = np.arange(rows.start, rows.stop, dtype=np.int32)
     if (count != 1).any():
+        # Columns of rows become columns of cells: each row is repeated for its cells.
         owner, offset = _order_cells(count, regroup=len(ends) == 2 and bool(src[0] == dst[0]))
         ends = np.append(0, np.cumsum(count))[ends]
         src, dst, sslot, dslot, row = (column[owner] for column in (src, dst, sslot, dslot, row))
@@ -89,6 +92,7 @@ def _order_cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDAr
     """
     longest = int(count.max())
     if regroup and longest * len(count) <= _MAX_SPREAD * int(count.sum(dtype=np.int64)):
+        # A table (offset, row), read along its rows: first the first cell of every row, then the second.
         cell = np.flatnonzero(np.arange(longest, dtype=np.int32)[:, None] < count)
         offset = cell // len(count)
         return cell - offset * len(count), offset.astype(np.int32)

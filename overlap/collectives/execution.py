@@ -175,6 +175,7 @@ class Replay:
 
 def _add_bases(cells: Ints, buffer: NDArray[np.uint8], bases: Bases) -> Ints:
     """Return cells plus the bases of their buffers, in numpy's own index type."""
+    # Usually all cells are in one buffer, and have one base.
     alike = (buffer == buffer[0]).all()
     based: Ints = cells + (np.intp(bases[buffer[0]]) if alike else np.array(bases, np.intp)[buffer])
     return based

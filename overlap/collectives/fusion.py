@@ -60,6 +60,7 @@ def fuse(schedule: Schedule, selected: Flags) -> Fused:
 def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Links, Flags]:
     """Return the links, and the copies that must stay because another row than one ADD reads them."""
     cell, row, write = _scratch_accesses(schedule, selected)
+    # Whether the next access in the list is to the same cell; the next one is meant by next_row and next_writes.
     follows = np.append(cell[1:] == cell[:-1], False)
     is_copy = write & copies[row]
     next_row = np.append(row[1:], 0)
@@ -67,10 +68,12 @@ def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Li
     add_next = follows & next_writes & (schedule.op[next_row] == Op.ADD)
     blocked = np.zeros(len(schedule), np.bool_)
     blocked[row[is_copy & follows & ~next_writes]] = True
+    # A copy may go if the only row that follows at its cell is an ADD to it.
     chosen = is_copy & add_next
     copy, add = row[chosen], next_row[chosen]
     source = _source_cell(schedule, copy, cell[chosen])
     blocked[copy[_find_overwritten(schedule, source, copy, add)]] = True
+    # Copies of one ADD can be replaced together if they come from one buffer, at one distance: one number for both.
     stride = np.int64(1) << 33
     shift = schedule.sbuf[copy] * stride + (schedule.sslot[copy].astype(np.int64) - schedule.dslot[copy])
     return _Links(copy, add, shift), blocked
@@ -111,6 +114,7 @@ def _find_overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, 
     first = cell_numbers(schedule, schedule.dst[rows], schedule.dbuf[rows], schedule.dslot[rows], shared=True)
     cell, owner = unroll(first, schedule.count[rows])
     span = np.int64(len(schedule) + 1)
+    # Key of a write: its cell, then its row; so the first write to a cell after a row is found by bisection.
     written = np.sort(cell * span + rows[owner])
     at = np.searchsorted(written, source * span + copy, side="right")
     following = np.append(written, _NONE)[at] - source * span
@@ -122,6 +126,7 @@ def _choose_copies(schedule: Schedule, links: _Links, candidates: Flags) -> tupl
     """Return the copies to drop, and the ADDs that read their source. They need each other: repeat until stable."""
     rows = len(schedule)
     while True:
+        # An ADD is fusable if all its slots have a copy that may go, and all come from one place.
         alive = candidates[links.copy]
         linked = np.bincount(links.add[alive], minlength=rows)
         low, high = np.full(rows, _NONE), np.full(rows, -_NONE)

@@ -32,6 +32,7 @@ def unroll(first: Ints, count: Ints) -> tuple[Ints, Ints]:
     """Return all cells of the ranges [first, first + count), and for each cell the index of its range."""
     if (count == 1).all():
         return first, np.arange(len(first))
+    # Number the cells of all ranges from 0, and subtract the cells of the ranges before.
     owner = np.repeat(np.arange(len(first)), count)
     before = np.cumsum(count) - count
     return first[owner] + (np.arange(len(owner)) - before[owner]), owner
@@ -113,5 +114,6 @@ def _order_accesses(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -
 
 def _largest_before(segment: Ints, value: Ints) -> Ints:
     """Return by access the largest earlier `value` of its segment, else 0; segments are further apart than values."""
+    # A running maximum: the numbers of a segment are larger than all of the segments before it.
     best = np.maximum.accumulate(segment + value)
     return np.maximum(np.concatenate([np.zeros(min(len(best), 1), np.int64), best[:-1]]) - segment, 0)

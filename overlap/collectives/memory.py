@@ -63,6 +63,7 @@ class Fingerprint:
         """Return the values of output slots where each element is combined in the order of ranks."""
         s = self.schedule
         slot = np.minimum(slot, s.slots[1] - 1)
+        # The fingerprint of an input is the product of a number for its rank and a number for its slot.
         of_slot = self.of_slot[rank * s.slots_per_block + slot if s.collective == "reduce_scatter" else slot]
         total: Words = self.of_rank[0] * of_slot
         for other in self.of_rank[1:]:
@@ -111,6 +112,7 @@ class SlotLayout:
     def __init__(self, schedule: Schedule) -> None:
         self.size, self.slots = schedule.size, schedule.slots
         self.lines: int = max(1, *self.slots)
+        # Bases of IN, OUT and SCRATCH: three regions apart, or regions shared as an executor may share them.
         stride = self.lines * self.size
         self.apart: Bases = (0, stride, 2 * stride)
         self.twin: Bases = (0, 3 * stride, 4 * stride)
@@ -128,6 +130,7 @@ class SlotLayout:
 
     def locate(self, rank: Ints, slot: Ints) -> Ints:
         """Return the cells of slots, not counting the base of their buffer."""
+        # The inverse of the skew: the line of a slot on a rank, wrapped to 0 ... lines - 1 without a division.
         line = slot - (rank if self.lines >= self.size else self._skew[rank])
         line = line.astype(self._dtype, copy=False)
         line += (line >> (8 * line.itemsize - 1)) & line.dtype.type(self.lines)
@@ -141,6 +144,7 @@ class SlotLayout:
         step = max(1, _SWEEP_CELLS // self.size)
         for start in range(0, self.lines, step):
             line = np.arange(start, min(start + step, self.lines))
+            # A line has one slot of each rank, skewed by rank; slots beyond the last line wrap around.
             slot = (line[:, None] + skew).reshape(-1)
             slot -= (slot >= self.lines) * np.intp(self.lines)
             cells = slice(start * self.size, start * self.size + len(slot))

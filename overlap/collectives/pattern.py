@@ -138,10 +138,12 @@ def _add_forward_rows(
 def _add_backward_rows(table: TableWriter, pattern: Pattern, slot: Ints) -> None:
     """Add the backward reading: leaves send from IN; inner ranks copy IN to SCRATCH, and add."""
     slots = slot[pattern.chunk]
+    # (ranks, slots): whether a rank adds up this slot, because it owns it or passes it on.
     inner = np.zeros((pattern.size, len(slot)), np.bool_)
     inner[pattern.src, slots] = True
     inner[pattern.owner, slot] = True
     _add_copies(table, inner)
+    # Edges are reversed: what a rank received from `src` forwards, it sends to it backwards, last step first.
     edges = _join_edges(pattern, slots, inner[pattern.dst, slots])
     source = np.where(edges.flag, np.int8(Buffer.SCRATCH), np.int8(Buffer.IN))
     columns = (edges.step, edges.dst, edges.src, edges.slot, edges.channel, edges.group, source)
@@ -153,6 +155,7 @@ def _add_backward_rows(table: TableWriter, pattern: Pattern, slot: Ints) -> None
 
 def _add_copies(table: TableWriter, inner: NDArray[np.bool_]) -> None:
     """Add the local rows that copy IN to SCRATCH where a rank adds: (size, slots)."""
+    # Runs of slots: between False on both sides, a run starts where the flag rises, and ends where it falls.
     framed = np.zeros((inner.shape[0], inner.shape[1] + 2), np.int8)
     framed[:, 1:-1] = inner
     change = np.diff(framed, axis=1)

@@ -131,6 +131,7 @@ def _select_tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
     row = np.concatenate([send, recv])
     kind = np.concatenate([np.full(len(send), _SEND), np.where(local[recv], _LOCAL, _RECV)])
     rank = np.concatenate([schedule.src[send], schedule.dst[recv]]).astype(np.int64)
+    # Each rank has two queues for each channel: one of sends, one of receives and local moves.
     queue = rank * (2 * schedule.channels) + 2 * schedule.channel[row].astype(np.int64) + (kind != _SEND)
     order = np.lexsort((row, queue))
     return _Tasks(row[order], kind[order], rank[order], queue[order], fused)

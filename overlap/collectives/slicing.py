@@ -41,9 +41,11 @@ def pipeline_phases(schedule: Schedule, phases: Sequence[int], slices: int) -> S
     blocks = []
     for number in range(slices):
         rows = dict(cells)
+        # Slice `number` enters a phase one phase later than the slice before; every phase gets the longest time.
         rows["step"] = (phase + number) * longest + cells["step"] - starts[phase]
         rows["channel"] = phase * schedule.channels + cells["channel"]
         for name in ("sslot", "dslot"):
+            # A block of k slots becomes `slices` blocks of k slots.
             rows[name] = (cells[name] // k * slices + number) * k + cells[name] % k
         grouped = cells["group"] >= 0
         rows["group"] = np.where(grouped, cells["group"] * slices + number, -1)

@@ -133,6 +133,7 @@ def _follow_blocks(schedule: Schedule, cells: _Cells) -> Ints:
     """Return the number of the block that each cell moves a part of, -1 for none, row after row."""
     s, k = schedule, schedule.slots_per_block
     base = np.cumsum([0, *s.slots])
+    # Block in each slot of each rank: the inputs at first, then what the phases write.
     content = np.full((s.size, base[-1]), -1, np.int64)
     content[:, : base[1]] = np.repeat(_natural_blocks(s.collective, s.size)[0], k, axis=1)
     content = content.reshape(-1)
@@ -205,6 +206,7 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
 
 def _join_cells(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:
     """Join cells to rows again, where they are neighbours at both ends."""
+    # Whether a cell goes on where the one before ends: same row and buffers, next slots.
     again = np.ones(max(len(cells.row) - 1, 0), np.bool_)
     for column, step in ((cells.row, 0), (cells.sbuf, 0), (cells.dbuf, 0), (cells.sslot, 1), (cells.dslot, 1)):
         again &= np.diff(column.astype(np.int64)) == step

@@ -86,6 +86,7 @@ def cost(
         explain: Whether to compute the breakdown.
     """
     size, parameters = placed.placement.size, placed.parameters
+    # One clock for each rank and lane, in ticks.
     arrivals = np.tile(resolution.ticks(np.zeros(size) if arrivals_s is None else arrivals_s), placed.lanes)
     launch = int(resolution.ticks(np.array(parameters.launch_s)))
     clocks = _Clocks(arrivals, launch, placed.ports, explain=explain)

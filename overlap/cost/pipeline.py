@@ -28,8 +28,10 @@ def find_binding_uses(parts: Sequence[PricedPhase]) -> Uses:
     busy = np.zeros((max(len(column_s) for column_s in busy_s), len(parts)))
     for column, column_s in enumerate(busy_s):
         busy[: len(column_s), column] = column_s
+    # (resources, phases): share of the time of each phase in which the resource is busy.
     used = busy[busy.any(axis=1)] / np.maximum(busy.max(axis=0, initial=0.0), np.finfo(float).tiny)
     rows = np.unique(np.round(used, _DIGITS), axis=0)
+    # A resource that is busy no longer than another one in every phase can never be the bound.
     binding = [row for row in rows if not ((rows >= row).all(axis=1) & (rows > row).any(axis=1)).any()]
     return tuple(tuple(row.tolist()) for row in binding)
 

@@ -20,6 +20,7 @@ class Ends:
 
     def __init__(self, clock: Ints) -> None:
         self.order: Ints = np.argsort(clock, kind="stable")
+        # Positions sorted by clock; `first` has the start of each run of equal clocks.
         clocks = clock[self.order]
         starts = np.append(True, clocks[1:] != clocks[:-1]) if len(clock) else np.zeros(0, bool)
         self.first: Ints = np.flatnonzero(starts)
@@ -209,6 +210,7 @@ class Placed:
         for round_ in self.rounds.rounds:
             reducing += round_.repeat * (round_.added + round_.local_added)
             touched += round_.repeat * round_.touched
+        # Ranks of one device share its memory.
         memory = np.bincount(self.placement.device, touched, int(self.placement.device.max(initial=0)) + 1)
         rate = self.placement.memory_bytes_per_s
         memory_s = memory / (rate * self.parameters.memory_efficiency) if rate else 0.0 * memory
@@ -317,6 +319,7 @@ def _reduction_starts_s(round_: Round, way: Routes, wires: Wires, parameters: Co
     if not parameters.reduce_s or not len(round_.dst):
         return np.zeros(len(round_.dst))
     kinds = wires.kind[way.wire[way.first[1:] - 1]]
+    # The start is hidden in the gaps of further messages to the same rank.
     further = np.bincount(round_.dst, round_.count)[round_.dst] - 1
     start_s = np.maximum(by_kind(parameters.reduce_s, kinds) - further * by_kind(parameters.gap_s, kinds), 0.0)
     return np.where(round_.added[round_.dst] > 0, start_s, 0.0)

@@ -251,6 +251,7 @@ class _WaysOut:
             return busy_s, messages
         count = np.ones(len(placed.round.src)) if placed.round.count is None else placed.round.count
         for way, bytes_per_s in self._resources.ways_out(self._ranks[placed.round.src], self._ranks[placed.round.dst]):
+            # Messages inside of a block take no way out.
             leaves = way >= 0
             index = np.searchsorted(self.numbers, way[leaves])
             sent = placed.round.sent[leaves] * _slot_bytes(part, placed)

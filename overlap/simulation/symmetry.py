@@ -118,6 +118,7 @@ def group_by_unit(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
         For each sort the indices of its rows, and the distance of each from the first one in units.
     """
     units = rows.min(axis=1) // ranks_per_unit
+    # Groups are alike if their ranks are equal but for whole units.
     _, kind = np.unique(rows - units[:, None] * ranks_per_unit, axis=0, return_inverse=True)
     sorts = [np.flatnonzero(kind.reshape(-1) == sort) for sort in range(int(kind.max()) + 1)]
     return [(members, units[members] - units[members[0]]) for members in sorts]

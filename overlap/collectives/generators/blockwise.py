@@ -159,6 +159,7 @@ def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, ch
             "overlap, please report it"
         )
     rows, part = split_into_slots(level.table), np.arange(level.width, dtype=np.int32)
+    # Each row moves `width` parts: repeat it, and number the parts.
     wide = {name: np.repeat(column, level.width) for name, column in rows.items()}
     inner = np.tile(part, len(rows["step"]))
     wide["src"], wide["dst"] = ranks[wide["src"]], ranks[wide["dst"]]

@@ -21,12 +21,15 @@ def halving_doubling(size: int) -> Pattern:
     """
     heads, cube = _folded_ranks(size)
     bounds = np.append(heads, size).astype(np.int32)
+    # Head v owns the chunks of the ranks bounds[v] to bounds[v + 1] - 1: its own, and that of its folded neighbour.
     folded = size > len(heads)
+    # Rows are (step, src, dst, first chunk, end of chunks).
     rows: list[tuple[int, int, int, int, int]] = []
     extra = [int(h) + 1 for h, end in zip(heads, bounds[1:], strict=True) if end - h == 2]
     rows += [(0, e, e - 1, e, e + 1) for e in extra]
     for bit in range(cube):
         for v, head in enumerate(heads):
+            # At this distance a head has the chunks of its aligned run of 2**bit heads, and sends them.
             low = v >> bit << bit
             span = bounds[low], bounds[low + (1 << bit)]
             rows.append((bit + folded, int(head), int(heads[v ^ (1 << bit)]), int(span[0]), int(span[1])))
@@ -47,6 +50,7 @@ def folded_halving_doubling(size: int) -> Pattern:
     rank among h that take part, and n more to, or by, the others.
     """
     heads, cube = _folded_ranks(size)
+    # Rows are (step, src, dst, first chunk, end of chunks): exchanges of heads, then the chunks of folded ranks.
     rows = [
         (bit, int(head), int(heads[v ^ (1 << bit)]), v >> bit << bit, (v >> bit << bit) + (1 << bit))
         for bit in range(cube)
@@ -148,6 +152,7 @@ def _add_moves(table: TableWriter, step: int, slot: Ints, source: Column, target
     """Add local moves of single blocks, (size, blocks), joining neighbours."""
     rank = np.arange(len(slot), dtype=np.int32)[:, None]
     columns = np.broadcast_arrays(rank, np.asarray(source, np.uint8), slot, target_slot)
+    # Sort by rank and slot, so that blocks next to each other become one row.
     order = np.lexsort((columns[2].reshape(-1), columns[0].reshape(-1)))
     rank, buffer, slot, to = (column.reshape(-1)[order] for column in columns)
     first = adjacent_runs(slot, to, same=(rank, buffer))

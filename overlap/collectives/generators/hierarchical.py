@@ -59,6 +59,7 @@ def _edges_between_nodes(inter: Pattern, intra: Pattern) -> list[Ints]:
     local_size, size = intra.size, inter.size * intra.size
     local = np.arange(local_size, dtype=np.int32)[:, None, None]
     minor = np.arange(intra.parts, dtype=np.int32)[:, None]
+    # Axes: local rank, minor part, edge of the outer pattern.
     major, owner = np.divmod(inter.chunk, np.int32(inter.size))
     chunk = (major * intra.parts + minor) * size + owner * local_size + local
     group = np.where(inter.group >= 0, (inter.group * local_size + local) * intra.parts + minor, -1)
@@ -72,6 +73,7 @@ def _edges_inside_nodes(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints
     node = np.arange(inter.size, dtype=np.int32)[:, None, None, None]
     major = np.arange(inter.parts, dtype=np.int32)[:, None]
     origin = np.arange(inter.size, dtype=np.int32)
+    # Axes: node, edge of the inner pattern, major part, node of origin.
     minor, owner = np.divmod(intra.chunk[:, None, None], np.int32(local_size))
     chunk = (major * intra.parts + minor) * size + origin * local_size + owner
     shared = intra.group[:, None, None]

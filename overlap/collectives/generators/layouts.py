@@ -61,6 +61,7 @@ def relabel(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
 
 def _renumber(p: Pattern, plays: Ints) -> Pattern:
     """Return a pattern with other numbers for its ranks: `plays[i]` is the rank in the place of i."""
+    # A chunk belongs to a part and an owner; with another owner it gets another number, and keeps its place.
     part, owner = np.divmod(np.arange(len(p.owner), dtype=np.int32), np.int32(p.size))
     chunk = part * np.int32(p.size) + plays[owner]
     place = np.arange(len(chunk), dtype=np.int32) if p.place is None else p.place

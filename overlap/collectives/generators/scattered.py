@@ -106,6 +106,7 @@ def _edges_in_root(home: int, root: int, local_size: int, depth: int, scatter: s
         out = ring_scatter(local_size, root, rings)
         parent, child, block = ((rank - root) % local_size for rank in (out.src, out.dst, out.block))
         step, count = out.step, np.ones_like(child)
+    # `depth` chunks for each block, in the order of ranks from the root on.
     chunk, row = unroll(block * depth, count * depth)
     src, dst = (home * local_size + (end[row] + root) % local_size for end in (parent, child))
     return flat_columns(step[row], src, dst, chunk, 0, -1)
@@ -116,6 +117,7 @@ def _edges_between_nodes(between: Pattern, inside: Pattern, root: int, start: in
     local_size, width = inside.size, len(between.owner)
     local = np.arange(local_size, dtype=np.int32)[:, None, None]
     part = np.arange(inside.parts, dtype=np.int32)
+    # Axes: local rank, edge between nodes, part of the inner pattern.
     chunk = ((local - root) % local_size * inside.parts + part) * width + between.chunk[:, None]
     shared = between.group[:, None]
     group = np.where(shared >= 0, shared * local_size + local, -1)

@@ -81,6 +81,7 @@ def _copy_waves(
     ranks = np.arange(size, dtype=np.int32).reshape(tuple(sides))
     axes = [axis for axis, side in enumerate(sides) if side > 1]
     starts = [(turn, sign) for turn in range(len(axes)) for sign in (first, -first)]
+    # Rows are (step, src, dst, chunk, channel); each copy has a share of the data, and a channel.
     rows: list[Ints] = [np.empty((0, 5), np.int32)]
     for copy, (turn, sign) in enumerate(starts):
         for step, receiver, sends in waves(ranks, axes[turn:] + axes[:turn], sign, size):

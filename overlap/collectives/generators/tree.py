@@ -36,6 +36,7 @@ def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
 
     Cost: at most 2 ceil(log2(size)) + 2 slices steps of n / slices bytes; up to 2 n bytes sent per rank.
     """
+    # A parent sends to its first child one step after a slice arrives, to its second one two steps after.
     arrival = [0] * size
     for child in range(1, size):
         arrival[child] = arrival[(child - 1) // 2] + 2 - child % 2
@@ -160,6 +161,7 @@ def _join_trees(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slic
         when: dict[int, int] = {}
         for node in tree:
             _arrival_steps(node, tree, which, turn, when)
+        # Rows are (step of the first slice, src, dst, tree).
         edges += [(when[node], parent, node, which) for node, parent in tree.items()]
     step, src, dst, half = np.asarray(edges, np.int32).reshape(-1, 4).T
     slice_ = np.arange(slices, dtype=np.int32)[:, None]

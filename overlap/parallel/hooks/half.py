@@ -75,6 +75,7 @@ def round_randomly(values: Values, random: np.random.Generator) -> Values:
     Returns:
         (n,) bfloat16. Values that it can hold stay; finite values beyond its range become its largest.
     """
+    # A random number below the last bit that stays carries into it with the probability of the cut bits.
     bits = values.astype(np.float32, copy=False).view(np.uint32)
     chance = np.frombuffer(random.bytes(2 * bits.size), np.uint16)
     magnitude = bits & np.uint32(0x7FFFFFFF)
