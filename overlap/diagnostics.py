@@ -95,11 +95,11 @@ def defined_at(function: object) -> str:
     return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
+def find_origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
     """Return the rank that caused an error, and its error; errors that only follow from other ranks are skipped."""
     if isinstance(error, PeerError) and error.culprit >= 0:
         cause = error.__cause__ if isinstance(error, PeerFailedError) else None
-        return origin(error.culprit, cause) if cause is not None else (error.culprit, error)
+        return find_origin(error.culprit, cause) if cause is not None else (error.culprit, error)
     if isinstance(error, CollectiveMismatchError):
         return error.ranks[0], error  # the odd one out, not the rank that has noticed
     return rank, error

@@ -32,10 +32,10 @@ def _error_kinds() -> tuple[type[Exception], ...]:
 
 def _error_lines(error: BaseException) -> list[str]:
     """Return the lines that IPython shows for an error; it looks for a method of this kind."""
-    from .launch.report import report
+    from .launch.report import report_error
 
     with redirect_stderr(StringIO()) as stderr:
-        report(error, command=False)
+        report_error(error, command=False)
     return stderr.getvalue().splitlines()
 
 
@@ -49,12 +49,12 @@ def _show_error(kind: type[BaseException], error: BaseException, traceback: Trac
 
 def _report_ours(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Report an error of ours; others are Python's to show."""
-    from .launch.report import report, unwrap_groups  # which a program without errors does not need
+    from .launch.report import report_error, unwrap_groups  # which a program without errors does not need
 
     shown = unwrap_groups(error)
     ours = isinstance(shown, _error_kinds())
     if ours or (isinstance(shown, (KeyboardInterrupt, MemoryError)) and _passed_through_us(traceback)):
-        report(error, command=False)
+        report_error(error, command=False)
         if isinstance(shown, KeyboardInterrupt):
             _end_by_interrupt()
     else:

@@ -63,7 +63,7 @@ def _find_disjoint(graph: dict[int, set[int]], count: int, budget: list[int]) ->
     """Return `count` edge-disjoint Hamiltonian cycles of a graph, or None; `budget` limits the steps."""
     if count == 0:
         return []
-    for cycle in _cycles(graph, [min(graph)], budget):
+    for cycle in _search_cycles(graph, [min(graph)], budget):
         rest = {vertex: set(neighbours) for vertex, neighbours in graph.items()}
         for a, b in edges(cycle):
             rest[a].discard(b)
@@ -73,7 +73,7 @@ def _find_disjoint(graph: dict[int, set[int]], count: int, budget: list[int]) ->
     return None
 
 
-def _cycles(graph: dict[int, set[int]], path: list[int], budget: list[int]) -> Iterator[Cycle]:
+def _search_cycles(graph: dict[int, set[int]], path: list[int], budget: list[int]) -> Iterator[Cycle]:
     """Yield Hamiltonian cycles in lexicographic order, each in one direction, until the budget of steps is spent."""
     if len(path) == len(graph):
         if path[0] in graph[path[-1]] and path[1] < path[-1]:
@@ -84,7 +84,7 @@ def _cycles(graph: dict[int, set[int]], path: list[int], budget: list[int]) -> I
             return
         budget[0] -= 1
         path.append(vertex)
-        yield from _cycles(graph, path, budget)
+        yield from _search_cycles(graph, path, budget)
         path.pop()
 
 

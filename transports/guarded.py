@@ -80,10 +80,10 @@ class _GuardedWire(WrappedWire):
             raise
         if self.requests and not self._looks:
             self._looks = True
-            self._spawn(self._look)
+            self._spawn(self._end_forgotten)
         return request
 
-    async def _look(self) -> None:
+    async def _end_forgotten(self) -> None:
         """End requests that have ended without their callback, until no request is under way.
 
         Operations that are given up wait for their requests, so at the end of the run all that are left end here.

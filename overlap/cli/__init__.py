@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report_error(error: BaseException) -> int:
     """Report an error and return the exit code; the code for that is loaded only now."""
     try:
-        code: int = import_module("..launch.report", __name__).report(error)
+        code: int = import_module("..launch.report", __name__).report_error(error)
     except (MemoryError, ImportError):  # `ulimit -v` leaves no memory for it
         notify(f"{NO_MEMORY} ({type(error).__name__}: {error})")
         return 1

@@ -11,7 +11,7 @@ from io import StringIO
 from ..config import RunConfig, setting_environment, warn_of_unknown_variables
 from ..errors import UsageError
 from ..launch.lifeline import join_launcher
-from ..launch.report import report
+from ..launch.report import report_error
 from ..notice import write_stderr
 from ..processes.place import find_place
 from ..processes.status import Status, report_to_launcher, status_from_error
@@ -123,7 +123,7 @@ def _send_to_launcher(error: BaseException) -> int:
     """Send the error to the launcher, which prints it last, and return the exit code."""
     place = find_place()
     with redirect_stderr(StringIO()) as text:
-        code = report(error)
+        code = report_error(error)
     local = place.ranks if place else range(sys.maxsize)
     if not report_to_launcher(status_from_error(error, local=local, text=text.getvalue(), code=code)):
         write_stderr(text.getvalue())

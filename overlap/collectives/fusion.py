@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .hazards import cell_numbers, unroll
+from .hazards import cell_numbers, cells_of
 from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
 
@@ -88,7 +88,7 @@ def _scratch_accesses(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, 
     ):
         rows = np.flatnonzero((buffer == Buffer.SCRATCH) & selected[rank])
         first = cell_numbers(schedule, rank[rows], buffer[rows], slot[rows], shared=False)
-        cell, owner = unroll(first, schedule.count[rows])
+        cell, owner = cells_of(first, schedule.count[rows])
         parts.append((cell, rows[owner], np.full(len(cell), reads_or_writes)))
     cell, row, write = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((row, cell))
@@ -112,7 +112,7 @@ def _find_overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, 
     source, target = cells
     rows = np.flatnonzero(np.isin(schedule.dst, schedule.dst[copy]))
     first = cell_numbers(schedule, schedule.dst[rows], schedule.dbuf[rows], schedule.dslot[rows], shared=True)
-    cell, owner = unroll(first, schedule.count[rows])
+    cell, owner = cells_of(first, schedule.count[rows])
     span = np.int64(len(schedule) + 1)
     # Key of a write: its cell, then its row; so the first write to a cell after a row is found by bisection.
     written = np.sort(cell * span + rows[owner])

@@ -28,7 +28,7 @@ class Access:
     copied: NDArray[np.bool_] | None = None
 
 
-def unroll(first: Ints, count: Ints) -> tuple[Ints, Ints]:
+def cells_of(first: Ints, count: Ints) -> tuple[Ints, Ints]:
     """Return all cells of the ranges [first, first + count), and for each cell the index of its range."""
     if (count == 1).all():
         return first, np.arange(len(first))
@@ -45,13 +45,13 @@ def cell_numbers(schedule: Schedule, rank: Ints, buffer: NDArray[np.integer], sl
     collective works in place, OUT and SCRATCH block 0 wherever it reduces.
     """
     slots_in, slots_out, slots_scratch = schedule.slots
-    base = np.array([0, slots_in, slots_in + slots_out], np.int64)
-    stride = slots_in + slots_out + slots_scratch
+    bases = 0, slots_in, slots_in + slots_out
     if shared and schedule.in_place:
-        base = np.array([0, 0, 0], np.int64)
+        bases = 0, 0, 0
     elif shared and schedule.reduces:
-        base = np.array([0, slots_in, slots_in], np.int64)
-    memory: Ints = rank * np.int64(stride) + base[buffer] + slot
+        bases = 0, slots_in, slots_in
+    stride = slots_in + slots_out + slots_scratch
+    memory: Ints = rank * np.int64(stride) + np.array(bases, np.int64)[buffer] + slot
     return memory
 
 
@@ -103,7 +103,8 @@ def _order_accesses(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -
     """Return all accesses of cells, ordered by cell and then by row."""
     columns: list[tuple[NDArray[np.generic], ...]] = []
     for access in accesses:
-        cell, owner = unroll(cell_numbers(schedule, access.rank, access.buffer, access.slot, shared=True), access.count)
+        first = cell_numbers(schedule, access.rank, access.buffer, access.slot, shared=True)
+        cell, owner = cells_of(first, access.count)
         write = np.full(len(cell), access.write)
         changes = write if access.copied is None else ~access.copied[owner]
         columns.append((cell, access.task[owner], write, changes, ~write & (access.buffer[owner] == Buffer.IN)))

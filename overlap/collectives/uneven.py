@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ScheduleError
-from .hazards import unroll
+from .hazards import cells_of
 from .kinds import Collective, Counts, blocks_given, blocks_got, whole_rows
 from .pattern import Ints
 from .placement import Floats
@@ -124,8 +124,8 @@ def _natural_blocks(collective: str, size: int) -> tuple[Ints, Ints]:
 
 def _expand_cells(schedule: Schedule) -> _Cells:
     """Return each cell that a row of the schedule reads and writes, row after row."""
-    sslot, row = unroll(schedule.sslot, schedule.count)
-    dslot, _ = unroll(schedule.dslot, schedule.count)
+    sslot, row = cells_of(schedule.sslot, schedule.count)
+    dslot, _ = cells_of(schedule.dslot, schedule.count)
     return _Cells(row, schedule.sbuf[row], sslot, schedule.dbuf[row], dslot)
 
 

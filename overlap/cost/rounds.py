@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..collectives.hazards import cell_numbers, unroll
+from ..collectives.hazards import cell_numbers, cells_of
 from ..collectives.placement import Floats, Ints
 from ..collectives.schedule import Buffer, Op, Schedule
 
@@ -277,10 +277,10 @@ def _parallel_copies(s: Schedule) -> NDArray[np.bool_]:
         return beside
     copies = np.flatnonzero((s.src == s.dst) & (s.op == Op.MOVE))
     sends = np.flatnonzero((s.src != s.dst) & (s.sbuf != Buffer.IN))
-    written, copy = unroll(
+    written, copy = cells_of(
         cell_numbers(s, s.dst[copies], s.dbuf[copies], s.dslot[copies], shared=False), s.count[copies]
     )
-    sent, send = unroll(cell_numbers(s, s.src[sends], s.sbuf[sends], s.sslot[sends], shared=False), s.count[sends])
+    sent, send = cells_of(cell_numbers(s, s.src[sends], s.sbuf[sends], s.sslot[sends], shared=False), s.count[sends])
     then = np.isin(written * s.steps + s.step[copies][copy], sent * s.steps + s.step[sends][send])
     awaited = np.where(s.sbuf[copies][copy] == Buffer.IN, then, np.isin(written, sent))
     beside[copies] = np.bincount(copy, awaited, len(copies)) == 0

@@ -33,10 +33,10 @@ def short_cut_options(request: PlanRequest) -> tuple[list[Formula], list[Rejecte
         why = "a single rank meets no other"
     elif len(g.nodes) > 1:
         why = "its nodes share no memory"
-    return ([_within_a_process(request)], []) if why is None else ([], [Rejected(algorithm="direct", why=why)])
+    return ([_direct_option(request)], []) if why is None else ([], [Rejected(algorithm="direct", why=why)])
 
 
-def _within_a_process(request: PlanRequest) -> Formula:
+def _direct_option(request: PlanRequest) -> Formula:
     """Return the option "direct" of ranks in one process: one meeting, then each input is read, each output written."""
     overheads, size = request.geometry.cluster.machine.collectives.usual, request.geometry.size
     meeting_s = overheads.meeting_s.value * size if overheads.meeting_s else 0.0

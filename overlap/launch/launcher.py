@@ -98,7 +98,7 @@ class _Launcher:
 
     def __init__(self, spec: LaunchSpec) -> None:
         self.children: dict[int, NodeChild] = {}
-        self.jobs = Jobs(spec, lambda node: look(self.children[node].pid), trio.current_time())
+        self.jobs = Jobs(spec, lambda node: read_child_state(self.children[node].pid), trio.current_time())
         self.screen = Screen()
         self._spec = spec
         self._pause = trio.CancelScope()  # until the next tick
@@ -275,7 +275,7 @@ class NodeChild:
         job.tail = [line.decode(errors="replace").rstrip("\n") for line in self.relays[0].tail]
 
 
-def look(pid: int) -> KernelState:
+def read_child_state(pid: int) -> KernelState:
     """Return what the kernel reports of a process that has not been reaped."""
     letter, queued_s = state_letter(pid), queued_ns(pid) / 1e9
     if letter not in _STANDSTILL:

@@ -55,7 +55,7 @@ FULL = "full"
 """Value of OVERLAP_TRACEBACK that keeps all frames."""
 
 
-def report(error: BaseException, *, command: bool = True) -> int:
+def report_error(error: BaseException, *, command: bool = True) -> int:
     """Print on stderr why a command or a program failed; return the exit code.
 
     Args:
@@ -153,7 +153,7 @@ def _locate(error: BaseException, command: bool, *, above: str = "") -> str:
 
     Args:
         error: The error.
-        command: See `report`.
+        command: See `report_error`.
         above: Part of the paths of files that the program has called, whose frames do not count either.
     """
     frames: list[FrameSummary] = list(extract_tb(error.__traceback__))

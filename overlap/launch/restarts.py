@@ -54,7 +54,7 @@ class Advance:
         self._best = newest_step(folder)
         self._kept: int | None = None  # newest step on the disk, in a folder that may be known to the program only
 
-    def note(self, records: Iterable[Path]) -> int | None:
+    def record_progress(self, records: Iterable[Path]) -> int | None:
         """Store the progress of an attempt from its flight records; return the step where the next attempt starts.
 
         No later step than before is no progress. None: the next attempt begins from the beginning.
@@ -134,7 +134,7 @@ def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) 
         if guilty.status is None:
             why = "; ".join([why, *last_signs_of_process(guilty.pid, config.flight_dir)[:1]])
         files = [file for ending in outcome.endings for file in records.glob(f"*-{ending.pid}{ENDING}")]
-        step = advance.note(files)
+        step = advance.record_progress(files)
         if attempt == most_restarts or advance.hopeless:
             spec.report(advance.describe_giving_up(attempt))
             break

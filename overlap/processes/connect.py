@@ -67,7 +67,7 @@ async def join_launched_world(own_place: ProcessPlace, run: RunConfig) -> AsyncI
             )
         stack.callback(_in_a_world.release)
         world = next(_worlds)
-        meeting = await rendezvous(own_place, world, machine, run)
+        meeting = await make_rendezvous_config(own_place, world, machine, run)
         entering = Entering(world=world + 1, joined=False, ranks_each=own_place.ranks_per_process)
         report_to_launcher(entering)
         stack.callback(report_to_launcher, Leaving(world=world + 1))
@@ -192,7 +192,7 @@ def place_and_setup(
     return place, join_world(place, run_config, config)
 
 
-async def rendezvous(own_place: ProcessPlace, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
+async def make_rendezvous_config(own_place: ProcessPlace, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
     """Return the configuration to join a world, by the number of the world in this attempt, from 0."""
     tls = run.tls_files()
     endpoint, secret, listener = own_place.endpoint, own_place.secret, None

@@ -242,18 +242,18 @@ class Members:
             case Ping(sent_ns=sent_ns):
                 return [SendControl(number, Pong(sent_ns=sent_ns, server_ns=now_ns))]
             case Join(detail=detail) if member.state is not MemberState.JOINED:
-                return self._join(number, detail)
+                return self._admit(number, detail)
             case Notice(body=body) if is_complete:
                 return self._send_others(number, MemberNotice(member=number, body=body))
             case Contribution() if is_complete:
-                return self._contribute(number, message)
+                return self._collect_part(number, message)
             case Bye() if is_complete:
                 member.state = MemberState.LEFT
                 farewell: list[Action] = [SendControl(number, Goodbye())] if number else []
                 return [*self._send_others(number, MemberLeft(member=number)), *farewell, *self._release_last()]
         return [CutConnection(number, broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
 
-    def _join(self, number: int, detail: str) -> list[Action]:
+    def _admit(self, number: int, detail: str) -> list[Action]:
         """Add a member, and start the world if it is the last one."""
         member, ours = self.members[number], self._config.detail
         if detail != ours:
@@ -265,7 +265,7 @@ class Members:
         self.phase = MembershipPhase.COMPLETE
         return [*self._send_others(None, Ready(process=self._config.process)), Complete()]
 
-    def _contribute(self, number: int, part: Contribution) -> list[Action]:
+    def _collect_part(self, number: int, part: Contribution) -> list[Action]:
         """Store a member's part of an exchange; after the last part, send all parts to all members."""
         key = part.name, part.turn
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:

@@ -13,7 +13,7 @@ import trio
 
 from transports import LinkLostError, Transport, TransportError
 
-from ..diagnostics import is_interrupt, make_presentable, origin, split_stops, unwrap_single_error, where
+from ..diagnostics import find_origin, is_interrupt, make_presentable, split_stops, unwrap_single_error, where
 from ..errors import PeerError, RemoteError, StallError, in_one_line, text_of, type_name
 from ..flight.recorder import SpansOnly, Writer
 from ..hints import find_hint
@@ -344,7 +344,7 @@ class World:
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Record the error of a rank; the first culprit ends the world."""
-        culprit, cause = origin(rank, error)
+        culprit, cause = find_origin(rank, error)
         doing = self.reports.doing(culprit)
         if self.ending.failure is None:
             self._end_by_culprit(culprit, cause, doing, spared=rank)
@@ -375,7 +375,7 @@ class World:
 
     def _is_consequence(self, rank: int, error: BaseException) -> bool:
         """Whether an error looks like the consequence of an error in another process, whose report is on its way."""
-        culprit, cause = origin(rank, error)
+        culprit, cause = find_origin(rank, error)
         evident = isinstance(cause, LinkLostError) and cause.evident
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
 

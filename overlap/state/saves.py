@@ -98,7 +98,7 @@ class Saves:
         """Return the saves whose files are all here, the newest first."""
         return sorted({save for save, _ in complete(self.find())}, reverse=True)
 
-    def from_version_before(self) -> str:
+    def find_older_version(self) -> str:
         """Return the path of a save by an older version of this package, whose files were different; "" if none."""
         folders = [name for name in _list_names(self.folder) if self._name.fullmatch(name)]
         for folder in (Path(self.folder or "") / name for name in sorted(folders, reverse=True)):

@@ -175,7 +175,7 @@ class Store:
         """Return the files that are here, for the other ranks; all saves that are here now are known."""
         self._known = set(self.saves.folders())
         files = [[*save, ranks, sorted(found)] for (save, ranks), found in self.saves.find().items()]
-        return {"saves": files, "before": self.saves.from_version_before()}
+        return {"saves": files, "before": self.saves.find_older_version()}
 
     def _find_missing(self, save: Save, ranks: int, seen: Seen, *, own: bool) -> str:
         """Describe the files of a save that nobody has, or that a rank lacks which needs them; "" if there are none."""
@@ -219,7 +219,7 @@ class Store:
         here, folder = self.saves.folders(), self.saves.folder
         if self._known is None:
             others = [str(self.saves.path(save)) for save in self.saves.complete() if save.nonce not in self._drawn]
-            if other := next(iter(others), self.saves.from_version_before()):
+            if other := next(iter(others), self.saves.find_older_version()):
                 raise UsageError(
                     f"{self._title}: {other} is of another run; go on from it with {self.saves.kind.resume}, or name "
                     "another folder"

@@ -20,7 +20,7 @@ from ..config import RunConfig
 from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, RemoteError, UsageError, in_one_line
 from ..flight.folder import restart_count
 from ..notice import notify
-from ..processes.connect import join_launched_world, join_world, rendezvous
+from ..processes.connect import join_launched_world, join_world, make_rendezvous_config
 from ..processes.identity import name_processes
 from ..processes.members import MemberLostError
 from ..processes.place import ProcessPlace, set_place_variables
@@ -232,7 +232,7 @@ class SurvivingRun:
         if own_place.processes == 1:
             return single_process_setup(self._run_config)
         world = self._number + _EPOCH * self.world.epoch
-        meeting = await rendezvous(own_place, world, "survivors", self._run_config)
+        meeting = await make_rendezvous_config(own_place, world, "survivors", self._run_config)
         meeting = replace(meeting, fresh=False)  # the witness belongs to one attempt
 
         def report_lost(lost: MemberLost) -> None:

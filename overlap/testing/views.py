@@ -112,7 +112,7 @@ class RankProcess:
         self.main.__dict__["__builtins__"] = __builtins__
         self.set_type: type[set[Any]] = make_set_type(seed, rank)
         self._folder, self._more = folder, more
-        self._environ = _environment(rank, world_size)
+        self._environ = _rank_environment(rank, world_size)
         self._argv = list(argv)
         self._python, self._numpy = _random_states(f"{seed}, rank {rank}")
         self._own: dict[str, ModuleType] = {"__main__": self.main}
@@ -215,7 +215,7 @@ def _has_own_folder() -> bool:
     return bool(_THREAD.has_own_folder)
 
 
-def _environment(rank: int, world_size: int) -> Any:
+def _rank_environment(rank: int, world_size: int) -> Any:
     """Return the environment that torchrun would give a rank, in the form that `os.environ` keeps."""
     if not hasattr(os.environ, "_data"):
         raise UsageError(

@@ -95,9 +95,9 @@ class Issuing(KnownCalls):
             raise CallError(
                 f"op: AVG of {x.dtype} would not be exact, and gloo refuses it too; pass floats, or use SUM and divide"
             )
-        return (name, factor), self._limit(opts, timeout)
+        return (name, factor), self._limit_s(opts, timeout)
 
-    def _limit(self, opts: Any, timeout: timedelta | None) -> float:
+    def _limit_s(self, opts: Any, timeout: timedelta | None) -> float:
         """Return the time limit of a call, in seconds; one that is not positive means the default."""
         if isinstance(opts, timedelta):
             timeout = opts

@@ -176,7 +176,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         work = self._issue_again(_BARRIER, None, None, opts, []) if timeout is None else None
         if work is not None:
             return cast(Work, work)
-        return Work(self._issue(None, "barrier", limit=self._limit(opts, timeout), key=_BARRIER), [])
+        return Work(self._issue(None, "barrier", limit=self._limit_s(opts, timeout), key=_BARRIER), [])
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank of the group; rank 0 names ranks that are late.

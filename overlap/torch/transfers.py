@@ -48,7 +48,7 @@ class Transfers(Issuing):
     ) -> Work:
         """Copy the root's tensor to every rank; of several tensors, the options name the one to copy."""
         inputs = list_tensors(tensors, "tensors")
-        src, limit = get_root(opts, root, len(inputs)), self._limit(opts, timeout)
+        src, limit = get_root(opts, root, len(inputs)), self._limit_s(opts, timeout)
         if len(inputs) == 1:
             key = "broadcast", inputs[0].dtype, inputs[0].numel(), src
             x = inputs[0] if self._group.rank == src else None
@@ -75,7 +75,7 @@ class Transfers(Issuing):
 
         A rank may give several tensors of one size, and then takes as many lists, each of all tensors of all ranks.
         """
-        xs, limit = list_tensors(input_tensors, "input_tensors"), self._limit(opts, timeout)
+        xs, limit = list_tensors(input_tensors, "input_tensors"), self._limit_s(opts, timeout)
         if len(xs) == 1:
             key = "all_gather", xs[0].dtype, xs[0].numel(), xs[0].dtype, xs[0].numel() * self._group.size
             whole = self._joined_parts(output_tensors, xs[0]) if timeout is None else None
@@ -101,7 +101,7 @@ class Transfers(Issuing):
     def allgather_coalesced(self, output_lists: Any, input_tensors: Any, opts: Any = None) -> Work:
         """Copy several tensors of all ranks to every rank: `output_lists[rank][i]` is tensor `i` of a rank."""
         self._check_count(output_lists, "output_lists")
-        xs, limit = list_tensors(input_tensors, "input_list"), self._limit(opts, None)
+        xs, limit = list_tensors(input_tensors, "input_list"), self._limit_s(opts, None)
         for rank, outs in enumerate(output_lists):
             if len(list_tensors(outs, "output_lists")) != len(xs):
                 raise CallError(
@@ -141,13 +141,13 @@ class Transfers(Issuing):
         work = self._issue_again(key, input, output, opts, [output])
         if work is not None:
             return cast(Work, work)
-        return Work(self._all_gather_single(output, input, self._limit(opts, None), key), [output])
+        return Work(self._all_gather_single(output, input, self._limit_s(opts, None), key), [output])
 
     @operation("allgather_into_tensor_coalesced_", "all_gather")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Join several tensors of all ranks, each by itself."""
         outputs, inputs = self._check_pairs(outputs, inputs, parts="inputs")
-        limit = self._limit(opts, None)
+        limit = self._limit_s(opts, None)
         fused, rest = self._split_by_size(outputs, inputs)
         handles = [self._all_gather_single(outputs[i], inputs[i], limit) for i in rest]
         outs, xs = [outputs[i] for i in fused], [inputs[i] for i in fused]
@@ -176,7 +176,7 @@ class Transfers(Issuing):
         """Copy the tensors of all ranks to the root."""
         tensor = one_tensor(input_tensors, "input_tensors")
         dst = get_root(opts, root)
-        limit, key, work = self._limit(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst), None
+        limit, key, work = self._limit_s(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst), None
         if self._group.rank != dst:
             if output_tensors and output_tensors != [[]]:
                 raise CallError(f"output_tensors: only rank {dst}, which gathers, has any; pass none")
@@ -209,7 +209,7 @@ class Transfers(Issuing):
         """Copy one of the root's tensors to each rank."""
         output = one_tensor(output_tensors, "output_tensors")
         src = get_root(opts, root)
-        limit, key = self._limit(opts, timeout), ("scatter", output.dtype, output.numel(), src)
+        limit, key = self._limit_s(opts, timeout), ("scatter", output.dtype, output.numel(), src)
         is_root = self._group.rank == src
         source = self._joined_parts(input_tensors, output) if is_root else None
         if timeout is None and (source is not None or not (is_root or (input_tensors and input_tensors != [[]]))):
@@ -254,7 +254,7 @@ class Transfers(Issuing):
     ) -> Work:
         """Cut a tensor along axis 0 and send part i to rank i; part i of the output comes from rank i."""
         same_kind([output, input], "output, input")
-        limit = self._limit(opts, timeout)
+        limit = self._limit_s(opts, timeout)
         if not output_split_sizes and not input_split_sizes:
             return self._all_to_all_even(output, input, limit, opts)
         parts = _split_rows(output, output_split_sizes, self._group.size, "output_split_sizes")
@@ -273,7 +273,7 @@ class Transfers(Issuing):
         self._check_count(xs, "input_tensors")
         same_kind([*outs, *xs], "output_tensors, input_tensors")
         check_memory([*outs, *xs])
-        return self._all_to_all("all_to_all", outs, xs, self._limit(opts, timeout), outs)
+        return self._all_to_all("all_to_all", outs, xs, self._limit_s(opts, timeout), outs)
 
     def _all_to_all_even(self, output: torch.Tensor, x: torch.Tensor, limit: float, opts: Any) -> Work:
         """Exchange equal parts of a tensor, by one collective."""

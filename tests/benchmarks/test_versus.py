@@ -11,7 +11,7 @@ import pytest
 
 import overlap
 from overlap import StallError, UsageError
-from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, dtype_named
+from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, find_dtype
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
 from tests.benchmarks.children import Child, environment
@@ -180,7 +180,7 @@ def test_a_peer_that_is_not_installed_is_told_with_the_command(fake):
 
 @pytest.mark.parametrize(("op", "dtype"), [("mean", "float32"), ("sum", "bfloat16")])
 def test_what_a_peer_does_not_have_is_told(fake, op, dtype):
-    case = replace(CASES[0], op=op, dtype=dtype_named(dtype))
+    case = replace(CASES[0], op=op, dtype=find_dtype(dtype))
     with pytest.raises(ContenderUnavailableError, match=f"fake: has no {op} of {dtype}"):
         measure_contender(fake(), AssignmentInTurn(cases=[case], sampling=ASKED.sampling))
 

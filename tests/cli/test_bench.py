@@ -13,7 +13,7 @@ from overlap import OPS, UsageError
 from overlap.cli import bench
 from overlap.cli.bench import cases as bench_cases
 from overlap.cli.bench import measuring
-from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, cases, dtype_named
+from overlap.cli.bench.cases import NAMES, OPERATIONS, Case, find_dtype, list_cases
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times, slowest
 from tests import interpreters
@@ -29,7 +29,7 @@ def parsed(*argv):
 
 
 def sizes(*argv):
-    [world] = cases(parsed("all_reduce", *argv))
+    [world] = list_cases(parsed("all_reduce", *argv))
     return [case.size_bytes for case in world]
 
 
@@ -69,12 +69,12 @@ def test_sizes_by_default_go_from_8_bytes_to_64_mib():
     ],
 )
 def test_counts_are_of_one_block_and_sizes_of_all_as_in_nccl_tests(name, count, size):
-    [[case]] = cases(parsed(name, "-b", "100", "--ranks", "3"))
+    [[case]] = list_cases(parsed(name, "-b", "100", "--ranks", "3"))
     assert (case.count, case.size_bytes) == (count, size)
 
 
 def test_every_size_of_the_world():
-    assert [[case.ranks for case in world] for world in cases(parsed("allr", "-b", "8", "--ranks", "2,4"))] == [
+    assert [[case.ranks for case in world] for world in list_cases(parsed("allr", "-b", "8", "--ranks", "2,4"))] == [
         [2],
         [4],
     ]
@@ -100,7 +100,7 @@ def test_every_size_of_the_world():
     ],
 )
 def test_options_that_cannot_be_meant(argv, message):
-    assert str(error_of(UsageError, cases, parsed(*argv))).startswith(message)
+    assert str(error_of(UsageError, list_cases, parsed(*argv))).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_options_that_cannot_be_meant(argv, message):
     ],
 )
 def test_dtypes_by_the_names_of_numpy_and_of_nccl_tests(name, dtype):
-    assert dtype_named(name) == dtype
+    assert find_dtype(name) == dtype
 
 
 def test_names_are_unambiguous():
@@ -129,7 +129,7 @@ def test_names_are_unambiguous():
 
 
 def case(name, ranks, count, dtype="float32", **more):
-    return Case(operation=NAMES[name], ranks=ranks, count=count, dtype=dtype_named(dtype), **more)
+    return Case(operation=NAMES[name], ranks=ranks, count=count, dtype=find_dtype(dtype), **more)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16", "complex64", "float8_e4m3fn"])
@@ -164,12 +164,12 @@ def test_expected_results_of_every_operation_for_two_ranks():
 @pytest.mark.parametrize("dtype", ["float32", "int16", "uint8", "float16"])
 def test_reductions(monkeypatch, op, expected, dtype):
     monkeypatch.setattr(bench_cases, "pattern", lambda rank, dtype: np.array([1, 3][rank % 2 :][:1], dtype))
-    bench_cases.reduction.cache_clear()
+    bench_cases.expected_reduction.cache_clear()
     try:
-        assert bench_cases.reduction(2, op, np.dtype(dtype)).tolist() == [expected]
-        assert bench_cases.reduction(2, op, np.dtype(dtype)).dtype == dtype
+        assert bench_cases.expected_reduction(2, op, np.dtype(dtype)).tolist() == [expected]
+        assert bench_cases.expected_reduction(2, op, np.dtype(dtype)).dtype == dtype
     finally:
-        bench_cases.reduction.cache_clear()
+        bench_cases.expected_reduction.cache_clear()
 
 
 def test_in_place_means_the_same_memory():
@@ -366,7 +366,7 @@ def test_ranks_by_default_are_one_on_each_node():
         (("--processes", "3"), 3),
         (("--processes", "2", "--ranks", "4"), 4),
     ):
-        assert [[case.ranks for case in world] for world in cases(parsed("allr", "-b", "8", *argv))] == [[ranks]]
+        assert [[case.ranks for case in world] for world in list_cases(parsed("allr", "-b", "8", *argv))] == [[ranks]]
 
 
 ARGV = ("allr", "-b", "8", "-e", "64K", "-f", "8192", "-w", "1", "-n", "2", "--json")
@@ -402,7 +402,7 @@ def test_wrong_elements_of_all_ranks_are_counted(monkeypatch, capsys):
 
 
 def test_a_row_is_that_of_the_slowest_rank():
-    [[case]] = cases(parsed("allr", "-b", "8", "-n", "2"))
+    [[case]] = list_cases(parsed("allr", "-b", "8", "-n", "2"))
     row = measuring.summarize(case, measuring.Sampling(iters=2), [[0, 1000, 2000], [1, 500, 3000]])
     assert (row.times, row.wrong) == (measuring.Times.of([20, 60]), 1)
 

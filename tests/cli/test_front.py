@@ -182,12 +182,12 @@ NESTED_INTERRUPT = BaseExceptionGroup("", [KeyboardInterrupt()])
     ],
 )  # fmt: skip
 def test_what_is_told_and_the_exit_code(capsys, error, code, text):
-    assert report.report(raised(error)) == code
+    assert report.report_error(raised(error)) == code
     assert capsys.readouterr() == ("", text)
 
 
 def test_several_errors_are_all_shown(capsys):
-    assert report.report(raised(ExceptionGroup("both", [ValueError("one"), KeyError("two")]))) == 1
+    assert report.report_error(raised(ExceptionGroup("both", [ValueError("one"), KeyError("two")]))) == 1
     told = capsys.readouterr().err
     assert "ValueError: one" in told
     assert "KeyError: 'two'" in told
@@ -199,12 +199,12 @@ def rank_failed(cause):
 
 @pytest.mark.parametrize(("exit_code", "code"), [(5, 5), (0, 1), (None, 1)])
 def test_a_rank_that_exits_decides_the_code_but_is_never_a_success(capsys, exit_code, code):
-    assert report.report(raised(rank_failed(SystemExit(exit_code)))) == code
+    assert report.report_error(raised(rank_failed(SystemExit(exit_code)))) == code
     assert capsys.readouterr().err.endswith(f"overlap: rank 1 failed: SystemExit: {exit_code}\n")
 
 
 def test_of_a_rank_that_exits_there_is_no_traceback(capsys):
-    assert report.report(raised(rank_failed(SystemExit("no data")))) == 1
+    assert report.report_error(raised(rank_failed(SystemExit("no data")))) == 1
     assert capsys.readouterr().err == "no data\noverlap: rank 1 failed: SystemExit: no data\n"
 
 
@@ -234,7 +234,7 @@ def test_of_several_errors_in_a_nursery_the_last_line_tells_the_first(overlap, s
 
 
 def test_a_broken_pipe_of_the_programs_own_is_not_hidden(capfd):
-    assert report.report(raised(rank_failed(BrokenPipeError(32, "Broken pipe")))) == 1
+    assert report.report_error(raised(rank_failed(BrokenPipeError(32, "Broken pipe")))) == 1
     assert "overlap: rank 1 failed: BrokenPipeError" in capfd.readouterr().err
 
 
@@ -265,7 +265,7 @@ def test_output_that_cannot_be_written_is_told_in_one_line(process, script, argv
 
 
 def test_a_full_file_of_the_programs_own_is_not_the_output(capsys):
-    assert report.report(raised(OSError(28, "No space left on device"))) == 1
+    assert report.report_error(raised(OSError(28, "No space left on device"))) == 1
     assert capsys.readouterr().err.endswith("OSError: [Errno 28] No space left on device\n")
 
 

@@ -22,7 +22,7 @@ from overlap.launch.jobs import (
     LaunchSpec,
     Line,
 )
-from overlap.launch.launcher import look
+from overlap.launch.launcher import read_child_state
 from overlap.processes.status import Entering, Leaving, Status
 from overlap.processes.wire import MemberLost
 
@@ -252,11 +252,12 @@ def test_the_kernel_says_of_a_process_that_it_is_stopped():
     try:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        assert (look(process.pid).letter, look(process.pid).reason) == ("T", "is stopped, as SIGSTOP does")
+        state = read_child_state(process.pid)
+        assert (state.letter, state.reason) == ("T", "is stopped, as SIGSTOP does")
     finally:
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert (look(process.pid).letter, look(process.pid).reason) == ("", "")
+        assert (read_child_state(process.pid).letter, read_child_state(process.pid).reason) == ("", "")
         process.wait()
 
 
@@ -282,7 +283,7 @@ def test_the_kernel_says_of_a_process_that_it_waits_for_memory(tmp_path, monkeyp
     (tmp_path / "7" / "stat").write_text(f"7 (a) b) {letter} {' '.join(['0'] * 49)}")
     if function is not None:
         (tmp_path / "7" / "wchan").write_text(function)
-    assert (look(7).letter, look(7).reason) == said
+    assert (read_child_state(7).letter, read_child_state(7).reason) == said
 
 
 def test_a_node_that_waits_for_memory_is_named_with_its_last_reason_and_left_alone():

@@ -7,7 +7,7 @@ import pytest
 from overlap.errors import PeerFailedError, RankFailedError, StallError
 from overlap.kernel_facts import oom_kills
 from overlap.launch.jobs import Job
-from overlap.launch.report import report
+from overlap.launch.report import report_error
 from overlap.launch.verdict import card, exit_code, find_culprit
 from overlap.processes.status import (
     LONGEST_BYTES,
@@ -312,7 +312,7 @@ def test_torchs_store_that_wants_the_launchers_port_is_told_in_a_sentence(ours, 
     )
     with pytest.raises(DistNetworkError) as caught:
         raise DistNetworkError(said)
-    assert report(caught.value, command=False) == 1
+    assert report_error(caught.value, command=False) == 1
     told = capsys.readouterr().err
     assert ("start this program with torchrun" in told) == ours
     assert ("Traceback" in told) == (not ours)

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 import overlap
-from overlap.diagnostics import origin
+from overlap.diagnostics import find_origin
 from overlap.runtime.memory.buffer_pool import BufferPool
 
 from .companies import run_far
@@ -110,13 +110,13 @@ def test_the_cause_of_a_cause_is_found() -> None:
     cause = ValueError("weights")
     first = overlap.PeerFailedError.caused_by(cause, "rank 0 failed", culprit=0)
     second = overlap.PeerFailedError.caused_by(first, "rank 1 failed", culprit=1)
-    assert origin(0, second) == (0, cause)
-    assert origin(1, first) == (0, cause)
+    assert find_origin(0, second) == (0, cause)
+    assert find_origin(1, first) == (0, cause)
 
 
 def test_a_rank_of_which_no_more_is_known_is_the_culprit_itself() -> None:
     lost = overlap.PeerLostError("process 2 is lost", culprit=2)
-    assert origin(0, lost) == (2, lost)
+    assert find_origin(0, lost) == (2, lost)
 
 
 # -- A world in which all wait while an error is known that nobody has awaited ends with that error --------------------

@@ -253,7 +253,7 @@ class Rail:
         if parts:
             self._write_parts(parts)
         else:
-            self._rest()
+            self._go_idle()
 
     def _write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write the parts of frames, and update whether the rail is idle."""
@@ -264,7 +264,7 @@ class Rail:
             self.count_written()
         self.idle = not (self._blocked or self.owes or (self.owner.departures.due and not self.bye_sent))
         if self.idle:
-            self._rest()
+            self._go_idle()
 
     def _transmit(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write as many bytes of the parts as the system takes; keep the rest for later."""
@@ -279,7 +279,7 @@ class Rail:
         self._blocked = count < sum(map(len, parts))
         self._parts = _drop_bytes(parts, count) if self._blocked else ()
 
-    def _rest(self) -> None:
+    def _go_idle(self) -> None:
         """Be idle, because nothing is due; once the goodbye has been written, close the writing direction."""
         self.idle = True
         if self.bye_sent:
@@ -499,7 +499,7 @@ class StreamRail(Rail):
             self.written_bytes += sum(len(part) for part in parts)
             self.count_written()
             return
-        self._rest()
+        self._go_idle()
         await trio.lowlevel.checkpoint()
 
     async def read_on(self) -> bool:

@@ -51,7 +51,7 @@ NAMES = {name: operation for operation in OPERATIONS for name in (operation.name
 _NCCL_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "fp8e4m3": "float8_e4m3fn"}
 
 
-def dtype_named(name: str) -> np.dtype[np.generic]:
+def find_dtype(name: str) -> np.dtype[np.generic]:
     """Return the dtype of a name of numpy, ml_dtypes or nccl-tests, such as float32, bfloat16, half.
 
     Raises:
@@ -121,7 +121,7 @@ class Case:
         kind, count = self.operation.kind, self.count
         first = rank * count if kind.traits.scatters else 0
         if kind.traits.reduces:
-            return repeat_pattern(reduction(self.ranks, self.op, self.dtype), first, count)
+            return repeat_pattern(expected_reduction(self.ranks, self.op, self.dtype), first, count)
         if kind.traits.gathers:
             return np.concatenate([self._input_slice(src, first) for src in range(self.ranks)])
         if kind.traits.rooted:
@@ -150,7 +150,7 @@ def pattern(rank: int, dtype: np.dtype[np.generic]) -> Array:
 
 
 @lru_cache(maxsize=16)
-def reduction(ranks: int, op: str, dtype: np.dtype[np.generic]) -> Array:
+def expected_reduction(ranks: int, op: str, dtype: np.dtype[np.generic]) -> Array:
     """Return the reduction of the patterns of all ranks, computed in 64 bits and rounded once."""
     wide = _WIDE.get(dtype.kind, np.float64)
     total = OPS[op].reference(np.stack([pattern(rank, dtype) for rank in range(ranks)]).astype(wide))
@@ -174,13 +174,13 @@ def wrong_elements(result: Array, expected: Array) -> int:
 # -- cases that options ask for ---------------------------------------------------------------------------------------
 
 
-def cases(args: argparse.Namespace) -> list[list[Case]]:
+def list_cases(args: argparse.Namespace) -> list[list[Case]]:
     """Return the cases that the options ask for, for each size of the world.
 
     Raises:
         UsageError: If an option cannot be meant.
     """
-    operation, dtype, processes = NAMES[args.operation], dtype_named(args.datatype), args.processes or 1
+    operation, dtype, processes = NAMES[args.operation], find_dtype(args.datatype), args.processes or 1
     if operation.kind.traits.reduces:
         reducer(args.op, dtype)
     if args.in_place and not operation.in_place:

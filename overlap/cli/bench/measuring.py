@@ -22,7 +22,7 @@ from ...processes.place import find_place
 from ...units import format_bytes
 from ..output import show
 from ..processes import run_processes
-from .cases import Case, cases, wrong_elements
+from .cases import Case, list_cases, wrong_elements
 from .sampling import BATCH, BATCHED_BYTES, Sampling, Times, slowest
 
 _LIMIT_S = 600
@@ -57,7 +57,7 @@ def measure_and_print(args: argparse.Namespace) -> int:
         UsageError: If an option cannot be meant.
         OverlapError: If a rank fails.
     """
-    worlds, processes, place = cases(args), args.processes or 1, find_place()
+    worlds, processes, place = list_cases(args), args.processes or 1, find_place()
     with setting_environment(RunConfig()) if place is None else nullcontext():  # settings would change the result
         if processes > 1 and place is None:
             given = {name: value for name, value in vars(args).items() if not callable(value)}

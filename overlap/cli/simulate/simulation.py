@@ -66,7 +66,7 @@ class StepSummary:
         return self.longest.exposed_ns / self.step_ns if self.step_ns else 0.0
 
 
-def measure(timeline: Timeline, cluster: Cluster) -> StepSummary:
+def summarize_timeline(timeline: Timeline, cluster: Cluster) -> StepSummary:
     """Read a timeline of virtual time.
 
     Args:
@@ -110,7 +110,7 @@ class SimulatedRun:
     def outcome(self) -> StepSummary:
         """Measures of its median step."""
         assert isinstance(self.request.cluster, Cluster)
-        return measure(self.timeline, self.request.cluster)
+        return summarize_timeline(self.timeline, self.request.cluster)
 
 
 def simulate(

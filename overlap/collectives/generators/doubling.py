@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..hazards import unroll
+from ..hazards import cells_of
 from ..pattern import Ints, Pattern, edge_pattern, owners
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Column, TableWriter, adjacent_runs
@@ -36,7 +36,7 @@ def halving_doubling(size: int) -> Pattern:
     for e in extra:
         rows += [(cube + 1, e - 1, e, 0, e), (cube + 1, e - 1, e, e + 1, size)]
     table = np.asarray(rows, np.int32).reshape(-1, 5)
-    chunk, row = unroll(table[:, 3], table[:, 4] - table[:, 3])
+    chunk, row = cells_of(table[:, 3], table[:, 4] - table[:, 3])
     return edge_pattern(size, owners(size), table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
@@ -58,7 +58,7 @@ def folded_halving_doubling(size: int) -> Pattern:
     ]
     rows += [(cube, 2 * extra, 2 * extra + 1, 0, len(heads)) for extra in range(size - len(heads))]
     table = np.asarray(rows, np.int32).reshape(-1, 5)
-    chunk, row = unroll(table[:, 3], table[:, 4] - table[:, 3])
+    chunk, row = cells_of(table[:, 3], table[:, 4] - table[:, 3])
     return edge_pattern(size, heads, table[row, 0], table[row, 1], table[row, 2], chunk)
 
 

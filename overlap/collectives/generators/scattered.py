@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..hazards import unroll
+from ..hazards import cells_of
 from ..pattern import Ints, Pattern, edge_pattern, flat_columns
 from .along_rings import Rings, ring_scatter
 from .tree import subtrees
@@ -107,7 +107,7 @@ def _edges_in_root(home: int, root: int, local_size: int, depth: int, scatter: s
         parent, child, block = ((rank - root) % local_size for rank in (out.src, out.dst, out.block))
         step, count = out.step, np.ones_like(child)
     # `depth` chunks for each block, in the order of ranks from the root on.
-    chunk, row = unroll(block * depth, count * depth)
+    chunk, row = cells_of(block * depth, count * depth)
     src, dst = (home * local_size + (end[row] + root) % local_size for end in (parent, child))
     return flat_columns(step[row], src, dst, chunk, 0, -1)
 

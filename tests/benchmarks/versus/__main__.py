@@ -10,7 +10,7 @@ from functools import partial
 
 from overlap import OverlapError, UsageError
 from overlap.cli import bench
-from overlap.cli.bench.cases import Case, cases
+from overlap.cli.bench.cases import Case, list_cases
 from overlap.cli.bench.measuring import COLUMNS, Result, describe_rows, number, table_row
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.options import add_options
@@ -73,7 +73,7 @@ def _measure(args: argparse.Namespace) -> int:
 
 def _measure_beside(args: argparse.Namespace) -> int:
     """Measure a collective over its sizes on our ranks, and over the same sizes on those of other libraries."""
-    worlds = [[_in_place(case) for case in world] for world in cases(args)]
+    worlds = [[_in_place(case) for case in world] for world in list_cases(args)]
     how, where, contenders = (
         Sampling(iters=args.iters, warmup=args.warmup_iters),
         layout(args),

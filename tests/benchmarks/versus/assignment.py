@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from overlap.cli.bench.cases import NAMES, Case, dtype_named
+from overlap.cli.bench.cases import NAMES, Case, find_dtype
 from overlap.cli.bench.sampling import Sampling
 
 
@@ -45,7 +45,7 @@ class AssignmentInTurn:
         """Read the text that `to_json` has written."""
         document = json.loads(text)
         cases = [
-            Case(**row | {"operation": NAMES[row["operation"]], "dtype": dtype_named(row["dtype"])})
+            Case(**row | {"operation": NAMES[row["operation"]], "dtype": find_dtype(row["dtype"])})
             for row in document["cases"]
         ]
         return cls(

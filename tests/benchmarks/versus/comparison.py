@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from overlap.cli.bench.cases import Case, cases
+from overlap.cli.bench.cases import Case, list_cases
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling
 
@@ -83,7 +83,7 @@ def worlds(args: argparse.Namespace) -> list[list[Case]]:
     if args.operation is None and not (args.minbytes or args.maxbytes):
         changed["minbytes"] = SIZE
     asked = [argparse.Namespace(**vars(args) | changed | {"operation": name}) for name in names]
-    return [world for one in asked for world in cases(one)]
+    return [world for one in asked for world in list_cases(one)]
 
 
 def layouts(args: argparse.Namespace, compared: Comparison) -> tuple[ProcessLayout, ProcessLayout]:
