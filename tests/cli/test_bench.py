@@ -306,7 +306,7 @@ def test_every_operation_runs_and_is_right(operation, in_place):
 def test_every_kind_of_dtype_is_right(dtype, op):
     if (dtype, op) == ("bool", "mean"):
         op = "min"
-    case = Case(operation=NAMES["allr"], ranks=3, count=100, dtype=bench_cases.dtype_named(dtype), op=op)
+    case = Case(operation=NAMES["allr"], ranks=3, count=100, dtype=bench_cases.find_dtype(dtype), op=op)
     assert measure(case, Sampling(iters=1, warmup=0)).wrong == 0
 
 
