@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from overlap.explain import causes
+from tests.waits.test_alone import texts
 
 ROOT = Path(__file__).parents[2] / "overlap"
 WORDED = {
@@ -28,12 +29,8 @@ def read(root):
     worded, tables, judges = {}, set(), set()
     for path in root.rglob("*.py"):
         name, tree = path.relative_to(root).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
-        texts = [
-            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        ]
-        documented = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if has_docstring(node)}
-        for text in texts:
-            for phrase in WORDED if text not in documented else ():
+        for text in texts(tree):
+            for phrase in WORDED:
                 if phrase in text:
                     worded.setdefault(phrase, set()).add(name)
         for node in ast.walk(tree):
@@ -45,10 +42,6 @@ def read(root):
             if isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name) and node.returns.id == "Why":
                 judges.add(f"{name}:{node.name}")
     return worded, tables, judges
-
-
-def has_docstring(node):
-    return isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 JUDGES = {
