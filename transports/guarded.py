@@ -177,7 +177,7 @@ class _GuardedRequest(RelayedRequest):
         super().withdraw()
 
     def check_called(self) -> None:
-        """End the request if it has ended at the wire, which has called nothing."""
+        """End the request if the wire has ended it, and has not called its callback."""
         if not self.ended and self._inner is not None and self._inner.ended:
             if self.loans and self._inner.error is None and not self._inner.withdrawn:
                 self._inner.delivery().release()  # its sender may wait for that

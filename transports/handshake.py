@@ -239,7 +239,12 @@ async def receive_exactly(stream: trio.abc.Stream, nbytes: int, *, strange: bool
 
 
 def _broken_error(error: trio.BrokenResourceError, *, strange: bool = False) -> HandshakeError:
-    """Return the error of a connection that broke, by its cause: TLS, or a peer that hung up."""
+    """Return the error of a connection that broke: TLS failed, or the peer hung up.
+
+    Args:
+        error: The error of the stream.
+        strange: The peer has sent nothing that is of this protocol.
+    """
     cause = error.__cause__
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
         need = "all processes need certificates of one authority, or none has any"

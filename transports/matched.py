@@ -220,7 +220,11 @@ class LinkedTransport(Transport, Generic[LinkType]):
         return self.links[home]
 
     def unreachable_error(self, lane: Lane, peer: int) -> TransportError:
-        """Return the error of a message for which a rank, the tag or the state is wrong."""
+        """Return the error of a message that cannot be sent: its rank is not reached, or the transport is not open.
+
+        Raises:
+            ArgumentError: The tag is out of range.
+        """
         src, dst, tag = lane
         check_tag(tag)
         if peer not in self.home:

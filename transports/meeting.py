@@ -131,7 +131,17 @@ class Meeting(Generic[Result]):
         listeners: Sequence[socket.socket],
         dial: Callable[[int, int], Awaitable[Result]],
     ) -> None:
-        """Connect with the others, in `join_s`."""
+        """Connect with all other processes within `join_s`.
+
+        Args:
+            places: The connections to make: (number of the process, index) pairs. A process dials those with larger
+            numbers.
+            listeners: Sockets on which the others dial this process.
+            dial: Dials a place and returns the connection.
+
+        Raises:
+            TransportError: A handshake failed, or a process did not come in time.
+        """
         self._places = frozenset(places)
         if self._places:
             with trio.move_on_after(self.join_s):

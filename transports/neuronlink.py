@@ -253,7 +253,7 @@ class _NeuronLinkWire(Wire):
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
-        """Match a waiting receive, or wait for one."""
+        """Send to a receive that waits, or wait for one."""
         lane = self.rank, dst, tag
         send, box = _LocalSend(lane, as_bytes(data), priority, signature), self._link.receiver_mailbox(lane, dst)
         send.done, send._withdraw = done, box.withdraw
@@ -278,7 +278,7 @@ class _NeuronLinkWire(Wire):
         consume: Callable[[int, memoryview], None] | None = None,
         allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
-        """Match a waiting send, or wait for one."""
+        """Receive from a send that waits, or wait for one."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
         receive, box = _LocalReceive(lane, view, nbytes, signature), self._link.receiver_mailbox(lane, src)
         receive.done, receive._withdraw, receive.allocate, receive.link = done, box.withdraw, allocate, self._link

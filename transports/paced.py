@@ -139,7 +139,9 @@ class PlannedWire:
             self._plan_times_from(place)
 
     def _drop_departed(self, now_s: float) -> None:
-        """Drop messages that left before now, not those of this instant: the order of calls must not decide."""
+        """Drop messages that left before `now_s`; those that leave now stay, so that the order of calls decides
+        nothing.
+        """
         while self._queue and self._queue[0].sent_at_s < now_s:
             self._drop_first_transfer()
         if not self._queue:

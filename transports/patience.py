@@ -69,7 +69,10 @@ class Crowding:
         self._left_s, self._pause_s = clock_s() - _LONGEST_S, _FIRST_S
 
     def leave_if_shared(self, others_ran_s: float) -> bool:
-        """Leave the core if others have just run there for long, unless that was tried lately; True if it was left."""
+        """Move this thread to another core if others have just run on its core for long; return whether it moved.
+
+        Not if that was tried lately.
+        """
         if others_ran_s < self._shared_s:
             return False
         now_s = self._clock_s()

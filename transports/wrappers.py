@@ -240,7 +240,7 @@ class Later:
             self._lanes.pop(lane, None)
 
     async def run(self) -> None:
-        """Begin messages until cancelled; then those that wait fail."""
+        """Begin messages when they are due, until cancelled; then fail those that still wait."""
         reached_s = -math.inf  # a clock may pass a deadline that it cannot show exactly
         try:
             while True:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a reader for argparse, which reports its `UsageError` with the name of the option."""
+    """Return the reader as argparse needs it: a `UsageError` becomes an error that names the option."""
 
     def read_argument(text: str) -> T:
         try:

@@ -60,7 +60,7 @@ class Fingerprint:
         return self.initial(np.full(1, s.root), rank * k + slot if s.collective == "scatter" else slot)
 
     def fold_in_order(self, rank: Ints, slot: Ints) -> Words:
-        """Return the values of output slots where each element is combined in the order of ranks."""
+        """Return the expected values of output slots, where each element is combined in the order of ranks."""
         s = self.schedule
         slot = np.minimum(slot, s.slots[1] - 1)
         # The fingerprint of an input is the product of a number for its rank and a number for its slot.
@@ -152,7 +152,7 @@ class SlotLayout:
 
 
 class ReplayMemory:
-    """The values of one replay.
+    """Memory of all ranks during one replay of a schedule, with fingerprints in place of data.
 
     Args:
         layout: Positions of slots.

@@ -226,7 +226,10 @@ def reduce(algorithm: str, pattern: Pattern, root: int) -> Schedule:
 
 
 def all_reduce(algorithm: str, pattern: Pattern) -> Schedule:
-    """Read a pattern backwards, then forwards. A chunk has the same slot in every buffer."""
+    """Return an all-reduce: the pattern backwards adds up at the owners, then forwards spreads the sums.
+
+    A chunk has the same slot in every buffer.
+    """
     table, k = TableWriter(), len(pattern.owner)
     slot = np.arange(k, dtype=np.int32) if pattern.place is None else pattern.place
     _add_backward_rows(table, pattern.backward, slot)

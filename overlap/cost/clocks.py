@@ -255,7 +255,7 @@ class _Clocks:
         self._now = replace(now, ready=np.where(works, np.maximum(now.ready, now.left) + local, now.ready))
 
     def _run_unawaited_copies(self, copy_time: Ints) -> None:
-        """Let ranks copy data that no message waits for: their last message leaves later."""
+        """Add the time of copies that no message waits for: the ranks only finish later."""
         clocks, done = self._now, self._now.ready + copy_time
         last = (copy_time > 0) & (done > clocks.left)
         if self._terms is not None:

@@ -150,7 +150,7 @@ class _Levels:
         ]
 
     def _combinations(self) -> Iterator[tuple[_Names, tuple[PricedPhase, ...]]]:
-        """Yield every combination of algorithms: their names by level, and the priced phases in the order of time."""
+        """Yield every combination of algorithms: the names by level, and the priced phases in their order in time."""
         for inter, middle, folded in self._price_between_phase() if not self.has_one_level else (("", None, False),):
             near = {phase: self._near_phase(phase, folded) for phase in self.phases if phase.level is not Scope.BETWEEN}
             by_level = {phase.level: tuple(parts) for phase, parts in near.items()}

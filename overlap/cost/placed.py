@@ -155,7 +155,7 @@ class Placed:
         return max((int(placed.port.max(initial=-1)) + 1 for placed in self.placed_rounds), default=0)
 
     def runs(self) -> Iterator[tuple[PlacedRound, int, bool]]:
-        """Yield each round with a number of repetitions, and whether the next step hides their delays."""
+        """Yield each round, its number of repetitions, and whether the next step hides the delays of these."""
         in_pieces = self.parameters.chunk_pieces > 1
         for placed, after in zip_longest(self.placed_rounds, self.placed_rounds[1:]):
             goes_on = after is not None and after.round.passed_on

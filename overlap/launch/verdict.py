@@ -63,8 +63,9 @@ def exit_code(ending: Job) -> int:
 
 
 def card(ending: Job, *, oom_kills: int = 0, signs: Sequence[str] = (), host: str = "") -> list[str]:
-    """Return the report on the culprit, in at most 25 lines: its error; one more line if that does not name the
-    culprit; and its last signs of life.
+    """Return the report on the culprit, at most 25 lines and one more: its error, and its last signs of life.
+
+    The additional line names the culprit, if its error does not.
 
     Args:
         ending: End of the culprit.

@@ -254,7 +254,7 @@ class Members:
         return [CutConnection(number, broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
 
     def _admit(self, number: int, detail: str) -> list[Action]:
-        """Add a member, and start the world if it is the last one."""
+        """Let a member join; start the world if it is the last one."""
         member, ours = self.members[number], self._config.detail
         if detail != ours:
             reason = f"process {number} has '{detail}', process 0 has '{ours}'; they must be the same"

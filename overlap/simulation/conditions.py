@@ -93,7 +93,7 @@ class Jitter:
         self._factor = conditions.straggler_factor if conditions.is_straggler(rank) else 1.0
 
     def compute_ns(self, cost_ns: int) -> int:
-        """Return the time of the next compute of the rank, from its cost on a perfect machine."""
+        """Return the disturbed time of the rank's next compute, given its time on a perfect machine."""
         if not self._jitter:
             return cost_ns if self._factor == 1 else round(cost_ns * self._factor)
         # In (0, 1), the domain of inv_cdf: random() may be 0 but never 1, and 2**-53 keeps 1 - 0 below 1.

@@ -213,7 +213,7 @@ class _Memories:
         return np.bincount(self._memory_index, touched, len(self.numbers)) / rate
 
     def messages(self, placed: PlacedRound) -> Floats:
-        """Return the number of messages of a round from or to each memory."""
+        """Return (memories,) the number of messages of a round that are read from or written to each memory."""
         if self._rate is None:
             return np.zeros(0)
         ends = np.concatenate([placed.round.src, placed.round.dst])

@@ -65,7 +65,12 @@ def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[di
 
 
 def unpack_tree(form: Mapping[str, Any], read: Callable[[str], Array]) -> Tree:
-    """Return the tree of a form that `pack_tree` made, given a function that returns an array by its name."""
+    """Return the tree of a form that `pack_tree` made.
+
+    Args:
+        form: The form.
+        read: Returns an array by its name.
+    """
     ((kind, value),) = form.items()
     match kind:
         case "dict":

@@ -277,7 +277,7 @@ def _random_difference(record: Record, odd: int, usual: int, step: int) -> str:
 
 
 def _weights_by_step(record: Record) -> Iterator[tuple[int, dict[int, WeightRecord]]]:
-    """Yield each update's number and weights by rank, in order, if several ranks made it."""
+    """Yield each update that several ranks made: its number, and the weights of these ranks."""
     of_step: dict[tuple[int, int], dict[int, WeightRecord]] = {}
     for weights in record.weights:
         of_step.setdefault((weights.joins, weights.step), {})[weights.rank] = weights

@@ -124,7 +124,7 @@ def _init_process_group(
     pg_options: Any = None,
     device_id: Any = None,
 ) -> None:
-    """Join the ranks of the test, whatever backend and store the program names."""
+    """Join the ranks of the test, in place of `init_process_group`; backend and store of the program are ignored."""
     size, number = torch_rank.thread.rank.world_size, torch_rank.thread.rank.rank
     if world_size not in (-1, size):
         raise ValueError(

@@ -298,7 +298,7 @@ def _shorter_settings(setting: Setting) -> Iterator[Setting]:
 
 
 def _earlier_faults(setting: Setting) -> Iterator[Setting]:
-    """Yield settings in which a fault happens earlier, the earliest first."""
+    """Yield settings in which one fault happens at an earlier step, the earliest first."""
     for number, fault in enumerate(setting.faults):
         moment = fault.at if fault.step is None else fault.step
         for earlier in sorted({0, 1, moment // 4, moment // 2}):

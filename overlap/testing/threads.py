@@ -171,7 +171,7 @@ class RankThread(Generic[T]):
             raise self._error
 
     async def _serve(self) -> None:
-        """Give the thread the baton, and answer its requests, until its program ends."""
+        """Alternate with the thread until its program ends: let it run, then do what it asks for."""
         while True:
             if self._real_time.exceeded:
                 await trio.sleep_forever()  # until the world ends, as it is about to

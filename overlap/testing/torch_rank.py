@@ -154,7 +154,12 @@ class TorchRank:
         RANKS[thread] = self
 
     def add_thread(self, thread: RankThread[Any], site: str) -> TorchRank:
-        """Return the torch of another thread of this rank; `site` is the line, as "file:line", of its operations."""
+        """Return the torch of another thread of this rank, which shares store and groups.
+
+        Args:
+            thread: The thread.
+            site: Line of its operations, as "file:line".
+        """
         watch = Watch(thread, self.record, timed=False)
         other = TorchRank(thread, {}, self.record, self._injector, watch, self.models)
         other.store, other.named, other._groups = self.store, self.named, self._groups

@@ -257,7 +257,7 @@ class ModelWatch:
         )  # fmt: skip
 
     def names(self) -> dict[int, str]:
-        """Return the names of parameters by their identity, as the outermost module with the parameter names them."""
+        """Return the name of each parameter by the id of its tensor, as the outermost module with it gives the name."""
         inner = {id(child) for module in self._modules.values() for child in module.children()}
         names: dict[int, str] = {}
         for module in sorted(self._modules.values(), key=lambda module: id(module) in inner):

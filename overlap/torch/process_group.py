@@ -137,7 +137,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         group_desc: str | None = None,
         device_types: object = None,
     ) -> ProcessGroup | None:
-        """Make a group of some ranks; every rank of this group calls it with the ranks of its own part.
+        """Make a group of some ranks; all ranks of this group call it, each with the ranks of its own new group.
 
         Returns:
             None on a rank that is not among them.

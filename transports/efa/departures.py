@@ -102,7 +102,7 @@ class Departures:
         return pack(kind, *fields, payload_bytes=payload.nbytes, payload_checksum=payload_checksum)
 
     def pack_chunk_header(self, chunk: Chunk, piece: memoryview) -> bytes:
-        """Return the header of a chunk; of a pushed message it is an announcement, too."""
+        """Return the header of a chunk; that of a pushed message announces the message as well."""
         send = chunk.send
         if send.pushed:
             return self.pack_header(

@@ -252,10 +252,15 @@ class EfaLink(MatchedLink):
         return self._last_arrivals.get(slot, (slot, 0))
 
     def repeat_missing(self, slot: int, last: int, count: int) -> None:
-        """Repeat the frames of a slot's dead rails that the other side has not received, by its `last_arrival`.
+        """Repeat frames of a slot's dead rails that the other side has not received, once it has said how far it came.
 
         The other side never used rails after `last`, or received nothing there. Rails before `last` are settled: both
         sides exchanged their counts when they made `last`.
+
+        Args:
+            slot: Position of the rails in the link.
+            last: Number of the last rail that the other side has received frames on.
+            count: Number of frames that arrived on that rail.
 
         Raises:
             FrameError: The other side contradicts itself.
@@ -274,7 +279,7 @@ class EfaLink(MatchedLink):
         return self._tried_numbers[slot]
 
     def refusal_reason(self, index: int) -> str:
-        """Return why the other process may not connect under a number; empty if it may, then only once."""
+        """Return why the other process may not connect a rail of this number; "" allows it, once for each number."""
         tried = self._tried_numbers.get(index % RAILS_LIMIT)
         if self.engine.gone is not None:
             return self.engine.gone

@@ -165,7 +165,9 @@ class SocketJoining:
         return PeerAddress(host=self.identity, unix=sockets.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores())
 
     def _choose_places(self) -> Iterable[Place]:
-        """Return the rails to all processes but spared ones; `TransportError` unless all have as many rails as this."""
+        """Return the rails to make: to all processes but spared ones; `TransportError` if their numbers of rails
+        differ.
+        """
         peers = self.meeting.peers
         if len(peers) != self._members - 1:
             raise TransportError(

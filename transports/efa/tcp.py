@@ -198,7 +198,7 @@ def bound_queue(connection: socket.socket, report: Callable[[str], None]) -> Non
 
 
 def _bound_send_buffer(connection: socket.socket, report: Callable[[str], None]) -> None:
-    """Fix the send buffer, unless the system would give a shorter one, which would be worse than its default."""
+    """Fix the size of the send buffer, unless the system would make it smaller than asked for."""
     try:
         most = int(_WMEM_MAX.read_text(encoding="ascii"))
         if most >= _FAR_BUFFER_BYTES:

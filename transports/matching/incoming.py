@@ -126,7 +126,12 @@ class Incoming:
     # -- announcements ------------------------------------------------------------------------------------------------
 
     def handle_eager(self, fields: Sequence[int], payload: memoryview) -> None:
-        """Handle a message with its bytes, which are valid only during the call."""
+        """Handle a message that arrived with its bytes.
+
+        Args:
+            fields: Its number, source, destination, tag, and place of its signature.
+            payload: Its bytes, which are valid only during the call.
+        """
         number, src, dst, tag, place = fields
         lane = (src, dst, tag)
         if number != self._next_number or lane not in self.posted:
@@ -155,7 +160,7 @@ class Incoming:
         self._handle_due_announcements()
 
     def _find_signature(self, number: int, place: int) -> PlainSignature:
-        """Return the signature of a message whose turn it is."""
+        """Return the signature that the sender gave for a place; `ProtocolError` if it gave none."""
         theirs = self._signatures.get(place)
         if theirs is None:
             raise ProtocolError(f"peer sent message {number} with signature {place}, which it has not sent before")
@@ -224,7 +229,7 @@ class Incoming:
             self._answer(MessageKind.WITHDRAWN, number)
 
     def drop_offer(self, number: int) -> bool:
-        """Drop an offer without a receive; True if it was here. One still on its way is dropped on arrival."""
+        """Drop an offer that no receive has matched; True if it had arrived. A later one is dropped on arrival."""
         if number >= self._next_number:
             if number - self._next_number > self._limits.waiting:
                 raise ProtocolError(f"peer took back offer {number}, beyond the window of {self._limits.waiting}")
@@ -314,7 +319,7 @@ class Incoming:
         return True
 
     def _match(self, receive: Receive, arrival: Arrival) -> None:
-        """Match a receive and an arrival; a long message without bytes is accepted, or refused for its length."""
+        """Match a receive and an arrival: finish the receive, wait for the rest, or accept or refuse an offer."""
         offered = arrival.payload is None and arrival.pushed is None
         if not offered:
             self._budget.free(arrival.nbytes)

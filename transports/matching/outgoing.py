@@ -63,7 +63,7 @@ class Outgoing:
         yield from (send for send in self.sends.values() if send.progress is OFFERED)
 
     def reserve_eager(self, view: memoryview, signature: Signature | None = None) -> tuple[int, int] | None:
-        """Reserve number and credit of a small message that leaves at once, and find the place of its signature.
+        """Take number and credit for a small message that leaves at once, and return them with its signature's place.
 
         None if it must queue.
 
@@ -158,7 +158,7 @@ class Outgoing:
         return None
 
     def _make_signature(self, signature: Signature | None) -> Message:
-        """Return the message that gives a signature a place at the other process; a full table begins anew."""
+        """Return the message that sends a signature, with its place in the table; a full table starts again from 1."""
         assert signature is not None, "no signature has a place from the beginning"
         if len(self._places) >= PLACES:
             self._places = {None: 0}

@@ -288,7 +288,7 @@ class Board:
         return tag if (tag >> 8) & 0xFFFF == number & 0xFFFF else 0
 
     def row_signature(self, position: int, number: int) -> PlainSignature:
-        """Return the signature beside the row of operation `number`; only of a number that is there.
+        """Return the signature of operation `number`, which its rank has written beside its row of the board.
 
         Raises:
             LinkLostError: The other process has written something else there.

@@ -168,7 +168,7 @@ class Shelf:
 
 
 def make_releaser(memory: memoryview, start: int, nbytes: int, position: int) -> Callable[[], None]:
-    """Return the function that releases a rank's part of a loan; in a fork of its process, it does nothing.
+    """Return the function that releases a rank's part of a loan; it does nothing in a forked process.
 
     Args:
         memory: Bytes of the segment.

@@ -55,7 +55,7 @@ def describe(schedule: PipelineSchedule) -> dict[str, object]:
 
 
 def _find_schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
-    """Return the published schedule of that name, or the one in that file; raise `UsageError` if it is unreadable."""
+    """Return a published schedule by name, or the schedule in a file; `UsageError` if the file is unreadable."""
     path = Path(name)
     if name.lower() in FAMILIES or not (path.suffix or path.exists()):
         try:

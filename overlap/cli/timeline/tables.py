@@ -10,7 +10,7 @@ from ...units import columns, figure, figure_unit, format_bytes
 
 
 def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
-    """Return the table of operations: for each of `ranks` ranks up to their number of calls, the rest for each call."""
+    """Return the table of operations; times and calls are means of `ranks` ranks, other figures means of the calls."""
     if not rows:
         return ["communication: none recorded"]
     unit, unit_ns = figure_unit(max(max(row.exposed_ns // ranks, row.transfer_ns // row.count) for row in rows))

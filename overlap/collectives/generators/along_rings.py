@@ -72,7 +72,14 @@ def _rotate_ring(root: int, ring: Sequence[Sequence[int]]) -> list[_Device]:
 
 
 def _block_routes(root: int, turn: int, device: _Device, paths: Sequence[list[_Device]]) -> list[list[int]]:
-    """Return the route of each block of a device: all its ranks, from the root on."""
+    """Return for each block of a device the ranks that it passes, from the root on.
+
+    Args:
+        root: Rank that has all blocks.
+        turn: Number of the first block, which decides on its ring.
+        device: The ranks of the device.
+        paths: The devices along each ring, from the root's device on.
+    """
     hops = [path.index(device) for path in paths]
     soonest = sorted(range(len(paths)), key=lambda ring: hops[ring])[: -(-len(paths) // 2)]
     ways = []

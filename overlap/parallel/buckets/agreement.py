@@ -28,7 +28,10 @@ _SLOTS = 64
 
 
 def digest_texts(items: Iterable[str]) -> NDArray[np.int64]:
-    """Return the number of items, and a digest of each; where slots run out, the last digest is of all the rest."""
+    """Return (slots,) the number of items, then a digest of each, then zeros.
+
+    If there are more items than slots, the last digest is that of all remaining items together.
+    """
     texts = list(items)
     parts = [*texts[: _SLOTS - 2], "\n".join(texts[_SLOTS - 2 :])]
     hashes = [int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "big", signed=True) for part in parts]

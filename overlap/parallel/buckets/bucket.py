@@ -157,7 +157,15 @@ class Bucket(ABC):
         _: object,
         *gradients: Array | None,
     ) -> object:
-        """Check the gradients of one step, put them side by side, and return `form` of the flat array."""
+        """Check the gradients of one step, and put them into one flat array.
+
+        Args:
+            step: Step of the model, from 1.
+            sites: Lines that handed gradients over, by parameter.
+            added: Parameters whose gradients are in the buffer already.
+            form: Makes the result from the flat array.
+            gradients: A gradient for each parameter of the bucket; None: zeros.
+        """
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
             if slot.name in sites:
                 check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step, sites[slot.name])

@@ -66,7 +66,10 @@ class Prefetched(Gathering):
         self._current: tuple[ScatteredBucket, Future[dict[str, Array]]] | None = None
 
     def visit(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, for the computes that are issued next."""
+        """Return the whole parameters of a bucket by name, for the computes that are issued next.
+
+        Begins the gathers of the buckets that will be needed after this one, in the order of earlier steps.
+        """
         if self._current is not None and self._current[0] is bucket:
             return self._current[1]
         self._visits.append(bucket)
