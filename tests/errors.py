@@ -1,6 +1,6 @@
 """Errors that calls must raise."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -12,4 +12,11 @@ def error_of(kind: type[E], call: Callable[..., object], *args: Any, **kwargs: A
     """Call a function that must raise an error of a kind; return the error."""
     with pytest.raises(kind) as caught:
         call(*args, **kwargs)
+    return caught.value
+
+
+async def error_from(kind: type[E], awaitable: Awaitable[object]) -> E:
+    """Await what must raise an error of a kind; return the error."""
+    with pytest.raises(kind) as caught:
+        await awaitable
     return caught.value

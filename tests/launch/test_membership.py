@@ -20,6 +20,7 @@ from overlap.processes.identity import WORLDS, JoinError
 from overlap.processes.join import Membership, join_here
 from overlap.processes.members import MemberLostError, News
 from overlap.processes.wire import MemberLost, MemberNotice
+from tests.errors import error_from
 from transports import ArgumentError
 from transports.tls import Tls
 
@@ -123,10 +124,9 @@ async def test_a_member_that_goes_without_a_goodbye_is_lost_once(
         if membership.member == gone:
             how()
             return
-        with pytest.raises(MemberLostError) as caught:
-            await membership.exchange("results", b"")
-        assert caught.value.member == gone
-        assert str(caught.value) == f"exchange 'results': process {gone} is lost: {reason}"
+        error = await error_from(MemberLostError, membership.exchange("results", b""))
+        assert error.member == gone
+        assert str(error) == f"exchange 'results': process {gone} is lost: {reason}"
         with pytest.raises(MemberLostError, match=rf"^barrier 'trace': process {gone} is lost"):
             await membership.barrier("trace")
         membership.send_notice(b"still here")
@@ -295,9 +295,8 @@ async def test_who_was_in_an_earlier_attempt_is_refused(make_company: MakeCompan
     company = make_company(2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: company.attend(0, wait_and_leave, epoch=SECOND, fresh=True))
-        with pytest.raises(JoinError) as caught:
-            await company.attend(1, wait_and_leave, epoch=1)
-        assert str(caught.value).endswith(": epoch 1 refused, current is 0 of restart 1")
+        error = await error_from(JoinError, company.attend(1, wait_and_leave, epoch=1))
+        assert str(error).endswith(": epoch 1 refused, current is 0 of restart 1")
         await company.attend(1, wait_and_leave, epoch=SECOND, fresh=True)
     (line,) = company.lines
     assert line.endswith(": epoch 1 refused, current is 0 of restart 1")

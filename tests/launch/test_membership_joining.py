@@ -30,6 +30,7 @@ from overlap.processes.sockets import (
     set_socket_options,
 )
 from overlap.processes.wire import Join, Refused, Waiting, encode
+from tests.errors import error_from
 from tests.interpreters import free_port
 
 from .company import SECRET, UNSHAKEN, Company, Lines, MakeCompany, Puppet, wait_and_leave
@@ -157,9 +158,8 @@ async def test_whom_the_host_has_refused_it_says_again_when_somebody_is_missing(
             await company.attend(1, wait_and_leave, job=job)
 
     async def host(company: Company) -> None:
-        with pytest.raises(JoinError) as caught:
-            await company.attend(0, wait_and_leave)
-        told = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", str(caught.value)).split("; ")
+        error = await error_from(JoinError, company.attend(0, wait_and_leave))
+        told = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", str(error)).split("; ")
         assert told == [
             "process 1 did not join within 60 s",
             *(f"process 0 refused ADDRESS: job '{job}' refused, this is job 'digits'" for job in "cde"),
@@ -196,9 +196,8 @@ async def test_whoever_came_and_gave_up_waiting_is_not_accused(make_company: Mak
     line = "process 3 did not join within 60 s; process 1 had joined, and went away before all were there"
 
     async def host(company: Company) -> None:
-        with pytest.raises(JoinError) as caught:
-            await company.attend(0, wait_and_leave)
-        assert (str(caught.value), caught.value.missing) == (line, (1, 3))
+        error = await error_from(JoinError, company.attend(0, wait_and_leave))
+        assert (str(error), error.missing) == (line, (1, 3))
 
     company = make_company(4)
     async with trio.open_nursery() as nursery:
@@ -247,10 +246,9 @@ async def test_a_member_whose_own_time_is_over_says_for_whom_it_waited(
     told: Waiting | None, expected: str, missing: tuple[int, ...], make_company: MakeCompany, clock: MockClock
 ) -> None:
     async def join_as_client(company: Company) -> None:
-        with pytest.raises(JoinError) as caught:
-            await company.attend(1, wait_and_leave)
-        assert str(caught.value) == expected.replace("WHERE", where(company).replace(": ", " "))
-        assert caught.value.missing == missing
+        error = await error_from(JoinError, company.attend(1, wait_and_leave))
+        assert str(error) == expected.replace("WHERE", where(company).replace(": ", " "))
+        assert error.missing == missing
 
     company = make_company(4)
     async with trio.open_nursery() as nursery:
@@ -350,12 +348,11 @@ async def test_a_member_may_go_and_another_come_before_the_world_is_complete(mak
 async def test_a_port_that_is_taken_is_named_with_its_holder(make_company: MakeCompany) -> None:
     company = make_company(2)
     port = company.endpoint[1]
-    with pytest.raises(ListenError) as caught:
-        await company.attend(0, wait_and_leave, listener=None)
+    error = await error_from(ListenError, company.attend(0, wait_and_leave, listener=None))
     told = "something else in this process listens there, such as torch's store; choose another port"
     if not SYSTEM_TELLS:
         told = f"port {port} is taken; choose another one"
-    assert str(caught.value) == f"cannot listen at 127.0.0.1:{port}: {told}"
+    assert str(error) == f"cannot listen at 127.0.0.1:{port}: {told}"
     if SYSTEM_TELLS:
         assert str(port_holder(port)).startswith(f"process {os.getpid()} (")
     with pytest.raises(ListenError, match=r"not an address of this machine; name one that the process of node 0 has$"):

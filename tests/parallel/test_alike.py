@@ -6,7 +6,7 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import hooks
-from tests.errors import error_of
+from tests.errors import error_from, error_of
 
 from ..runtime.worlds import failure_of
 from .test_matrix import STRATEGIES
@@ -181,9 +181,7 @@ def test_a_gradient_of_another_shape(strategy):
 def test_parameters_that_differ_between_ranks(strategy):
     async def main(rank):
         params = {"a": np.zeros(2), "b": np.zeros((2, 3) if rank.rank == 2 else (3, 2))}
-        with pytest.raises(overlap.UsageError) as caught:
-            await STRATEGIES[strategy](rank, params, optimizer=SGD)["a"]
-        return str(caught.value)
+        return str(await error_from(overlap.UsageError, STRATEGIES[strategy](rank, params, optimizer=SGD)["a"]))
 
     first = "params differ between rank {} and rank {}: 'b', float64 {}, here is something else there"
     assert overlap.run(main, ranks=3) == [
@@ -228,9 +226,7 @@ def test_a_hook_that_changes_the_shape(strategy):
         model = STRATEGIES[strategy](rank, {"w": np.zeros(4)}, optimizer=SGD, hook=shortened)
         model.reduce("w", np.ones(4))
         model.step()
-        with pytest.raises(overlap.UsageError) as caught:
-            await model.finish()
-        return str(caught.value)
+        return str(await error_from(overlap.UsageError, model.finish()))
 
     told = "hook: bucket 0 is float64 (4,), the result of the hook is float64 (3,); return one like the bucket"
     assert overlap.run(main, ranks=2) == [told] * 2

@@ -15,7 +15,7 @@ from overlap import parallel
 from overlap.parallel.checkpoints.pieces import Shard, share_pieces
 from overlap.state.files import SavedFile
 from overlap.state.saves import CHECKPOINTS, Saves
-from tests.errors import error_of
+from tests.errors import error_from, error_of
 from tests.interpreters import launch
 
 from .example_hooks import power_sgd, top_k
@@ -437,9 +437,7 @@ def test_a_world_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path):
 def refused(folder, params, **options):
     async def main(rank):
         model = parallel.DataParallel(rank, params, optimizer=parallel.SGD(0.1), **options)
-        with pytest.raises(overlap.UsageError) as caught:
-            await parallel.Checkpoints(rank, folder).restore(model)
-        return str(caught.value)
+        return str(await error_from(overlap.UsageError, parallel.Checkpoints(rank, folder).restore(model)))
 
     [told] = set(overlap.run(main, ranks=2, timeout_s=60))
     return told
@@ -471,9 +469,8 @@ def test_a_model_that_has_made_steps_is_not_restored(tmp_path):
     async def main(rank):
         model = MAKES["data"](rank, weights())
         await steps(rank, model, 2)
-        with pytest.raises(overlap.UsageError) as caught:
-            await parallel.Checkpoints(rank, tmp_path).restore(model)
-        assert str(caught.value) == "model: it has made 2 steps; restore one that has made none"
+        error = await error_from(overlap.UsageError, parallel.Checkpoints(rank, tmp_path).restore(model))
+        assert str(error) == "model: it has made 2 steps; restore one that has made none"
 
     overlap.run(main, ranks=1)
 
@@ -492,9 +489,8 @@ def test_a_type_that_the_library_does_not_know_is_named(tmp_path):
     async def main(rank):
         model = parallel.DataParallel(rank, {"w": np.ones(2, np.complex128)}, optimizer=parallel.SGD(0.1))
         checkpoints = parallel.Checkpoints(rank, tmp_path)
-        with pytest.raises(overlap.UsageError) as caught:
-            await checkpoints.save(model)
-        assert str(caught.value) == "model: safetensors has no type for complex128; convert them first"
+        error = await error_from(overlap.UsageError, checkpoints.save(model))
+        assert str(error) == "model: safetensors has no type for complex128; convert them first"
 
     overlap.run(main, ranks=1)
     assert complete_steps(tmp_path) == []

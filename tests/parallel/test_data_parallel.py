@@ -11,7 +11,7 @@ from overlap import RankFailedError, UsageError, parallel
 from overlap.config import overriding
 from overlap.parallel import DataParallel, Sharded
 from overlap.parallel.buckets import averaged
-from tests.errors import error_of
+from tests.errors import error_from, error_of
 
 from ..runtime.worlds import TIMEOUT_S
 from .programs import train, weights
@@ -173,9 +173,8 @@ def test_of_a_gradient_that_travels_alone_all_ranks_learn_the_same(clock):
                 bad[0, 2], bad[1, 0] = -np.inf, np.nan
             model.reduce("w", bad)
             model.step()
-        with pytest.raises(overlap.NonFiniteError if clock == "real" else overlap.OverlapError) as caught:
-            await model.finish()
-        return str(caught.value)
+        error = await error_from(overlap.NonFiniteError if clock == "real" else overlap.OverlapError, model.finish())
+        return str(error)
 
     first, second, third = run(main, 3, clock=clock)
     assert second.startswith("rank 1 was about to send -inf by the gradient of 'w' at ")
@@ -191,9 +190,7 @@ def test_a_rank_alone_that_writes_its_gradient_into_the_bucket_learns_it_too(clo
         gradient[1, 2] = np.inf
         model.reduce("w", gradient)
         model.step()
-        with pytest.raises(overlap.NonFiniteError) as caught:
-            await model.finish()
-        return str(caught.value)
+        return str(await error_from(overlap.NonFiniteError, model.finish()))
 
     [told] = run(main, 1, clock=clock)
     assert told.startswith("rank 0 was about to send inf by the gradient of 'w' at ")
@@ -205,9 +202,7 @@ def test_gradients_whose_sum_is_too_large_are_nobodys_fault():
         model = parallel.DataParallel(rank, {"w": np.zeros(2, np.float32)}, optimizer=SGD)
         model.reduce("w", np.full(2, 3e38, np.float32))
         model.step()
-        with pytest.raises(overlap.UsageError) as caught:
-            await model.finish()
-        return str(caught.value)
+        return str(await error_from(overlap.UsageError, model.finish()))
 
     told = "reduce: the gradients of 'w' in step 0 are finite, but their sum over the ranks is not; scale the loss down"
     assert run(main) == [told] * 2

@@ -12,7 +12,7 @@ import pytest
 import overlap
 from overlap import parallel
 from overlap.parallel import Local, Pipeline, hooks, schedules
-from tests.errors import error_of
+from tests.errors import error_from, error_of
 
 # -- what strategies are given by mistake: one sentence at the call that names the argument, and nothing happens -------
 
@@ -30,9 +30,7 @@ MODELS = {
 
 def refused(program, *, ranks=1):
     async def main(rank):
-        with pytest.raises(overlap.UsageError) as caught:
-            await program(rank)
-        return str(caught.value)
+        return str(await error_from(overlap.UsageError, program(rank)))
 
     return overlap.run(main, ranks=ranks, timeout_s=60)
 

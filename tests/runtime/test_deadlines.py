@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import overlap
-from tests.errors import error_of
+from tests.errors import error_from, error_of
 
 from .worlds import run
 
@@ -80,12 +80,11 @@ def test_a_message_that_does_not_come_in_time(path: str) -> None:
                 await rank.send(np.ones(1), 0, tag=3)
             await rank.send(np.full(1, 4.0), 0, tag=4)
             return []
-        with pytest.raises(TimeoutError) as caught:
-            await rank.recv(((1,), "float64"), 1, tag=3, timeout_s=0.01)
+        error = await error_from(TimeoutError, rank.recv(((1,), "float64"), 1, tag=3, timeout_s=0.01))
         with pytest.raises(overlap.DeadlineError):
             await rank.recv(((1,), "float64"), None, tag=5, timeout_s=0.01)
         given_up.set()
-        return [str(caught.value).split(" (")[0], float((await rank.recv(((1,), "float64"), 1, tag=4))[0])]
+        return [str(error).split(" (")[0], float((await rank.recv(((1,), "float64"), 1, tag=4))[0])]
 
     given_up = trio.Event()
     assert run(main, 2, path=path)[0] == ["recv #0 from rank 1 with tag 3 on group 'world'", 4.0]
@@ -139,9 +138,8 @@ def test_an_aborted_group_fails_and_the_world_lives(path: str) -> None:
             pending = [pair.all_reduce(np.ones(2)), pair.send(np.ones(1), 0)]
         texts = set()
         for future in pending:
-            with pytest.raises(overlap.GroupAbortedError) as caught:
-                await future
-            texts.add(f"{caught.value} {caught.value.culprit}")
+            error = await error_from(overlap.GroupAbortedError, future)
+            texts.add(f"{error} {error.culprit}")
         again = rank.group([0, 1], name="again")
         return [*texts, float((await again.all_reduce(np.ones(1)))[0]), float((await rank.all_reduce(np.ones(1)))[0])]
 
@@ -171,9 +169,8 @@ def test_whoever_asks_on_behalf_of_others_names_their_line() -> None:
             future = rank.all_reduce(np.ones(1), call_site="train.py:41")
         else:
             future = adapter(rank, sys._getframe())
-        with pytest.raises(overlap.CollectiveMismatchError) as caught:
-            await future
-        return " ".join(site.rpartition("/")[2] for site in sorted(caught.value.call_sites))
+        error = await error_from(overlap.CollectiveMismatchError, future)
+        return " ".join(site.rpartition("/")[2] for site in sorted(error.call_sites))
 
     line = main.__code__.co_firstlineno + 4
     assert run(main, 2) == [f"test_deadlines.py:{line} train.py:41"] * 2

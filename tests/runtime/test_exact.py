@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import overlap
+from tests.errors import error_from
 
 from .cases import OPS
 from .companies import run_far
@@ -124,9 +125,8 @@ def test_on_the_virtual_clock(algorithm: str | None) -> None:
 
 def test_ranks_agree_on_it() -> None:
     async def main(rank: overlap.Rank) -> str:
-        with pytest.raises(overlap.CollectiveMismatchError) as caught:
-            await rank.all_reduce(np.ones(4), exact=rank.rank == 1)
-        return caught.value.calls
+        error = await error_from(overlap.CollectiveMismatchError, rank.all_reduce(np.ones(4), exact=rank.rank == 1))
+        return error.calls
 
     calls = ("all_reduce(float64 (4,), op='sum')", "all_reduce(float64 (4,), op='sum', exact=True)")
     assert {tuple(sorted(told)) for told in run(main, 2)} == {tuple(sorted(calls))}
@@ -134,9 +134,8 @@ def test_ranks_agree_on_it() -> None:
 
 def test_ranks_of_other_processes_agree_on_it_too() -> None:
     async def main(rank: overlap.Rank) -> list[str]:
-        with pytest.raises(overlap.CollectiveMismatchError) as caught:
-            await rank.all_reduce(np.ones(4), exact=rank.rank == 1)
-        return sorted(caught.value.calls)
+        error = await error_from(overlap.CollectiveMismatchError, rank.all_reduce(np.ones(4), exact=rank.rank == 1))
+        return sorted(error.calls)
 
     calls = ["all_reduce(float64 (4,), op='sum')", "all_reduce(float64 (4,), op='sum', exact=True)"]
     assert run_far(main, 2, 1) == [calls, calls]

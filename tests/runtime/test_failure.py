@@ -12,6 +12,7 @@ import trio
 import overlap
 import topology
 from overlap import PeerFailedError, RankFailedError
+from tests.errors import error_from
 from transports import LinkLostError
 
 from .worlds import TIMEOUT_S, Turns, failure_of, run
@@ -112,9 +113,7 @@ def test_peers_that_wait_get_an_error_that_names_the_culprit(path: str) -> None:
         rank.stream("s", window=1)
         futures = [rank.barrier(stream="s"), rank.barrier(stream="s"), rank.recv(((1,), float), 3)]
         rank.send(np.zeros(1), 3)
-        with pytest.raises(PeerFailedError) as caught:
-            await futures[rank.rank]
-        told[rank.rank] = caught.value
+        told[rank.rank] = await error_from(PeerFailedError, futures[rank.rank])
         with pytest.raises(PeerFailedError):
             rank.all_reduce(np.ones(1))
         with pytest.raises(PeerFailedError):
@@ -315,9 +314,8 @@ def test_one_world_fails_and_another_one_in_the_same_program_goes_on() -> None:
             got.append(await overlap.run_async(good, ranks=3, timeout_s=TIMEOUT_S))
 
         async def second() -> None:
-            with pytest.raises(RankFailedError) as caught:
-                await overlap.run_async(bad, ranks=2, timeout_s=TIMEOUT_S)
-            got.append(type(caught.value.cause))
+            error = await error_from(RankFailedError, overlap.run_async(bad, ranks=2, timeout_s=TIMEOUT_S))
+            got.append(type(error.cause))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first)

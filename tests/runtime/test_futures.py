@@ -10,6 +10,7 @@ import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import overlap
+from tests.errors import error_from
 
 from .worlds import failure_of, run
 
@@ -50,9 +51,7 @@ def test_an_error_is_raised_in_every_task_that_awaits(path: str) -> None:
         caught: list[Boom] = []
 
         async def wait() -> None:
-            with pytest.raises(Boom) as info:
-                await future
-            caught.append(info.value)
+            caught.append(await error_from(Boom, future))
 
         future = rank.compute(boom)
         async with trio.open_nursery() as nursery:
@@ -284,15 +283,14 @@ def test_a_failed_dependency_fails_what_depends_on_it(path: str) -> None:
     async def main(rank: overlap.Rank) -> str:
         future = rank.all_reduce(rank.compute(boom if rank.rank == 1 else np.ones, *([] if rank.rank == 1 else [2])))
         expected: type[Exception] = Boom if rank.rank == 1 else overlap.PeerFailedError
-        with pytest.raises(expected) as info:
-            await future
-        if isinstance(info.value, overlap.PeerFailedError):
-            assert info.value.culprit == 1
-            assert isinstance(info.value.__cause__, Boom)
-            assert str(info.value).startswith("rank 1 failed before all_reduce #0 on group 'world' (")
-            assert str(info.value).endswith("): Boom: on purpose")
+        error = await error_from(expected, future)
+        if isinstance(error, overlap.PeerFailedError):
+            assert error.culprit == 1
+            assert isinstance(error.__cause__, Boom)
+            assert str(error).startswith("rank 1 failed before all_reduce #0 on group 'world' (")
+            assert str(error).endswith("): Boom: on purpose")
         assert (await rank.all_reduce(np.ones(1))).tolist() == [3.0]
-        return type(info.value).__name__
+        return type(error).__name__
 
     assert run(main, 3, path=path) == ["PeerFailedError", "Boom", "PeerFailedError"]
 

@@ -10,6 +10,7 @@ import overlap
 from overlap import CollectiveMismatchError, RemoteError
 from overlap.processes.control import ControlPlane
 from overlap.runtime.communicators import Communicators
+from tests.errors import error_from
 
 from .companies import Wires, by_shared_memory, by_sockets, run_far
 from .worlds import PATHS, Turns, failure_of, run
@@ -63,10 +64,9 @@ def test_every_rank_learns_who_disagrees_with_whom(
     usual: Issue, usual_call: str, odd: Issue, odd_call: str, odd_one: int, path: str
 ) -> None:
     async def main(rank: overlap.Rank) -> CollectiveMismatchError:
-        with pytest.raises(CollectiveMismatchError) as caught:
-            await (odd if rank.rank == odd_one else usual)(rank)
+        error = await error_from(CollectiveMismatchError, (odd if rank.rank == odd_one else usual)(rank))
         assert (await rank.all_reduce(np.ones(1))).tolist() == [3.0]  # and the world goes on
-        return caught.value
+        return error
 
     errors = run(main, 3, path=path)
     assert len({id(error) for error in errors}) == 3
@@ -129,9 +129,7 @@ def test_the_message() -> None:
         else:
             lines[1] = _getframe().f_lineno + 1
             future = group.all_gather(np.ones(4, np.int16))
-        with pytest.raises(CollectiveMismatchError) as caught:
-            await future
-        return str(caught.value)
+        return str(await error_from(CollectiveMismatchError, future))
 
     first, second = run(main, 2)
     assert first == second
@@ -164,9 +162,7 @@ def test_messages_that_meet_need_no_report(
 
     async def main(rank: overlap.Rank) -> str:
         await rank.barrier()
-        with pytest.raises(CollectiveMismatchError) as caught:
-            await (usual if rank.rank == 0 else odd)(rank)
-        return str(caught.value)
+        return str(await error_from(CollectiveMismatchError, (usual if rank.rank == 0 else odd)(rank)))
 
     for error in run_far(main, 2, 1, wires=wires, algorithm=algorithm):
         assert isinstance(error, str), error
@@ -222,9 +218,7 @@ def test_operations_in_another_order(path: str) -> None:
             futures = [rank.all_reduce(reduce), rank.all_gather(gather)]
         said = []
         for future in futures:
-            with pytest.raises(CollectiveMismatchError) as caught:
-                await future
-            said.append(str(caught.value))
+            said.append(str(await error_from(CollectiveMismatchError, future)))
         return said
 
     errors = run(main, 3, path=path)
@@ -286,9 +280,7 @@ def test_nobody_awaits_it(path: str) -> None:
 def test_inputs_that_come_late(path: str) -> None:
     async def main(rank: overlap.Rank) -> tuple[int, ...]:
         future = rank.all_reduce(rank.compute(np.ones, 3 + (rank.rank == 2)))
-        with pytest.raises(CollectiveMismatchError) as caught:
-            await future
-        return tuple(sorted(caught.value.ranks))
+        return tuple(sorted((await error_from(CollectiveMismatchError, future)).ranks))
 
     ranks = run(main, 3, path=path)
     assert ranks[0] == ranks[1] == ranks[2]

@@ -17,7 +17,7 @@ from overlap.runtime.backend import RealBackend
 from overlap.runtime.forms import pack_form, parse_form, text_of, unpack_form
 from overlap.runtime.transfer import read_tree
 from overlap.runtime.trees import message_of
-from tests.errors import error_of
+from tests.errors import error_from, error_of
 
 from .companies import by_shared_memory, by_sockets, in_memory, run_far
 from .test_trees import same
@@ -249,9 +249,7 @@ def test_a_tree_that_differs_is_an_error_with_both_lines(
             with suppress(overlap.CollectiveMismatchError):  # over a wire a small message may be gone already
                 await rank.send(sent, 1)
             return None
-        with pytest.raises(overlap.CollectiveMismatchError) as caught:
-            await rank.recv(like, 0)
-        return caught.value
+        return await error_from(overlap.CollectiveMismatchError, rank.recv(like, 0))
 
     error = world(main, way)[1]
     calls = dict(zip(error.ranks, error.calls, strict=True))

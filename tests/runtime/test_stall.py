@@ -12,7 +12,7 @@ from trio.testing import MockClock
 import overlap
 from overlap import PeerFailedError, StallError
 from overlap.runtime.blame import stall as stall_watch
-from tests.errors import error_of
+from tests.errors import error_from, error_of
 from transports import Faulty, LinkLostError, NeuronLink
 
 from .worlds import TIMEOUT_S, failure_of
@@ -25,9 +25,7 @@ def stall(main: Callable[[R], Awaitable[object]], ranks: int) -> StallError:
     """Run in virtual time, which jumps to the time-out as soon as nothing moves."""
 
     async def world() -> None:
-        with pytest.raises(StallError) as caught:
-            await overlap.run_async(main, ranks=ranks, timeout_s=60)
-        seen.append(caught.value)
+        seen.append(await error_from(StallError, overlap.run_async(main, ranks=ranks, timeout_s=60)))
 
     seen: list[StallError] = []
     trio.run(world, clock=MockClock(autojump_threshold=0))
@@ -152,9 +150,7 @@ def test_a_cut_link_ends_the_operation_on_all_ranks_even_if_they_go_on() -> None
         await rank.barrier()
         if rank.rank == 0:
             transport.cut(0, 1)
-        with pytest.raises((LinkLostError, PeerFailedError)) as caught:
-            await rank.all_reduce(np.ones(3))
-        return type(caught.value).__name__
+        return type(await error_from((LinkLostError, PeerFailedError), rank.all_reduce(np.ones(3)))).__name__
 
     transport = Faulty(NeuronLink(3), seed=0)
     told = overlap.run(main, ranks=3, transport=transport, algorithm="ring", timeout_s=TIMEOUT_S)

@@ -8,6 +8,7 @@ import pytest
 import overlap
 from overlap import UsageError
 from overlap.runtime.memory.foreign import as_input, as_output
+from tests.errors import error_from
 
 from .worlds import run
 
@@ -54,9 +55,7 @@ def test_a_tensor_that_is_changed_too_early() -> None:
             future = rank.send(x, 0, name="grads")
             (x if other == "itself" else x[1:2]).add_(1)
             rank.recv(((4,), np.float32), 0)
-            with pytest.raises(UsageError) as caught:
-                await future
-            told.append(str(caught.value))
+            told.append(str(await error_from(UsageError, future)))
         return told
 
     for message in run(main, 1)[0]:

@@ -10,7 +10,7 @@ import trio
 import overlap
 from overlap.collectives.reduce import Array
 from tests.embedded.connecting import TIMEOUT_S, connected
-from tests.errors import error_of
+from tests.errors import error_from, error_of
 
 from .test_trees import each, leaves, same, tree
 from .worlds import FEW_PATHS, run
@@ -263,9 +263,7 @@ def test_forms_that_differ_are_a_mismatch_that_names_both(forms: Any, whole: boo
     async def main(rank: R) -> list[str]:
         a, b, form = np.ones(2, np.float32), np.ones((2, 1), np.int64), forms[rank.rank]
         x = compute(rank, form(a, b)) if whole else form(compute(rank, a), compute(rank, b))
-        with pytest.raises(overlap.CollectiveMismatchError) as caught:
-            await rank.all_reduce(x)
-        return sorted(caught.value.calls)
+        return sorted((await error_from(overlap.CollectiveMismatchError, rank.all_reduce(x))).calls)
 
     shown = [str(form("float32 (2,)", "int64 (2, 1)")) for form in forms]
     told = [re.sub(r"'(\w+ \(.*?\))'", r"\1", form) for form in shown]
@@ -299,9 +297,8 @@ def test_a_future_that_becomes_no_tree_of_arrays_is_told_with_the_line(
     async def main(rank: R) -> str:
         given = {key: np.ones(2) if key == "out" else option for key, option in options.items()}
         (future,) = late(rank, compute(rank, value), **given)
-        with pytest.raises(overlap.UsageError) as caught:
-            await future
-        return str(caught.value).replace("tests/runtime/", "")  # where the tests run in that folder, it is not there
+        error = await error_from(overlap.UsageError, future)
+        return str(error).replace("tests/runtime/", "")  # where the tests run in that folder, it is not there
 
     line = f"test_trees_of_futures.py:{late.__code__.co_firstlineno + 1}"
     assert run(main, 2) == [f"{text} (the future that all_reduce at {line} was given has become {what})"] * 2
@@ -312,9 +309,7 @@ def test_a_sender_or_root_whose_future_becomes_none_is_told() -> None:
         told = []
         nothing = compute(rank, None)
         for future in (rank.send(nothing, 1 - rank.rank), rank.reduce(nothing), rank.broadcast(nothing, rank.rank)):
-            with pytest.raises(overlap.UsageError) as caught:
-                await future
-            told.append(str(caught.value).split(" (")[0])
+            told.append(str(await error_from(overlap.UsageError, future)).split(" (")[0])
         return told
 
     told = ["x: send needs an array or a tree of arrays, got None", "x: reduce needs an array on rank {0}, got None"]

@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 import transports
+from tests.errors import error_from
 from transports import ArgumentError, Efa, Envelope, NeuronLink, Recording, Router, TransportClosedError
 from transports.factory import Bootstrap, UnknownTransportError, check, find, names
 
@@ -191,9 +192,7 @@ async def test_waiting_for_any_fails_with_the_part_that_fails_and_can_be_cancell
     errors: list[TransportClosedError] = []
 
     async def look() -> None:
-        with pytest.raises(TransportClosedError) as caught:
-            await end.wait_any([(0, 5), (1, 6)])
-        errors.append(caught.value)
+        errors.append(await error_from(TransportClosedError, end.wait_any([(0, 5), (1, 6)])))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(look)

@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.errors import error_from
 from transports import LinkLostError, Wire
 from transports.address import RAILS_LIMIT, PeerAddress
 from transports.efa import reconnection as returning
@@ -237,9 +238,8 @@ async def test_who_cannot_be_reached_for_long_is_lost(rails: int, monkeypatch: p
         world.efas[0]._reconnection._unreachable_s = 0.2
         for way in world.ways:
             way.cut()
-        with pytest.raises(LinkLostError) as lost:
-            await world.ends()[0].recv_into(1, 5, bytearray(8))
-    assert lost.value.reason == (
+        error = await error_from(LinkLostError, world.ends()[0].recv_into(1, 5, bytearray(8)))
+    assert error.reason == (
         "process 1 (rank 1) is lost: the connection ended, and since then it could not be reached for 0.2 s"
     )
     assert world.reports[0][0] == (
@@ -349,9 +349,7 @@ async def test_who_is_not_the_one_expected_is_refused(said: dict[str, object], r
     """While a rail is away its process listens again; the same proof is asked for as at first."""
     async with listening_again(rails=2) as (world, address):
         stream = await dial(address)
-        with pytest.raises(HandshakeError) as refusal:
-            await greet(stream, hello(**said), SECRET)
-        assert str(refusal.value) == reason
+        assert str(await error_from(HandshakeError, greet(stream, hello(**said), SECRET))) == reason
         await stream.aclose()
         stream = await dial(address)
         with pytest.raises(HandshakeError, match="the secrets differ"):

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 import trio
 
+from tests.errors import error_from
 from transports import LinkLostError, Request, TransportError
 from transports.shared_memory import SharedMemory, joining
 from transports.shared_memory.joining import MemoryJoining
@@ -139,9 +140,7 @@ async def test_processes_of_other_hosts_are_refused_by_name(monkeypatch: pytest.
     refusals: set[str] = set()
 
     async def look(transport: SharedMemory) -> None:
-        with pytest.raises(TransportError) as caught:
-            await _look(transport)
-        refusals.add(str(caught.value))
+        refusals.add(str(await error_from(TransportError, _look(transport))))
 
     async with trio.open_nursery() as nursery:
         for transport in Host(everybody=True).transports:
