@@ -265,7 +265,7 @@ def test_a_send_of_a_rank_that_closes_ends_well_when_its_receiver_leaves(
         shared.rank_left(1)
 
     worlds[0]._run_in_loop(leave)
-    work.wait()
+    assert work.wait()
 
 
 def test_an_aborted_group_fails_who_waits(worlds: list[Connection], groups: list[ProcessGroup]) -> None:

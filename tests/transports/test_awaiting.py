@@ -36,15 +36,21 @@ async def test_a_message_that_arrives_just_before_the_watch_is_found(autojump_cl
 
 async def test_a_request_that_ends_in_another_thread_wakes_its_task() -> None:
     begun: list[Request] = []
+    ended: list[Request | None] = []
+
+    async def wait() -> None:
+        ended.append(await finish(begin))
 
     def begin(done: Callable[[Request], None]) -> Request:
         begun.append(Request(done))
         return begun[0]
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(finish, begin)
+        nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
+        assert ended == []
         await trio.to_thread.run_sync(begun[0].end)
+    assert ended == begun
 
 
 @pytest.mark.parametrize("ends", ["at once", "later", "in time"])

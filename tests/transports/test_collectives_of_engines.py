@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -370,12 +371,17 @@ def test_a_fork_leaves_the_engine_alone() -> None:
 
 
 def test_an_engine_that_is_closed_while_its_thread_works() -> None:
+    """It writes sums as long as it is open, and nothing once it is closed."""
     for _ in range(20):
         host, count = Host(2), 3 * COUNTS["private"]
-        what = made("all_reduce", "sum", np.float32, count, 2)
+        what, outs = made("all_reduce", "sum", np.float32, count, 2), np.zeros((2, count), np.float32)
         for rank in range(2):
-            host.submit(rank, what, 0, np.ones(count, np.float32), np.zeros(count, np.float32))
+            host.submit(rank, what, 0, np.ones(count, np.float32), outs[rank])
         host.close()
+        left = outs.copy()
+        assert {*np.unique(left)} <= {0.0, 2.0}
+        time.sleep(0.001)
+        assert np.array_equal(outs, left)
 
 
 @pytest.mark.parametrize(

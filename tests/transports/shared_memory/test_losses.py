@@ -173,8 +173,10 @@ async def test_what_is_sent_as_another_packet_leaves_does_not_take_its_room() ->
         starter.begin_send(1, 6, b"queued", done=fill_again)
         await b.recv_into(0, 6, bytearray(6))
         await over.wait()
-        for _ in range(packets):
-            await b.recv_into(0, 5, bytearray(10))
+        received = [bytearray(10) for _ in range(packets)]
+        for each in received:
+            await b.recv_into(0, 5, each)
+        assert received == [b"much of it"] * packets
 
 
 # -- the memory of a container, with the files of control groups of both versions --------------------------------------
