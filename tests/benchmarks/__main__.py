@@ -32,8 +32,6 @@ from . import (
 from .figures import HEADING, Figure, line, rows, verdict
 from .pytorch import busy
 
-__all__ = ["main"]
-
 Contenders = Sequence[Contender]
 Measure = Callable[[Sampling, Contenders], Iterator[Figure | str]]
 """Measures one figure after the other; text is a remark."""

@@ -40,8 +40,6 @@ from tests.benchmarks.versus.layout import ProcessLayout
 from .figures import Figure
 from .sockets import SIZES_BYTES, float32_cases
 
-__all__ = ["distinct", "figures", "regrets", "summary"]
-
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 PROCESSES = (2, 4)
 REGRET_AIM = 1.1

@@ -22,8 +22,6 @@ from overlap.processes.sockets import format_endpoint
 
 from .figures import Figure, time_of
 
-__all__ = ["figures"]
-
 _PATIENCE_S = 60.0  # reached only if something is stuck
 _BURST = 50  # issued before the first is awaited
 _EACH = 20  # operations in a sample

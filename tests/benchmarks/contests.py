@@ -17,8 +17,6 @@ from tests.benchmarks.versus.layout import ProcessLayout, measure_cases
 
 from .figures import Figure, as_fast_as, time_of
 
-__all__ = ["figures"]
-
 MIB = 1 << 20
 
 

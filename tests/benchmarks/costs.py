@@ -13,8 +13,6 @@ from overlap.cli.bench.sampling import Sampling, Times
 from . import issuing, schedules, starting
 from .figures import Figure, time_of
 
-__all__ = ["COSTS", "Cost", "figures"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:

@@ -24,8 +24,6 @@ from tests.engines.rays import RayCluster
 
 from .figures import Figure, as_fast_as, time_of
 
-__all__ = ["figures"]
-
 RANKS = 8
 _START_AIM_NS, _LOSS_AIM_NS, _REPLACED_AIM_NS, _STEP_AIM = 1e9, 0.5e9, 10e9, 0.95
 _STEPS, _PROCESSES = 200, 2

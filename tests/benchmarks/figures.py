@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.units import format_ns
 
-__all__ = ["HEADING", "Figure", "as_fast_as", "line", "rows", "time_of", "verdict"]
-
 
 def few(sampling: Sampling) -> int:
     """Return a reduced number of samples, for operations that take a good part of a second."""

@@ -21,8 +21,6 @@ from tests.benchmarks.figures import few
 
 from .figures import Figure
 
-__all__ = ["figures"]
-
 WITHIN = 0.1
 """Part of the real gain by which a promise may be off."""
 

@@ -18,19 +18,6 @@ from overlap.flight.layout import file_bytes
 from overlap.flight.recorder import Known, Writer
 from overlap.timeline.recording import RawCollective, Recorder
 
-__all__ = [
-    "ARRAYS",
-    "UNFINISHED",
-    "an_array",
-    "many_arrays",
-    "measure_compute",
-    "measure_flight",
-    "measure_issue",
-    "measure_issue_behind",
-    "measure_issue_in_a_thread",
-    "measure_span",
-]
-
 ARRAYS = 100
 UNFINISHED = 8000
 

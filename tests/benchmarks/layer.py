@@ -17,8 +17,6 @@ from tests.parallel.deep import MB, RANKS, spans_of, steady
 from .figures import Figure
 from .two_hosts.perceptron import LAYERS, RATE, Floats, Perceptron, batch
 
-__all__ = ["figures"]
-
 FREE_AIM = 1 / 1.02  # a step with the layer takes at most 2 % more, where communication is free
 IDEAL_AIM = 0.98
 

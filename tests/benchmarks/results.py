@@ -20,8 +20,6 @@ from overlap.units import format_bytes, format_ns
 
 from .figures import Figure, as_fast_as, time_of
 
-__all__ = ["figures"]
-
 RANKS = 2
 SIZES_BYTES = (8, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 AIM = 1 / 1.3  # at most 1.3 times as long

@@ -24,21 +24,6 @@ from tests.benchmarks.figures import few
 from tests.cost.star import Star
 from topology import cluster
 
-__all__ = [
-    "RANKS",
-    "RANKS_COMPILED",
-    "RANKS_ONCE",
-    "RANKS_PLANNED",
-    "measure_compiling",
-    "measure_costing",
-    "measure_costing_loads",
-    "measure_look_up",
-    "measure_planning",
-    "measure_proof",
-    "measure_proof_once",
-    "ring_costing_s",
-]
-
 RANKS = 1024
 RANKS_ONCE = 4096  # 34 million rows: too many to prove over and over
 RANKS_COMPILED = 64

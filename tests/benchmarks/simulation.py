@@ -31,8 +31,6 @@ from tests.benchmarks.figures import few
 from .figures import Figure, as_fast_as, time_of
 from .schedules import ring_costing_s
 
-__all__ = ["figures", "main", "ring", "simpy_ring", "traffic"]
-
 PROGRAM = "tests.benchmarks.simulation"
 TASKS, ROUNDS = 1000, 100
 HOP_NS = 1000

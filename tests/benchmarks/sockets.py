@@ -23,8 +23,6 @@ from tests.benchmarks.versus.turns import measure_in_turn
 
 from .figures import Figure
 
-__all__ = ["Row", "figures", "summary"]
-
 OPERATIONS = (
     "all_reduce",
     "reduce_scatter",

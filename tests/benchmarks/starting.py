@@ -18,17 +18,6 @@ from overlap.config import RunConfig, setting_environment
 from tests.benchmarks.children import environment
 from tests.benchmarks.figures import few
 
-__all__ = [
-    "CROWD",
-    "RANKS_RUN",
-    "RANKS_UP",
-    "fresh_python",
-    "measure_crowded_run",
-    "measure_import",
-    "measure_run",
-    "measure_startup",
-]
-
 RANKS_UP = 32
 RANKS_RUN = 4
 CROWD = 20

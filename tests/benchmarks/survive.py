@@ -24,8 +24,6 @@ from tests.survival.test_training import history_of
 
 from .figures import Figure, time_of
 
-__all__ = ["KILLS", "figures"]
-
 KILLS = 200
 _AIM_NS, _WORST_AIM_NS = 500_000_000, 2_000_000_000
 _UNUSED_RUNS, _UNUSED_STEPS = 10, 100

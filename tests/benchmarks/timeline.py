@@ -13,8 +13,6 @@ from tests.benchmarks.figures import few
 
 from .figures import Figure, time_of
 
-__all__ = ["figures"]
-
 _PART = 20
 """Of a million spans that part is made, and what it takes is multiplied: the whole takes minutes to make."""
 _SPANS = 1_000_000 // _PART

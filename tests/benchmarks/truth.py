@@ -26,8 +26,6 @@ from transports import LinkSpeed, NeuronLink, Paced
 
 from .figures import Figure
 
-__all__ = ["figures"]
-
 RANKS, LAYERS, STEPS = 4, 4, 5
 ELEMENTS = 8192
 # A message of a gradient's quarter takes 41 ms, against a millisecond by which Trio may wake up late.

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["on_ranks"]
-
 
 def on_ranks(size: int, backend: str, function: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
     """Return what `function(*args)` returns on each rank, in order.

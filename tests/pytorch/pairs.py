@@ -14,8 +14,6 @@ import torch.distributed as dist
 from overlap import Connection, connect
 from overlap.torch import ProcessGroup
 
-__all__ = ["Ranks", "connected", "do", "ranks"]
-
 
 class Ranks:
     """The process groups of all ranks of one world."""

@@ -12,8 +12,6 @@ from typing import Any
 from overlap.cli.bench.sampling import Sampling
 from overlap.units import format_bytes
 
-__all__ = ["lines", "part", "run_ranks"]
-
 BUCKETS_MIB = (1, 4, 25)
 SIZES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 _TIMEOUT_S = 900

@@ -14,8 +14,6 @@ from transports.patience import usable_cores
 
 from . import run_ranks
 
-__all__ = ["lines"]
-
 BUSY_PER_CORE = 15
 SIZES = (8, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 _ROW = 10

@@ -18,8 +18,6 @@ from .perceptron import BATCH, LAYERS, WIDTH
 from .programs import all_reduces, ddp_steps, our_steps, raw_exchanges
 from .simulated import real_and_virtual_ns
 
-__all__ = ["figures"]
-
 BITS_PER_S = 10**9
 
 DEFAULT_MIB = 25  # of PyTorch's buckets

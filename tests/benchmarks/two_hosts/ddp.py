@@ -18,8 +18,6 @@ from overlap.cli.bench.sampling import Sampling
 
 from .perceptron import LAYERS, RATE, WIDTH, batch
 
-__all__ = ["main"]
-
 
 def main(text: str, buckets: str) -> None:
     """Train with every bucket size, in MiB; 25 is PyTorch's default."""

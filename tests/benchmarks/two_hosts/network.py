@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 
 from overlap import OverlapError
 
-__all__ = ["Host", "HostsUnavailableError", "two_hosts"]
-
 _TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
 
 # tbf (tc-tbf(8)): the bucket holds 2 ms of a 1 Gbit/s link, well above the 64 KiB that Linux hands over at once; what

@@ -8,8 +8,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BATCH", "LAYERS", "RATE", "WIDTH", "Floats", "Perceptron", "batch"]
-
 Floats: TypeAlias = NDArray[np.float32]
 
 LAYERS, WIDTH = 8, 1024

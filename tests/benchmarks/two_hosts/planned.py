@@ -14,8 +14,6 @@ from ..figures import Figure
 from .network import HostsUnavailableError, two_hosts
 from .programs import begun
 
-__all__ = ["figures"]
-
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 MACHINE = Path(__file__).with_name("hosts.toml")
 SIZES_BYTES = tuple(16 << 10 << power for power in range(0, 11, 2))

@@ -20,8 +20,6 @@ from tests.benchmarks.versus.layout import MEMBER
 
 from .network import Host
 
-__all__ = ["all_reduces", "begun", "ddp_steps", "echoed", "our_steps", "raw_exchanges", "traced_steps"]
-
 _PORT = 29500  # a namespace of our own has no port in use
 _LIMIT_S = 600  # absolute, as for peers
 

@@ -14,8 +14,6 @@ from time import perf_counter_ns
 
 from overlap.cli.bench.sampling import Sampling
 
-__all__ = ["main"]
-
 
 def main(rank: str, host: str, port: str, text: str, sizes: str) -> None:
     """Exchange as many bytes as an all-reduce of each size among two ranks sends each way."""

@@ -19,8 +19,6 @@ from overlap.timeline.spans import Timeline
 from .network import Host
 from .programs import traced_steps
 
-__all__ = ["real_and_virtual_ns"]
-
 STEPS = 15
 _WARMUP = 3  # of these, which do not count
 

@@ -13,8 +13,6 @@ import numpy as np
 
 import overlap
 
-__all__ = ["main"]
-
 _MESSAGES, _ELEMENTS = 6, 1 << 20
 _STANDS_STILL_S = 0.3
 

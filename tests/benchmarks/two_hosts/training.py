@@ -21,8 +21,6 @@ from overlap.parallel import SGD, DataParallel
 
 from .perceptron import LAYERS, RATE, Floats, Perceptron, batch
 
-__all__ = ["MEASURES", "main", "train_freely", "without_barrier"]
-
 Data: TypeAlias = "tuple[Floats, Floats]"
 Measure: TypeAlias = "Callable[[Rank, Perceptron, Data], Awaitable[None]]"
 

@@ -24,8 +24,6 @@ from .layout import OPTIONS, ProcessLayout, layout, measure_cases
 from .report import finish, place_of, printer, remark, summary, title
 from .turns import measure_in_turn
 
-__all__ = ["main"]
-
 _DESCRIPTION = """\
 Measure an operation on our ranks and through other libraries (--vs gloo,mpi), in place where all can, or with a setting
 off and on, side by side (--compare peer-direct, --compare checksums). All other options are those of `overlap bench`.

@@ -11,8 +11,6 @@ from transports.testing import MakePair
 
 from ..efa.processes import Meeting, opened
 
-__all__ = ["Host", "pairs"]
-
 
 class Host(Meeting[SharedMemory]):
     """Transports that can find each other."""
