@@ -422,14 +422,14 @@ async def signatures_differ(p: WirePair, nbytes: int) -> None:
         send = partial(p.begin_send, 21, make_message(nbytes), _SIX)
         receive = partial(p.begin_recv, 21, out, expected_bytes, signature=_FIVE)
         sent, received = await _both(send, receive, send_first=send_first)
-        for who, end, theirs in (("receiver", received, _SIX), ("sender", sent, _FIVE)):
+        for who, end, other in (("receiver", received, _SIX), ("sender", sent, _FIVE)):
             error, end_text = await end.wait(), f"the {who} of {nbytes} bytes"
             if who == "sender" and error is None:  # it may have left before
                 continue
             if not isinstance(error, SignatureMismatchError) or end.request is None:
                 raise BrokenPromise(f"{end_text}, of another call, ended with {error!r}")
             seen = end.request.theirs
-            require(error.theirs == seen == theirs, f"{end_text} got the signature {seen!r}, not {theirs!r}")
+            require(error.theirs == seen == other, f"{end_text} got the signature {seen!r}, not {other!r}")
         p.nursery.start_soon(p.sending(21, 4))
         await p.receive(21)
 

@@ -66,13 +66,13 @@ class Parser(argparse.ArgumentParser):
         option = words.partition(" ")[0].partition("=")[0].replace("_", "-")
         if option in _INSTEAD:
             return f"; {_INSTEAD[option]}"
-        meant = sorted(self.flags().intersection(_OF_OTHERS.get(option, ())))
-        if not meant and option.startswith("--"):
+        similar = sorted(self.flags().intersection(_OF_OTHERS.get(option, ())))
+        if not similar and option.startswith("--"):
             names = sorted(flag[2:] for flag in self.flags())
             begun = [name for name in names if name.startswith(f"{option[2:]}-")]
             close = get_close_matches(option[2:], begun or names, n=1, cutoff=0 if begun else _SIMILAR)
-            meant = [f"--{name}" for name in close]
-        return f"; did you mean {' or '.join(meant)}?" if meant else ""
+            similar = [f"--{name}" for name in close]
+        return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

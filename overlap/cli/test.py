@@ -82,14 +82,14 @@ def _options_after_the_program(args: argparse.Namespace) -> list[str]:
     later = Parser("overlap test")
     _fill_options(later)
     end = words.index("--") if "--" in words else len(words)
-    theirs = [word for number, word in enumerate(words[end:]) if number > 1 or word != "--"]
+    program_words = [word for number, word in enumerate(words[end:]) if number > 1 or word != "--"]
     _, unknown = later.parse_known_args(words[:end], args)
     if unknown:
-        last = shlex.join([*unknown, *theirs])
+        last = shlex.join([*unknown, *program_words])
         later.error(
             f"unrecognized arguments: {' '.join(unknown)}; if they are the program's, end the line with -- {last}"
         )
-    return theirs
+    return program_words
 
 
 def main(args: argparse.Namespace) -> int:

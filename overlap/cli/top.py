@@ -228,13 +228,13 @@ def draw_window(look: WindowFigures, world: RunningWorld, console: Console) -> G
 
 def _bar(row: Breakdown, *, plain: bool) -> Text:
     """Return the window of a rank as cells: compute alone and with hidden communication, waiting, and the wire."""
-    text, done_ns, drawn = Text(), 0, 0
+    text, done_ns, cells = Text(), 0, 0
     parts = ((row.compute_only_ns, "█#", COMPUTE), (row.overlapped_ns, "▄=", HIDDEN), (row.waiting_ns, "░~", WAITING))
     for part_ns, glyphs, style in (*parts, (row.wire_ns, "█!", EXPOSED), (row.wall_ns, "  ", "")):
         done_ns = min(done_ns + part_ns, row.wall_ns)
         upto = round(done_ns * _BAR_CELLS / max(row.wall_ns, 1))
-        text.append(glyphs[plain] * (upto - drawn), style)
-        drawn = upto
+        text.append(glyphs[plain] * (upto - cells), style)
+        cells = upto
     return text
 
 

@@ -51,7 +51,7 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
     Raises:
         UsageError: With the names of the collective's algorithms.
     """
-    names = [DIRECT, *(each for each in GENERATORS[collective] if not exact or each in IN_RANK_ORDER)]
+    names = [DIRECT, *(algorithm for algorithm in GENERATORS[collective] if not exact or algorithm in IN_RANK_ORDER)]
     if isinstance(name, str) and name in names and fits(name, size):
         return
     if not isinstance(name, str) or name not in (DIRECT, *GENERATORS[collective]):
@@ -60,7 +60,7 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
         wrong = f"{name!r} does not reduce in the order of ranks, as exact=True asks"
     else:
         wrong = f"{name!r} {misfit(name, size)}"
-    able = [each for each in names if fits(each, size)]
+    able = [algorithm for algorithm in names if fits(algorithm, size)]
     raise UsageError(f"algorithm: {wrong}; expected one of {', '.join(able)}")
 
 

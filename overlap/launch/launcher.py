@@ -197,12 +197,12 @@ class NodeChild:
         self.drained: trio.Event = trio.Event()
         self._log, self._peak_bytes = log, 0
         self._returncode: int | None = None
-        with ExitStack() as theirs, ExitStack() as ours:
-            lifeline, _ = _open_pipe(theirs, ours)
-            reports, status = _open_pipe(ours, theirs)
-            from_stderr, stderr = _open_pipe(ours, theirs)
+        with ExitStack() as child_ends, ExitStack() as own_ends:
+            lifeline, _ = _open_pipe(child_ends, own_ends)
+            reports, status = _open_pipe(own_ends, child_ends)
+            from_stderr, stderr = _open_pipe(own_ends, child_ends)
             # Output for one file goes through one pipe: two would lose its order.
-            from_stdout, stdout = _open_pipe(ours, theirs) if log is None else (None, stderr)
+            from_stdout, stdout = _open_pipe(own_ends, child_ends) if log is None else (None, stderr)
             descriptors = {"secret": secret, "lifeline": lifeline, "status": status}
             if node == 0 and spec.listener is not None:
                 descriptors["listener"] = spec.listener
@@ -223,7 +223,7 @@ class NodeChild:
                     stderr=stderr,
                 )
             tie_to_pipe(lifeline, self.pid)
-            self._ours = ours.pop_all()
+            self._ours = own_ends.pop_all()
         self.reports: int = reports
         os.set_blocking(reports, False)
         prefix = line_prefix(node, colour=spec.colour) if spec.prefix else b""

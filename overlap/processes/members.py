@@ -387,7 +387,7 @@ class Client:
 
     def receive(self, message: Message, now_ns: int) -> list[Action]:
         """Act on a message of member 0; `now_ns` is the time on this process's clock."""
-        own, is_gathering = self._config.member, self.phase is MembershipPhase.GATHERING
+        member, is_gathering = self._config.member, self.phase is MembershipPhase.GATHERING
         match message:
             case Pong(sent_ns=sent_ns, server_ns=server_ns):
                 self.clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=now_ns))
@@ -406,9 +406,9 @@ class Client:
                 return [Complete()]
             case Goodbye():  # hang up: member 0 waits for that, so that its last messages arrive
                 self.phase = MembershipPhase.OVER
-                return [SendControl(own, message), CutConnection(0, "has let this process go")]
+                return [SendControl(member, message), CutConnection(0, "has let this process go")]
             case MemberNotice() | Contributions() | MemberLost() | MemberLeft():
-                return [SendControl(own, message)]
+                return [SendControl(member, message)]
         return [CutConnection(0, broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
 
     def end_link(self, reason: str) -> list[Action]:

@@ -216,7 +216,7 @@ class Store:
 
     def _check_folder(self) -> None:
         """Refuse a folder that another run uses: its saves would be removed, or restored in place of ours."""
-        here, folder = self.saves.folders(), self.saves.folder
+        saves, folder = self.saves.folders(), self.saves.folder
         if self._known is None:
             others = [str(self.saves.path(save)) for save in self.saves.complete() if save.nonce not in self._drawn]
             if other := next(iter(others), self.saves.find_older_version()):
@@ -224,8 +224,8 @@ class Store:
                     f"{self._title}: {other} is of another run; go on from it with {self.saves.kind.resume}, or name "
                     "another folder"
                 )
-            self._known = set(here)
-        strangers = [save for save in here if save not in self._known and save.nonce not in self._drawn]
+            self._known = set(saves)
+        strangers = [save for save in saves if save not in self._known and save.nonce not in self._drawn]
         if strangers:
             raise UsageError(
                 f"{self._title}: another job saves in {folder}, too, its step {strangers[0].step}; name a folder for "

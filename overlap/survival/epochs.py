@@ -280,26 +280,26 @@ class SurvivingRun:
         Raises:
             EpochClosedError: The others went on without this process.
         """
-        suspects, before = self._suspected_members(loss), self.world
+        suspects, previous = self._suspected_members(loss), self.world
         self.state = AgreementState.REPORTS
-        step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
-        if self.place.listener is not None and before.epoch:  # processes of this world may still dial the old one
+        step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=previous.step)
+        if self.place.listener is not None and previous.epoch:  # processes of this world may still dial the old one
             self._old_listeners.append(self._listener)
             self._listener = listen((self._address, 0))
         host, port = self._listener.getsockname()[:2]
         report = WitnessReport(step=step, endpoint=(host, port), unreached=self.witness.unreached())
-        await self.witness.access(lambda: self.witness.report(before.epoch, report))
-        async with self.witness.watching(before.members):
+        await self.witness.access(lambda: self.witness.report(previous.epoch, report))
+        async with self.witness.watching(previous.members):
             record = await self._wait_for_next_world(suspects)
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
-        if isinstance(loss, NotMetError) and loss.late and record.members == before.members:
+        if isinstance(loss, NotMetError) and loss.late and record.members == previous.members:
             raise loss  # all live, and cannot meet: another epoch would not help
-        reports = await self.witness.access(lambda: self.witness.reports(before.epoch, record.members))
-        self._enter_world(record, member_state(self.member, before, record, reported=True), reports)
-        self._last_change = describe_new_epoch(before, record)
+        reports = await self.witness.access(lambda: self.witness.reports(previous.epoch, record.members))
+        self._enter_world(record, member_state(self.member, previous, record, reported=True), reports)
+        self._last_change = describe_new_epoch(previous, record)
         if record.members[0] == self.member:
-            notify(describe_new_epoch(before, record, in_one_line(loss)))
+            notify(describe_new_epoch(previous, record, in_one_line(loss)))
         return None
 
     def _suspected_members(self, loss: Exception) -> set[int]:

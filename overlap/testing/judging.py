@@ -136,15 +136,15 @@ def why_stalled(record: Record) -> Verdict | None:
 
 def why_mismatched(record: Record) -> Verdict | None:
     """Return the verdict on ranks that disagree about an operation; None if their calls are alike."""
-    found = waits.judge(record.views(), record.size)
-    if found.kind not in (Kind.MISMATCH, Kind.SWAPPED, Kind.SKIPPED):
+    result = waits.judge(record.views(), record.size)
+    if result.kind not in (Kind.MISMATCH, Kind.SWAPPED, Kind.SKIPPED):
         return None
-    verdict = _convert_verdict(found)
-    reused = _sends_of_one_tag(record, found.ends[0]) if found.ends[0].call.is_message else []
+    verdict = _convert_verdict(result)
+    reused = _sends_of_one_tag(record, result.ends[0]) if result.ends[0].call.is_message else []
     if not reused:
         return verdict
     again = (
-        f"; messages sent at {' and '.join(reused)} have the same tag {found.ends[0].call.tag}, and are received in "
+        f"; messages sent at {' and '.join(reused)} have the same tag {result.ends[0].call.tag}, and are received in "
         "the order of their sending"
     )
     lines = tuple(dict.fromkeys((*reused, *verdict.lines)))

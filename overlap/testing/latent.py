@@ -70,14 +70,14 @@ def find_partial_group(record: Record, finished: set[int]) -> Verdict | None:
     Args:
         finished: Ranks with a program that ended well; the others may make the group later.
     """
-    of_rank = _calls_by_rank(record)
-    counts = {rank: Counter(call.ranks for call in calls) for rank, calls in of_rank.items()}
+    calls_of = _calls_by_rank(record)
+    counts = {rank: Counter(call.ranks for call in calls) for rank, calls in calls_of.items()}
     for call in record.group_calls:
         if call.alone:
             continue
         most = max(count[call.ranks] for count in counts.values())
         lacking = [rank for rank in counts if counts[rank][call.ranks] < most]
-        sure = [rank for rank in lacking if rank in finished or _is_past(of_rank[rank], call, of_rank[call.rank])]
+        sure = [rank for rank in lacking if rank in finished or _is_past(calls_of[rank], call, calls_of[call.rank])]
         if sure:
             makers = [rank for rank in counts if rank not in lacking]
             text = (
@@ -97,8 +97,8 @@ def _is_past(own_calls: list[GroupCall], call: GroupCall, calls: list[GroupCall]
 
 def find_group_order_difference(record: Record) -> Verdict | None:
     """Find groups that ranks have made in different orders, so that ranks of other groups meet under one number."""
-    of_rank = _calls_by_rank(record)
-    (first, theirs), *others = of_rank.items()
+    calls_of = _calls_by_rank(record)
+    (first, theirs), *others = calls_of.items()
     for rank, mine in others:
         for a, b in zip(theirs, mine, strict=False):
             if a.ranks != b.ranks and _is_past(mine, a, theirs):
@@ -116,8 +116,8 @@ def find_group_members_difference(record: Record) -> Verdict | None:
 
     A list that the other rank has too, in another call, is a matter of order, or of a call that it left out.
     """
-    of_rank = _calls_by_rank(record)
-    for calls in zip_longest(*of_rank.values()):
+    calls_of = _calls_by_rank(record)
+    for calls in zip_longest(*calls_of.values()):
         by_ranks: dict[tuple[int, ...], list[GroupCall]] = {}
         for call in filter(None, calls):
             by_ranks.setdefault(call.ranks, []).append(call)
@@ -125,7 +125,7 @@ def find_group_members_difference(record: Record) -> Verdict | None:
         if len(sides) < 2 or sides[0][0].line != sides[-1][0].line:
             continue
         odd, usual = sides[0], sides[-1]
-        if _calls_for(of_rank[usual[0].rank], odd[0].ranks) or _calls_for(of_rank[odd[0].rank], usual[0].ranks):
+        if _calls_for(calls_of[usual[0].rank], odd[0].ranks) or _calls_for(calls_of[odd[0].rank], usual[0].ranks):
             continue
         text = (
             f"{named_ranks([call.rank for call in odd])} called new_group for {named_ranks(odd[0].ranks)} at "
@@ -197,13 +197,13 @@ def find_buffer_in_flight(record: Record) -> Verdict | None:
 
 def find_missing_gradient(record: Record) -> Verdict | None:
     """Find a weight without a gradient in an update, on some ranks only."""
-    for step, of_step in _weights_by_step(record):
-        missing = {rank: set(each.without_gradient) for rank, each in of_step.items()}
+    for step, records in _weights_by_step(record):
+        missing = {rank: set(each.without_gradient) for rank, each in records.items()}
         common = set.intersection(*missing.values())
         for rank, names in missing.items():
             for name in sorted(names - common):
                 lacking = [other for other in missing if name in missing[other]]
-                line = of_step[rank].line
+                line = records[rank].line
                 text = (
                     f"{named_ranks(lacking)} had no gradient of '{name}' in update {step} ({line}), "
                     f"{named_ranks([other for other in missing if other not in lacking])} had one"
@@ -220,8 +220,8 @@ def find_weight_difference(record: Record, *, lasting: bool = False) -> Verdict 
     """
     lasting_difference: Verdict | None = None
     have_been_equal = False  # whether the ranks differed before, and then not
-    for step, of_step in _weights_by_step(record):
-        differing = _weight_difference(record, step, of_step, again=have_been_equal)
+    for step, records in _weights_by_step(record):
+        differing = _weight_difference(record, step, records, again=have_been_equal)
         if differing is not None and not lasting:
             return differing
         have_been_equal = have_been_equal or (lasting_difference is not None and differing is None)
@@ -229,31 +229,31 @@ def find_weight_difference(record: Record, *, lasting: bool = False) -> Verdict 
     return lasting_difference
 
 
-def _weight_difference(record: Record, step: int, of_step: dict[int, WeightRecord], *, again: bool) -> Verdict | None:
+def _weight_difference(record: Record, step: int, records: dict[int, WeightRecord], *, again: bool) -> Verdict | None:
     """Find the first weight that differs between ranks after an update."""
-    for name in dict.fromkeys(name for rank in sorted(of_step) for name in of_step[rank].digests):
-        having = [rank for rank in sorted(of_step) if name in of_step[rank].digests or " [part " not in name]
-        digests = {rank: of_step[rank].digests.get(name, "") for rank in having}
+    for name in dict.fromkeys(name for rank in sorted(records) for name in records[rank].digests):
+        having = [rank for rank in sorted(records) if name in records[rank].digests or " [part " not in name]
+        digests = {rank: records[rank].digests.get(name, "") for rank in having}
         commonest = Counter(digests.values()).most_common(1)[0][0]  # of several the first rank's
         odd_ranks = [rank for rank, digest in digests.items() if digest != commonest]
         if not odd_ranks:
             continue
         odd, usual = odd_ranks[0], next(rank for rank in digests if rank not in odd_ranks)
-        line = of_step[odd].line
+        line = records[odd].line
         since = f"from update {step} ({line}) on," if again else f"after update {step} ({line}), and not before,"
         when = since if step else "before the first update"
-        when += " since the last Join" if of_step[odd].joins else ""
+        when += " since the last Join" if records[odd].joins else ""
         text = f"{when} '{name}' differs: {named_ranks(odd_ranks)} ({digests[odd]}) from rank {usual} ({commonest})"
-        text += _setting_difference(of_step, odd_ranks, usual) or _random_difference(record, odd, usual, step)
+        text += _setting_difference(records, odd_ranks, usual) or _random_difference(record, odd, usual, step)
         return Verdict(kind="weights differ", text=text, ranks=(*odd_ranks, usual), lines=tuple(filter(None, (line,))))
     return None
 
 
-def _setting_difference(of_step: dict[int, WeightRecord], odd_ranks: list[int], usual: int) -> str:
+def _setting_difference(records: dict[int, WeightRecord], odd_ranks: list[int], usual: int) -> str:
     """Return a clause on the first setting in which the optimizers of ranks differ; "" if none."""
     for rank in odd_ranks:
-        groups = of_step[rank].settings
-        for number, (own, other) in enumerate(zip(groups, of_step[usual].settings, strict=False)):
+        groups = records[rank].settings
+        for number, (own, other) in enumerate(zip(groups, records[usual].settings, strict=False)):
             for name, value in own.items():
                 if value != other.get(name, value):
                     where = f"{name} in its group {number}" if len(groups) > 1 else name
@@ -278,12 +278,12 @@ def _random_difference(record: Record, odd: int, usual: int, step: int) -> str:
 
 def _weights_by_step(record: Record) -> Iterator[tuple[int, dict[int, WeightRecord]]]:
     """Yield each update that several ranks made: its number, and the weights of these ranks."""
-    of_step: dict[tuple[int, int], dict[int, WeightRecord]] = {}
+    updates: dict[tuple[int, int], dict[int, WeightRecord]] = {}
     for weights in record.weights:
-        of_step.setdefault((weights.joins, weights.step), {})[weights.rank] = weights
-    for joins, step in sorted(of_step):
-        if len(of_step[joins, step]) > 1:
-            yield step, of_step[joins, step]
+        updates.setdefault((weights.joins, weights.step), {})[weights.rank] = weights
+    for joins, step in sorted(updates):
+        if len(updates[joins, step]) > 1:
+            yield step, updates[joins, step]
 
 
 def find_leak(record: Record) -> Verdict | None:

@@ -188,7 +188,7 @@ class TestedProgram:
         models.batches = None if self._new_batches is None else self._new_batches(number, models.bare_names)
         torch_rank = TorchRank(thread, self._store, record, clock.injector, watch, models)
         self._ranks.append(torch_rank)
-        before = set(threading.enumerate())
+        threads_before = set(threading.enumerate())
         try:
             with watch, models.batches or nullcontext():
                 result = self._body(self._views[number])
@@ -205,7 +205,7 @@ class TestedProgram:
             raise
         record.left.setdefault(number, "")
         clock.injector.record_unfinished(number, sends=True)
-        self._record_leaks(number, record, before)
+        self._record_leaks(number, record, threads_before)
         return result
 
     def _record_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:

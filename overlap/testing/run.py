@@ -190,14 +190,14 @@ class Run:
             what: "model weights"; "model weights after each update", which ranks that average their weights now and
                 then do not have; or "results" for the values that the programs return.
         """
-        asked = {
+        comparisons = {
             "model weights": Run._same_weights,
             "model weights after each update": Run._same_updates,
             "results": Run._same_results,
         }
-        if what not in asked:
-            raise UsageError(f"same: expected {', '.join(map(repr, asked))}; got {what!r}")
-        return self._first_problem(asked[what])
+        if what not in comparisons:
+            raise UsageError(f"same: expected {', '.join(map(repr, comparisons))}; got {what!r}")
+        return self._first_problem(comparisons[what])
 
     def _same_updates(self) -> Answer:
         """Compare the weights of all ranks after each update, and at the end."""

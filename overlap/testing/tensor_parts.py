@@ -87,17 +87,17 @@ def join_parts(parts: Sequence[Part]) -> torch.Tensor:
     strided = [dim for dim, placement in enumerate(placements) if "Strided" in type(placement).__name__]
     for dim in [*strided, *(dim for dim in reversed(range(len(placements))) if dim not in strided)]:
         groups: dict[tuple[int, ...], list[tuple[int, torch.Tensor]]] = {}
-        for at, tensor in pieces.items():
-            groups.setdefault((*at[:dim], 0, *at[dim + 1 :]), []).append((at[dim], tensor))
+        for position, tensor in pieces.items():
+            groups.setdefault((*position[:dim], 0, *position[dim + 1 :]), []).append((position[dim], tensor))
         split = placements[dim].dim if placements[dim].is_shard() or dim in strided else None
         pieces = {}
-        for at, group in groups.items():
+        for position, group in groups.items():
             tensors = [tensor for _, tensor in sorted(group, key=lambda pair: pair[0])]
             if placements[dim].is_partial():
                 total = torch.stack(tensors).sum(0)
-                pieces[at] = total / len(tensors) if placements[dim].reduce_op == "avg" else total
+                pieces[position] = total / len(tensors) if placements[dim].reduce_op == "avg" else total
             else:
-                pieces[at] = tensors[0] if split is None else torch.cat(tensors, split)
+                pieces[position] = tensors[0] if split is None else torch.cat(tensors, split)
     return next(iter(pieces.values()))
 
 

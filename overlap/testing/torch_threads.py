@@ -52,11 +52,11 @@ class SaveFuture(Future[Any]):
 
     def _wait(self, timeout_s: float | None) -> float | None:
         """Wait for the end in the thread of a rank; return the time that is left for a real wait."""
-        here = RankThread.current()
-        if here is None:
+        thread = RankThread.current()
+        if thread is None:
             return timeout_s
         if not super().done():
-            here.wait_until(super().done, lambda: self.ended, inf if timeout_s is None else timeout_s)
+            thread.wait_until(super().done, lambda: self.ended, inf if timeout_s is None else timeout_s)
         return 0.0
 
 

@@ -348,14 +348,14 @@ class Incoming:
 
     def _refuse(self, receive: Receive, arrival: Arrival) -> None:
         """Drop a message that its receive does not take; the sender of an offer gets the receiver's signature."""
-        pushed, mine = arrival.pushed, receive.signature or OPEN_SIGNATURE
+        pushed, signature = arrival.pushed, receive.signature or OPEN_SIGNATURE
         if (
             pushed is not None and pushed.view is None and pushed.loan is None
         ):  # the bytes still arrive, and are dropped
             pushed.view = self._memory.take(arrival.nbytes)
         elif pushed is None and arrival.payload is None:
             expected_bytes = arrival.nbytes if receive.nbytes == OPEN else receive.nbytes
-            self._answer(MessageKind.REFUSE, arrival.number, expected_bytes, mine.fingerprint, text=mine.text)
+            self._answer(MessageKind.REFUSE, arrival.number, expected_bytes, signature.fingerprint, text=signature.text)
 
     def _take_memory(self, receive: Receive) -> None:
         """Take memory for the message of a receive without a buffer; one chunk if `consume` reads each at once."""

@@ -77,14 +77,14 @@ class Block:
             parameters: Flat.
             x: Input of any shape; its size is a multiple of the first width.
         """
-        seen = [x.reshape(-1, self._widths[0])]
+        activations = [x.reshape(-1, self._widths[0])]
         for index, (weights, biases) in enumerate(self._views(parameters)):
-            y = seen[-1] @ weights
+            y = activations[-1] @ weights
             y += biases
             if index != self._linear:
                 np.maximum(y, 0, out=y)
-            seen.append(y)
-        return seen[-1], seen
+            activations.append(y)
+        return activations[-1], activations
 
     def backward(self, parameters: Floats, seen: list[Floats], dy: Floats) -> tuple[Floats, Floats]:
         """Return the gradient of the input, flat, and of the parameters, given that of the output."""

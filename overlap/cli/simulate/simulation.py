@@ -134,14 +134,14 @@ def simulate(
         UsageError: If it simulates nothing.
     """
     requests: list[RunConfig] = []
-    seen: list[tuple[RunConfig, Timeline]] = []
+    timelines: list[tuple[RunConfig, Timeline]] = []
 
     def revise(asked: RunConfig) -> RunConfig:
         requests.append(revise_config(setting, asked))
         return requests[-1]
 
     def watch(timeline: Timeline) -> None:
-        seen.append((requests[-1], timeline))
+        timelines.append((requests[-1], timeline))
 
     def beat(now_ns: int, step: int | None) -> None:
         assert pulse is not None
@@ -152,12 +152,12 @@ def simulate(
         wanted = wanted.changed("--state-dir", state_dir=state_dir)
     with setting_environment(wanted), as_main(), overriding(revise=revise, watcher=watch, pulse=pulse and beat):
         _call_program(program)
-    if not seen:
+    if not timelines:
         raise UsageError(
             "simulate: the program did not call overlap.run, so there is nothing in virtual time; "
             "call it in the program"
         )
-    return [SimulatedRun(request=request, timeline=timeline) for request, timeline in seen]
+    return [SimulatedRun(request=request, timeline=timeline) for request, timeline in timelines]
 
 
 @contextmanager

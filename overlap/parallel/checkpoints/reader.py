@@ -82,13 +82,13 @@ class Reader:
         if name not in self._blocks:
             return self._read_stored(name)
         dtype, shape = self.tensors[name]
-        whole, left = np.empty(shape, dtype_of(dtype)), set(range(next(iter(self._blocks[name].values())).of))
+        array, left = np.empty(shape, dtype_of(dtype)), set(range(next(iter(self._blocks[name].values())).of))
         for key, cut in self._blocks[name].items():
-            cut.block(whole)[...] = self._read_stored(key)
+            cut.block(array)[...] = self._read_stored(key)
             left.discard(cut.index)
         if left:
-            raise self._missing_elements_error(len(left) * whole.size // cut.of, name)
-        return whole
+            raise self._missing_elements_error(len(left) * array.size // cut.of, name)
+        return array
 
     def _read_stored(self, key: str) -> Array:
         """Return a stored tensor or block in new memory."""

@@ -82,7 +82,7 @@ class _FoldedRow:
 
 def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
     """Return a rank's row of ZB-V, as torch's ScheduleZBVZeroBubble makes it, for any number of microbatches."""
-    row, whole = _FoldedRow(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
+    row, forwards = _FoldedRow(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
     down, up, remaining_ranks = row.down, row.up, ranks - rank
     row.add_next(down, *[F] * (2 * remaining_ranks - 1))
     for _ in range(rank):
@@ -90,16 +90,16 @@ def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
         row.add_next(down, F)
     for _ in range(remaining_ranks):
         row.add_next(up, F, I, W)
-    while min(row.count(down, F), row.count(up, F)) < whole:
-        row.add_next(down, *[F] * (row.count(down, F) < whole), I, W)
+    while min(row.count(down, F), row.count(up, F)) < forwards:
+        row.add_next(down, *[F] * (row.count(down, F) < forwards), I, W)
         row.add_next(up, F, I, W)
     for _ in range(rank):
         row.add_next(down, I)
         row.add_next(up, I)
     for _ in range(remaining_ranks):
         row.add_next(down, I, W)
-    row.add_next(up, *[W] * (whole - row.count(up, W)))
-    row.add_next(down, *[W] * (whole - row.count(down, W)))
+    row.add_next(up, *[W] * (forwards - row.count(up, W)))
+    row.add_next(down, *[W] * (forwards - row.count(down, W)))
     return row.actions
 
 
