@@ -244,7 +244,7 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypa
 
     def hear(here: ControlPlane, event: RankEvent) -> None:
         blamed.clear()
-        here._handle(MemberNotice(1, encode_body(event)))
+        here._handle_message(MemberNotice(1, encode_body(event)))
         find_stall(here.quiet(), RANKS)  # whatever it is told of
         for culprit, cause in blamed:
             if isinstance(event, Failed) and 0 <= event.culprit < RANKS:
