@@ -5,6 +5,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from linecache import getline
 from random import Random
 from types import FrameType
 from typing import Any, TypeAlias
@@ -56,9 +57,13 @@ class Tracer:
 
 
 def sample(passed: Counter[Line], count: int, seed: int) -> list[tuple[Line, int]]:
-    """Return some of the lines that a program has passed, and for each the turn at which to interrupt it."""
-    chance = Random(seed)
-    return [(line, chance.randint(1, turns)) for line, turns in chance.sample(sorted(passed.items()), count)]
+    """Return some of the lines that a program has passed, and for each the turn at which to interrupt it.
+
+    Where a turn is returned the interpreter looks for no signals: no call and no loop comes right before it.
+    """
+    chance, returns_turn = Random(seed), ("try:  # noqa: SIM105", "leave()")
+    lines = [each for each in sorted(passed.items()) if not getline(*each[0]).strip().startswith(returns_turn)]
+    return [(line, chance.randint(1, turns)) for line, turns in chance.sample(lines, count)]
 
 
 def interrupt_wait(thread: int, ended: threading.Event) -> None:

@@ -206,5 +206,7 @@ async def give_up(message: Message[Any]) -> None:
         if message.request is not None:
             message.over, message.on_withdrawn = trio.Event(), message.stopped
             message.request.withdraw()
-            if message.request is not None:
+            if message.request is not None and message.request.ended:  # an interrupt has left its end half done
+                request_ended(message, message.request)
+            elif message.request is not None:
                 await message.over.wait()

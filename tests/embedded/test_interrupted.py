@@ -199,7 +199,8 @@ def talk(tracer: Tracer) -> type[BaseException] | None:
             if ended_by is not None:
                 raise KeyboardInterrupt
         failure = other.exception(TIMEOUT_S)
-        assert failure is None if ended_by is None else isinstance(failure, overlap.OverlapError)
+        # it ends well if the interrupt comes after it has got its last answer
+        assert failure is None or (ended_by is not None and isinstance(failure, overlap.OverlapError))
     return ended_by
 
 

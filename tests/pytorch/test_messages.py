@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from time import sleep
@@ -18,12 +19,12 @@ pytest.importorskip("transports.shared_memory._native", reason="it was not compi
 
 import torch.distributed as dist  # noqa: E402
 
-from overlap import Connection, RankFailedError, RemoteError  # noqa: E402
+from overlap import Connection, RankFailedError, RemoteError, connect  # noqa: E402
 from overlap.runtime.interrupts import deferring_interrupts  # noqa: E402
 from overlap.runtime.settling import wait_until_settled  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
 from tests.errors import error_of  # noqa: E402
-from tests.interrupting import interrupt_wait  # noqa: E402
+from tests.interrupting import Tracer, interrupt_wait, sample  # noqa: E402
 from transports.shared_memory.engine import Engine  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
@@ -266,6 +267,47 @@ def test_a_send_of_a_rank_that_closes_ends_well_when_its_receiver_leaves(
 
     worlds[0]._run_in_loop(leave)
     assert work.wait()
+
+
+def talk(tracer: Tracer) -> type[BaseException] | None:
+    """Send numbers there and back, the same call four times; the tracer looks at rank 0, in this thread."""
+
+    def echo() -> None:
+        x = torch.zeros(2)
+        for _ in range(4):
+            other.recv([x], 0, 0).wait()
+            other.send([x], 0, 0).wait()
+
+    def ask() -> None:
+        for number in range(4):
+            x, came = torch.full((2,), float(number)), torch.zeros(2)
+            group.send([x], 1, 0).wait()
+            group.recv([came], 1, 0).wait()
+            assert (came == number).all()
+
+    worlds = do([partial(connect, rank, 2, store=store) for store in [dist.HashStore()] for rank in range(2)])
+    group, other = map(on, worlds)
+    with ThreadPoolExecutor(1) as pool:
+        echoing = pool.submit(echo)
+        ended_by = tracer.run(ask)
+        if ended_by is not None:
+            worlds[0].fail(KeyboardInterrupt())
+        failure = echoing.exception(30)
+        # it ends well if the interrupt comes after it has sent its last answer
+        assert failure is None or (ended_by is not None and isinstance(failure, dist.DistBackendError))
+        if ended_by is not None:
+            worlds[1].failure(30)
+    do([world.close for world in worlds])
+    return ended_by
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(150, marks=pytest.mark.slow)])
+def test_an_interrupt_at_some_lines_ends_the_world(count: int) -> None:
+    first = Tracer()
+    assert talk(first) is None
+    for line, turn in sample(first.passed, min(count, len(first.passed)), 5):
+        tracer = Tracer(line, turn)
+        assert talk(tracer) is (KeyboardInterrupt if tracer.interrupted else None), line
 
 
 def test_an_aborted_group_fails_who_waits(worlds: list[Connection], groups: list[ProcessGroup]) -> None:
