@@ -1,8 +1,11 @@
-"""Single benches: what they time, and what is made of their rows."""
+"""Single benches: what they time, and what is made of their rows; programs that they run."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import select
+import signal
 import subprocess
 import sys
 import weakref
@@ -14,13 +17,14 @@ import numpy as np
 import pytest
 
 import topology
+from overlap import OverlapError
 from overlap.cli.bench.cases import NAMES, Case
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.collectives.slicing import in_slices
 from overlap.cost.select import plan
-from tests.benchmarks import results, schedules
-from tests.benchmarks.children import Child, environment
+from tests.benchmarks import children, results, schedules
+from tests.benchmarks.children import Child, environment, read_json_lines
 from tests.benchmarks.versus import turns
 from tests.benchmarks.versus.contenders import Contender
 from tests.benchmarks.versus.layout import ProcessLayout
@@ -32,6 +36,8 @@ from .figures import line
 from .routes import LIMITS, Count, routes_of_one_process, routes_of_processes
 from .sockets import Row, summary
 from .two_hosts.planned import MACHINE, OPERATIONS, SIZES_BYTES
+
+# -- single benches: what they time, and what is made of their rows ----------------------------------------------------
 
 # -- the bench of algorithms: what is made of its rows -----------------------------------------------------------------
 
@@ -286,3 +292,75 @@ def test_a_library_that_fails_at_its_turn_or_before_holds_up_nobody(
     assert len(ours) == 2
     assert theirs == []
     assert remarks == ["fake: failed: ZeroDivisionError: division by zero"]
+
+
+# -- programs that benchmarks run: what they say is heard at once, and nothing of them is left -------------------------
+
+LIMIT_S = 60  # reached only by a process that outlives its end
+
+
+@pytest.fixture
+def child():
+    """Return a function that starts a Python program as a child."""
+    return lambda program, *argv: Child([sys.executable, "-c", program, *argv], environment())
+
+
+def test_a_line_is_heard_before_the_next_is_said(child):
+    program = "import sys\nprint('{\"a\": 1}', flush=True)\nopen(sys.argv[1]).read()\nprint('{}')"
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as go_on:
+        talker = Child([sys.executable, "-c", program, f"/proc/{os.getpid()}/fd/{read}"], environment())
+        lines = read_json_lines([talker])
+        assert next(lines) == {"a": 1}
+        go_on.close()
+        assert list(lines) == [{}]
+    os.close(read)
+
+
+def test_a_failure_is_an_error_after_what_was_said(child):
+    heard = read_json_lines([child("print('{}')"), child("raise SystemExit(3)")])
+    assert next(heard) == {}
+    with pytest.raises(OverlapError, match="a process that was to be measured ended with exit code 3"):
+        next(heard)
+
+
+def test_who_stops_listening_leaves_no_process(child):
+    talker = child("import signal\nprint('{}', flush=True)\nsignal.pause()")
+    heard = read_json_lines([talker])
+    assert next(heard) == {}
+    heard.close()
+    assert talker.returncode == -signal.SIGKILL
+
+
+def test_what_is_measured_does_not_outlive_a_bench_that_is_killed():
+    program = """
+import signal, sys
+from tests.benchmarks.children import Child, environment
+child = Child([sys.executable, "-c", "import signal; print(flush=True); signal.pause()"], environment())
+child.stdout.readline()
+print(child.pid, flush=True)
+signal.pause()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment())
+    with parent:
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    try:
+        waiting = select.poll()
+        waiting.register(child, select.POLLIN)
+        assert waiting.poll(1000 * LIMIT_S)
+    finally:
+        os.close(child)
+
+
+def test_settings_of_the_user_do_not_reach_what_is_measured(monkeypatch):
+    started = []
+    monkeypatch.setattr(children, "Child", lambda command, environ: started.append((command, environ)))
+    for name in ("OVERLAP_RAILS", "OVERLAP_SECRET", "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "7")
+    children.start(["--processes", "2"], ["a.module", "text"], before=["nice"], variables={"OVERLAP_JOB": "b"})
+    [(command, environ)] = started
+    options = ("--processes", "2", "--no-prefix")
+    assert command == ["nice", sys.executable, "-m", "overlap", "run", *options, "-m", "a.module", "text"]
+    assert [name for name in environ if name.startswith("OVERLAP_")] == ["OVERLAP_JOB"]
+    assert not {"RANK", "WORLD_SIZE"} & set(environ)
