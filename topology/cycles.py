@@ -167,6 +167,7 @@ def _count_rings(colours: Colours, colour: int, graph: Graph) -> int:
 
 
 def _follow_colour(colours: Colours, colour: int, start: int, graph: Graph) -> Cycle:
+    """Return the cycle that the edges of one colour make, from a vertex on."""
     cycle, previous = [start], -1
     while True:
         vertex = cycle[-1]

@@ -185,7 +185,7 @@ class NeuronLink(Transport):
             if error is not None:
                 if expected_bytes == OPEN:
                     expected_bytes = sent_bytes
-                theirs = sender.difference(_to_plain(signature), sent_bytes=sent_bytes, expected_bytes=expected_bytes)
+                theirs = sender.mismatch(_to_plain(signature), sent_bytes=sent_bytes, expected_bytes=expected_bytes)
                 self.end((receiver, error), (sender, theirs or sender.refused_error()))
                 return
         if receiver.wants_loan:

@@ -97,6 +97,10 @@ class PlannedWire:
 
     One message leaves at a time, the most urgent first, in order of arrival among equals. A strictly more urgent
     arrival takes the wire at the next quantum boundary of the message that holds it.
+
+    Args:
+        speed: Latency and bandwidth of the wire.
+        quantum_s: Time for which a message holds the wire at least.
     """
 
     def __init__(self, speed: LinkSpeed, *, quantum_s: float = QUANTUM_S) -> None:

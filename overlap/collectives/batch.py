@@ -86,9 +86,10 @@ def expand_cells(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
 
 
 def _order_cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDArray[np.int32]]:
-    """Return row and offset of each cell, row by row; offset by offset if the cells may be regrouped.
+    """Return for each cell its row, and its offset in the row.
 
-    Many ranks that copy many slots touch nearby memory at one offset, and a page for every cell along one row.
+    Cells are in the order of rows; where `regroup` allows it, in the order of offsets: many ranks that copy many slots
+    touch nearby memory at one offset, and another page for every cell of one row.
     """
     longest = int(count.max())
     if regroup and longest * len(count) <= _MAX_SPREAD * int(count.sum(dtype=np.int64)):

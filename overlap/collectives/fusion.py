@@ -71,7 +71,7 @@ def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Li
     # A copy may go if the only row that follows at its cell is an ADD to it.
     chosen = is_copy & add_next
     copy, add = row[chosen], next_row[chosen]
-    source = _source_cell(schedule, copy, cell[chosen])
+    source = _copied_cells(schedule, copy, cell[chosen])
     blocked[copy[_find_overwritten(schedule, source, copy, add)]] = True
     # Copies of one ADD can be replaced together if they come from one buffer, at one distance: one number for both.
     stride = np.int64(1) << 33
@@ -95,14 +95,17 @@ def _scratch_accesses(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, 
     return cell[order], row[order], write[order]
 
 
-def _source_cell(schedule: Schedule, copy: Ints, cell: Ints) -> tuple[Ints, Ints]:
-    """Return the cells of each linked copy's source and target, where buffers share memory."""
+def _copied_cells(schedule: Schedule, copy: Ints, cell: Ints) -> tuple[Ints, Ints]:
+    """Return for each linked copy the cell that it reads and the cell that it writes, where buffers share memory.
+
+    Args:
+        schedule: The table.
+        copy: Rows of the copies.
+        cell: Cells in SCRATCH that they write, where buffers share no memory.
+    """
     target = cell_numbers(schedule, schedule.dst[copy], schedule.dbuf[copy], schedule.dslot[copy], shared=False)
     offset = cell - target
-    ends = (
-        (schedule.src, schedule.sbuf, schedule.sslot),
-        (schedule.dst, schedule.dbuf, schedule.dslot),
-    )
+    ends = (schedule.src, schedule.sbuf, schedule.sslot), (schedule.dst, schedule.dbuf, schedule.dslot)
     source, written = (cell_numbers(schedule, r[copy], b[copy], s[copy] + offset, shared=True) for r, b, s in ends)
     return source, written
 

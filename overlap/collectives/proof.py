@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from .execution import Replay
 from .memory import Fingerprint, ReplayMemory, SlotLayout
-from .rules import check_header, phases
+from .rules import check_header, phase_bounds
 from .schedule import IN_RANK_ORDER, Schedule
 
 _SEEDS = (0x6A09E667, 0xBB67AE85)
@@ -41,7 +41,7 @@ def verify(schedule: Schedule) -> None:
         ScheduleError: With the rank, slot and step at fault, and the missing or duplicate contributor.
     """
     check_header(schedule)
-    bounds = phases(schedule)
+    bounds = phase_bounds(schedule)
     layout, prints = SlotLayout(schedule), [Fingerprint(schedule, seed) for seed in _SEEDS]
     replay = Replay(schedule, layout, _proof_memories(schedule, layout, prints))
     replay.run(bounds)

@@ -62,7 +62,7 @@ def check_header(schedule: Schedule) -> None:
             )
 
 
-def phases(schedule: Schedule) -> NDArray[np.intp]:
+def phase_bounds(schedule: Schedule) -> NDArray[np.intp]:
     """Return the row at which each phase begins, and the number of rows.
 
     Raises:

@@ -22,7 +22,7 @@ from .hazards import cells_of
 from .kinds import Collective, Counts, blocks_given, blocks_got, whole_rows
 from .pattern import Ints
 from .placement import Floats
-from .rules import phases
+from .rules import phase_bounds
 from .schedule import COLUMNS, Buffer, Op, Schedule
 
 
@@ -141,7 +141,7 @@ def _follow_blocks(schedule: Schedule, cells: _Cells) -> Ints:
     write = s.dst[cells.row] * base[-1] + base[cells.dbuf] + cells.dslot
     adds = s.op[cells.row] == Op.ADD
     cell_block = np.empty(len(cells.row), np.int64)
-    for start, stop in pairwise(np.searchsorted(cells.row, phases(s)).tolist()):
+    for start, stop in pairwise(np.searchsorted(cells.row, phase_bounds(s)).tolist()):
         part = slice(start, stop)
         cell_block[part] = content[read[part]]
         if (adds[part] & (content[write[part]] != cell_block[part])).any():

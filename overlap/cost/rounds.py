@@ -105,7 +105,12 @@ class Rounds:
         return replace(rest, rounds=(replace(rest.rounds[0], beside=beside), *rest.rounds[1:])) if rest.rounds else rest
 
     def copy_amounts(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
-        """Return these rounds with `ranks` working as much as the ranks `like`, for messages that are left out."""
+        """Return these rounds with the work of some ranks replaced by that of others, whose messages stand for theirs.
+
+        Args:
+            ranks: Ranks whose amounts are replaced.
+            like: For each of them the rank that has its amounts.
+        """
         targets, models = np.asarray(ranks, np.int64), np.asarray(like, np.int64)
         if not len(targets):
             return self

@@ -141,7 +141,12 @@ class Pricing:
         return demand
 
     def _compute_demand(self, nbytes: float, late_ns: Ints) -> Demand:
-        """Return the demand: when ranks finish, and the load on wires, memories and collective processors."""
+        """Return the demand: when ranks finish, and the load on wires, memories and collective processors.
+
+        Args:
+            nbytes: Bytes of the whole vector.
+            late_ns: Time of each rank after the first that arrived.
+        """
         left_ns = np.maximum(self._finish_ns(nbytes, late_ns) - late_ns.max(), 0)
         if self._loads is None:
             self._loads = Loads(self._slow_phases(1), self.ranks, self._resources)

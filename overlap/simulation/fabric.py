@@ -125,7 +125,7 @@ class SimulatedFabric:
 
     # -- transfers -----------------------------------------------------------------------------------------------
 
-    def collective(
+    def collective_transfer(
         self,
         key: tuple[object, ...],
         kind: str,

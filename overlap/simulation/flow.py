@@ -214,7 +214,11 @@ class Occupancy:
         return users
 
     def connected_flows(self, flow: Flow) -> tuple[list[Flow], Collection[int] | Ints]:
-        """Return all flows that scarce resources join with one, directly or through others, oldest first, and these."""
+        """Return the flows that scarce resources join with a flow, directly or through other flows.
+
+        Returns:
+            These flows, the oldest first, and the numbers of the scarce resources that join them.
+        """
         if self._wide:
             return self._connected_wide_flows(flow)
         crowd, scarce, load = {flow: None}, set[int](), self._load

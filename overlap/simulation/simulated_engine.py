@@ -153,7 +153,7 @@ class SimulatedEngine(BaseEngine):
         for operation in operations:
             operation.algorithm = option.algorithm
         met_ns = np.array(arrivals_ns, np.int64)
-        return fabric.collective(
+        return fabric.collective_transfer(
             key, pattern.kind.value, option, nbytes, communicator.members, met_ns, priority=priority, lane=name
         )
 

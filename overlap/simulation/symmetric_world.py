@@ -338,4 +338,4 @@ class SymmetricEngine(SimulatedEngine):
             src, dst = row
             return fabric.message((), src, dst, nbytes, late_ns=int(late_ns[1] - late_ns[0])).demand, ""
         option = self._choose_option(tuple(row), pattern, like=like)
-        return fabric.collective((), pattern.kind.value, option, nbytes, row, late_ns).demand, option.algorithm
+        return fabric.collective_transfer((), pattern.kind.value, option, nbytes, row, late_ns).demand, option.algorithm

@@ -53,7 +53,10 @@ class Alike:
         return cls(classes=classes, simulated=tuple(sorted({*firsts.values(), *lasts.values()})))
 
     def rows(self, ranks: Sequence[int]) -> Ints:
-        """Return all groups that behave like a given one, itself included, as (groups, ranks of each).
+        """Return (groups, size) the world ranks of all groups that behave like one, which is among them.
+
+        Args:
+            ranks: World ranks of the one group.
 
         Raises:
             UsageError: If it is no row of a grid, or ranks like its own are in groups of another form.

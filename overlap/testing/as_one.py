@@ -303,17 +303,16 @@ def _find_factor(gradient: torch.Tensor, expected: torch.Tensor, largest: float,
         None if the gradient is right, 0 if its elements have no common factor.
     """
     difference = float((gradient - expected).abs().max()) if gradient.numel() else 0.0
-    largest_expected = float(expected.abs().max()) if expected.numel() else 0.0
+    own_largest = float(expected.abs().max()) if expected.numel() else 0.0
     size = float(expected.square().sum())
     factor = float((gradient * expected).sum()) / size if size else 0.0
     rest = float((gradient - factor * expected).norm())
-    is_factor = rest <= tolerance * float(gradient.norm()) and largest_expected > 1e-6 * largest
+    is_factor = rest <= tolerance * float(gradient.norm()) and own_largest > 1e-6 * largest
     if is_factor and abs(factor - 1) <= 3 * tolerance:
         return None
-    if is_factor and (gradient.numel() > 1 or largest_expected > tolerance * largest):
+    if is_factor and (gradient.numel() > 1 or own_largest > tolerance * largest):
         return factor
-    is_right = difference <= tolerance * max(largest_expected, largest) or not math.isfinite(largest_expected)
-    return None if is_right else 0.0
+    return None if not math.isfinite(own_largest) or difference <= tolerance * max(own_largest, largest) else 0.0
 
 
 def _round_factor(factor: float) -> Fraction:
@@ -358,7 +357,8 @@ def _make_verdict(
 
 def _holders_clause(record: Record, name: str, members: tuple[int, ...]) -> str:
     """Return "; ranks ... hold the same part", if other ranks than `members` hold the values of the first member."""
-    at = {first.rank: first.weights for first in record.first_forwards}
-    held = at.get(members[0], {}).get(name)
-    same = [rank for rank, weights in at.items() if held and name in weights and weights[name].digest == held.digest]
-    return f"; {named_ranks(sorted(same))} hold the same part" if held and sorted(same) != sorted(members) else ""
+    weights = {first.rank: first.weights[name] for first in record.first_forwards if name in first.weights}
+    if members[0] not in weights:
+        return ""
+    same = sorted(rank for rank, weight in weights.items() if weight.digest == weights[members[0]].digest)
+    return f"; {named_ranks(same)} hold the same part" if same != sorted(members) else ""

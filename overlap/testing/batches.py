@@ -169,11 +169,8 @@ def nested_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from nested_tensors(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
+    elif isinstance(value, (list, tuple, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from nested_tensors(item)
 
 

@@ -275,8 +275,8 @@ def _watched_models() -> Iterator[None]:
         if (rank := current_rank()) is not None:
             rank.models.add_module(module)
 
-    def pausing(method: Callable[[ModelWatch, Any], None]) -> Callable[..., None]:
-        """Return a hook that calls a method of the watch of the calling rank, which observes none of its functions."""
+    def make_hook(method: Callable[[ModelWatch, Any], None]) -> Callable[..., None]:
+        """Return a hook that calls a method of the calling rank's model watch, with its watch of functions paused."""
 
         def call(optimizer: Any, *_: Any) -> None:
             if (rank := current_rank()) is not None:
@@ -288,8 +288,8 @@ def _watched_models() -> Iterator[None]:
     hooks = [
         torch.nn.modules.module.register_module_parameter_registration_hook(record_module),
         torch.nn.modules.module.register_module_module_registration_hook(record_module),
-        register_optimizer_step_pre_hook(pausing(ModelWatch.before_update)),
-        register_optimizer_step_post_hook(pausing(ModelWatch.after_update)),
+        register_optimizer_step_pre_hook(make_hook(ModelWatch.before_update)),
+        register_optimizer_step_post_hook(make_hook(ModelWatch.after_update)),
     ]
     try:
         yield

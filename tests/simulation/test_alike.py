@@ -88,8 +88,8 @@ def test_what_comes_again_later_is_not_reckoned_again(monkeypatch):
     reckoned = []
     monkeypatch.setattr(
         SimulatedFabric,
-        "collective",
-        lambda *args, whole=SimulatedFabric.collective: reckoned.append(args[2]) or whole(*args),
+        "collective_transfer",
+        lambda *args, whole=SimulatedFabric.collective_transfer: reckoned.append(args[2]) or whole(*args),
     )
 
     async def main(rank):
@@ -301,7 +301,7 @@ def test_groups_in_other_units_need_the_same_there(name, op):
 
     def demand(row):
         option = plan(op, 1 << 20, cluster, tuple(row), dtype="float32").option
-        return fabric.collective((), op, option, 1 << 20, row, none_late).demand
+        return fabric.collective_transfer((), op, option, 1 << 20, row, none_late).demand
 
     def needs(resources, demand):
         return {number: shares.tolist() for number, shares in zip(resources.tolist(), demand.shares.T, strict=True)}

@@ -48,7 +48,7 @@ def collective(fabric, op, nbytes, ranks=None, *, key=(0,), arrivals_ns=None, al
     ranks = range(fabric.cluster.world_size) if ranks is None else ranks
     arrivals_ns = np.zeros(len(ranks), np.int64) if arrivals_ns is None else arrivals_ns
     found = option(op, nbytes, fabric.cluster, tuple(ranks), algorithm)
-    return fabric.collective(key, op, found, nbytes, ranks, arrivals_ns)
+    return fabric.collective_transfer(key, op, found, nbytes, ranks, arrivals_ns)
 
 
 @pytest.mark.everyday(1)
@@ -265,7 +265,7 @@ def step_times(shuffled, *, jitter=0.0):
         counts[key] = counts.get(key, 0) + 1
         if counts[key] == 32:
             events[key] = trio.Event()
-            traffic.begin(fabric.collective(key, "all_reduce", option, NBYTES, range(32), arrivals[key]), done)
+            traffic.begin(fabric.collective_transfer(key, "all_reduce", option, NBYTES, range(32), arrivals[key]), done)
 
     def done(reached):
         told.append((kernel.now_ns, reached.transfer.key, reached.positions.tolist(), reached.last))
@@ -300,7 +300,7 @@ def test_steps_take_what_computes_and_shared_wires_take():
     told = step_times(lambda keys: keys)
     fabric = SimulatedFabric(RING)
     both = [
-        fabric.collective((n,), "all_reduce", plan("all_reduce", NBYTES, RING).option, NBYTES, range(32),
+        fabric.collective_transfer((n,), "all_reduce", plan("all_reduce", NBYTES, RING).option, NBYTES, range(32),
                           np.zeros(32, np.int64)) for n in (0, 1)
     ]  # fmt: skip
     fabric.start(0, both)

@@ -71,7 +71,7 @@ def shared_s(cluster, starts):
     fabric, now_ns, done = SimulatedFabric(cluster), 0, {}
     everybody, at_once = range(cluster.world_size), np.zeros(cluster.world_size, np.int64)
     todo = [
-        (round(start_s * 1e9), fabric.collective((n,), "any", option, nbytes, everybody, at_once))
+        (round(start_s * 1e9), fabric.collective_transfer((n,), "any", option, nbytes, everybody, at_once))
         for n, (start_s, option, nbytes) in enumerate(starts)
     ]
     while len(done) < len(todo):

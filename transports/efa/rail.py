@@ -236,7 +236,7 @@ class Rail:
         if not self.idle:
             self.wake_writer()
 
-    async def write_on(self) -> None:
+    async def write_more(self) -> None:
         """Wait until the system takes more bytes, or let other tasks run after it took a chunk; then write more."""
         if self._blocked and not self.dead:
             await trio.lowlevel.wait_writable(self.socket)
@@ -318,8 +318,11 @@ class Rail:
 
     # -- frames that arrive -------------------------------------------------------------------------------------------
 
-    async def read_on(self) -> bool:
-        """Wait for bytes and handle their frames; let other tasks run after each chunk."""
+    async def read_more(self) -> bool:
+        """Wait for bytes and handle their frames; return False at the end of the connection.
+
+        Lets other tasks run after each chunk.
+        """
         if self.dead:
             raise trio.ClosedResourceError
         if self._takes_hints:
@@ -414,7 +417,7 @@ class Rail:
     async def read_until_dead(self) -> None:
         """Read and handle frames, until the connection ends or the peer breaks the protocol."""
         try:
-            while await self.read_on():
+            while await self.read_more():
                 pass
             if self.reading.within_chunk:
                 raise EOFError
@@ -437,7 +440,7 @@ class Rail:
         """Write due frames, and sleep while nothing is due; an error closes the rail."""
         try:
             while True:
-                await (self._sleep() if self.idle else self.write_on())
+                await (self._sleep() if self.idle else self.write_more())
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.die(describe_error(error))
 
@@ -491,7 +494,7 @@ class StreamRail(Rail):
         self.idle = False
         self.wake_writer()
 
-    async def write_on(self) -> None:
+    async def write_more(self) -> None:
         """Write due frames; without any, the rail is idle."""
         parts = self.pull_frames()
         if parts:
@@ -502,7 +505,7 @@ class StreamRail(Rail):
         self._go_idle()
         await trio.lowlevel.checkpoint()
 
-    async def read_on(self) -> bool:
+    async def read_more(self) -> bool:
         """Wait for bytes and handle their frames."""
         room = self.reading.room()
         data = await self._stream.receive_some(room.nbytes)

@@ -63,8 +63,11 @@ class MessageEnd(Request):
         src, dst, tag = self.lane
         return TransportError("the receiver has refused the message", src=src, dst=dst, tag=tag)
 
-    def difference(self, theirs: PlainSignature, *, sent_bytes: int, expected_bytes: int) -> TransportError | None:
-        """Return the error of two ends with different signatures or lengths; None if they agree."""
+    def mismatch(self, theirs: PlainSignature, *, sent_bytes: int, expected_bytes: int) -> TransportError | None:
+        """Return the error of two ends with different signatures or lengths; None if they agree.
+
+        After an error, `theirs` has the other end's signature.
+        """
         src, dst, tag = self.lane
         if self.signature is not None and not self.signature.agrees(theirs.fingerprint):
             self.theirs = theirs
@@ -175,7 +178,7 @@ class Receive(MessageEnd):
         if self.nbytes == sent_bytes and (self.signature is None or self.signature.agrees(theirs.fingerprint)):
             return None
         expected_bytes = sent_bytes if self.nbytes == OPEN else self.nbytes
-        error = self.difference(theirs, sent_bytes=sent_bytes, expected_bytes=expected_bytes)
+        error = self.mismatch(theirs, sent_bytes=sent_bytes, expected_bytes=expected_bytes)
         if error is not None or self.nbytes != OPEN:
             return error
         self.theirs, self.nbytes, self.missing_bytes = theirs, sent_bytes, sent_bytes

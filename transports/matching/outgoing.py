@@ -230,7 +230,7 @@ class Outgoing:
         if send is not None:
             del self.sends[number]
             theirs = PlainSignature(fingerprint, text)
-            error = send.difference(theirs, sent_bytes=send.nbytes, expected_bytes=expected_bytes)
+            error = send.mismatch(theirs, sent_bytes=send.nbytes, expected_bytes=expected_bytes)
             send.end(error or send.refused_error())
 
     def handle_withdrawn(self, number: int) -> None:

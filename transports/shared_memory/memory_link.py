@@ -189,7 +189,7 @@ class MemoryRequest(MessageEnd):
             peer_bytes = self.nbytes if peer_bytes == _NO_LENGTH else peer_bytes
             sent, expected = (peer_bytes, self.nbytes) if self.receives else (self.nbytes, peer_bytes)
             theirs = PlainSignature(fingerprint, text)
-            return self.difference(theirs, sent_bytes=sent, expected_bytes=expected) or self.refused_error()
+            return self.mismatch(theirs, sent_bytes=sent, expected_bytes=expected) or self.refused_error()
         if state == NO_MEMORY:
             src, dst, tag = self.lane
             return LinkLostError("out of memory for early messages; receive messages sooner", src=src, dst=dst, tag=tag)

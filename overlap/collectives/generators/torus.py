@@ -75,7 +75,14 @@ def squarest(size: int) -> tuple[int, int]:
 def _copy_waves(
     size: int, sides: Sequence[int], waves: Callable[[Ints, Sequence[int], int, int], Iterable[Wave]], *, first: int = 1
 ) -> Pattern:
-    """Return a pattern of parts that each start with another axis and direction; even parts go `first`, 1 or -1."""
+    """Return a pattern of several copies of an algorithm on a torus, each with a share of the data.
+
+    Args:
+        size: Ranks.
+        sides: Sides of the torus.
+        waves: Yields the steps of one copy: step, receivers, and the chunks that each rank sends.
+        first: Direction, 1 or -1, in which the first copy starts; copies differ in their first axis or direction.
+    """
     if prod(sides) != size or min(sides, default=1) < 1:
         raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks; pass sides with that product")
     ranks = np.arange(size, dtype=np.int32).reshape(tuple(sides))

@@ -76,9 +76,9 @@ class Pipe(Rail):
     def cut(self) -> None:
         self.wire.clear()
 
-    async def write_on(self) -> None: ...
+    async def write_more(self) -> None: ...
 
-    async def read_on(self) -> bool:
+    async def read_more(self) -> bool:
         data, self.incoming = self.incoming, b""
         self.read(data)
         self.count_read(len(data))
