@@ -159,7 +159,9 @@ def _find_grid(cluster: RankMap, devices: list[int]) -> Grid | None:
     if inside is None:
         return None
     per_node = cluster.devices_per_node
+    # The servers of a unit are the first axis, in a ring.
     full = Grid(dims=(cluster.servers, *inside.dims), wraps=(True, *inside.wraps))
+    # The devices fill a grid if each axis has a walkable side, and the product of the sides is their number.
     places = [full.coordinates(device % (per_node * cluster.servers)) for device in devices]
     sides = [sorted(set(side)) for side in zip(*places, strict=True)]
     size = 1

@@ -199,6 +199,7 @@ def _repeats_previous_step(
     """Return for each step whether it is the same round as the step before."""
     length = np.diff(bounds)
     equal = np.zeros(schedule.steps, np.bool_)
+    # Runs of steps of one length are compared as tables: (steps, rows), each row of steps with the one before.
     edges = np.flatnonzero(np.diff(length)) + 1
     grouped = bool((schedule.group >= 0).any())
     columns: list[_Amounts | NDArray[np.bool_]] = [schedule.src, schedule.dst, moved, schedule.op, beside]

@@ -125,6 +125,7 @@ def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) 
         environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
         outcome = trio.run(launch, replace(spec, environ=environ, attempt=attempt))
         guilty = find_culprit(outcome.endings)
+        # No restart after a good end, an interrupt, or a mistake in the command.
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
         why = headline(card(guilty, oom_kills=oom_kills() - killed)).removeprefix(_OURS)

@@ -171,6 +171,7 @@ def _make_adam_step(rule: Adam, param: Array, grad: Array, state: dict[str, Arra
     """Make a step of Adam in place, block by block; `decay` multiplies the weights first."""
     first, second = rule.betas
     rate, root = _learning_rate(rule.lr, step) / (1 - first**step), sqrt(1 - second**step)
+    # m and v: running means of the gradient and of its square; the correction of their start is in rate and root.
     for p, g, m, v in _blocks(param, grad, state["mean"], state["square"]):
         m *= first
         m += (1 - first) * g

@@ -62,6 +62,7 @@ def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     if not step:
         return None
+    # Variables of the step count, those of the job only where a step lacks them.
     size = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     row = _read_index_and_size("Slurm", environ, "SLURM_PROCID", size)
     if row is None:
@@ -71,6 +72,7 @@ def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
     hosts = "SLURM_STEP_NODELIST" if environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
     count, node = read_number(environ, nodes, at_least=1), read_number(environ, "SLURM_NODEID")
     if count is not None and node is not None:
+        # Tasks that are dealt out in turn have no blocks of neighbours: each then counts as a node of its own.
         if processes > count > 1 and not _follow_each_other(environ, processes, count):
             node, count = process, processes
         _check_blocks("Slurm", process, processes, node=node, nodes=count)

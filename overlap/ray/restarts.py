@@ -48,6 +48,7 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
             return [cloudpickle.loads(result) for end in ends for result in end.results or ()]
         if isinstance(error, UsageError):
             raise error
+        # Give up after the last attempt, or when attempts make no progress.
         latest = advance.record_progress(records)
         if attempt == max_restarts or advance.hopeless:
             if attempt:

@@ -188,6 +188,7 @@ class SymmetricInbox(Inbox):
         if match.arrived < len(pairs.members):
             return
         del pairs.open_matches[message.seq]
+        # All ends have come: they must agree, as those of a message between two ranks.
         calls = [RankCall(end.context.rank, end.call, end.call_site) for end in match.ends]
         match.pattern = next((rank.call for rank in calls if rank.call.dtype is not None), None)
         if match.pattern is None or not all(match.pattern.agrees(rank.call) for rank in calls):

@@ -95,6 +95,7 @@ class Store:
         if not self._real:
             return await self._wait_for_ranks(name, site)
         await in_thread(self._check_folder)
+        # The first save, or one that goes back to an earlier step, begins a row of saves with a nonce of its own.
         if self._last is None or step <= self._last.step:
             self._last = Save(step, await self._draw_nonce(f"{name} begins", site))
         save = self._last = Save(step, self._last.nonce)
@@ -139,12 +140,14 @@ class Store:
             return None
         gather = partial(self._group.all_gather_object, stream=self._stream, name=name, call_site=site)
         offers: list[Any] = await gather(await in_thread(self._find_offer))
+        # For each save, and the number of ranks that wrote it: the files that each rank sees.
         seen: dict[tuple[Save, int], list[set[int]]] = {}
         for rank, offer in enumerate(offers):
             for step, nonce, ranks, found in offer["saves"]:
                 of_all = seen.setdefault((Save(step, nonce), ranks), [set() for _ in offers])
                 of_all[rank] = set(found)
         damaged, whole = 0, complete({key: set().union(*of_all) for key, of_all in seen.items()})
+        # From the newest on: all ranks judge a save alike, because each one sees the offers and checks of all.
         for save, ranks in sorted(seen, reverse=True):
             trouble, files = self._find_missing(save, ranks, seen[save, ranks], own=own), []
             if not trouble:

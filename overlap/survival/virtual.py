@@ -55,6 +55,7 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
             following = _next_world(world, epochs, lost | backend.dead)
             if following is None:
                 raise
+        # The survivors enter the next world, after the time that recovery takes.
         for member in following.members:
             _enter_world(epochs[member], following)
         world, start_ns = following, backend.now_ns() + round(faults.recovery_s * 1e9)

@@ -79,6 +79,7 @@ class ProcessGuard:
         patches.replace(os, "fork", _refuse(_FORKS))
         patches.replace(overlap, "run", _refuse(_RUNS))
         patches.replace(overlap, "run_async", _refuse(_RUNS))
+        # Files that a rank writes are recorded; a sleep takes virtual time; saves may find a full disk.
         for module in (builtins, io):
             patches.replace(module, "open", self._open_and_record)
         patches.replace(torch, "save", self._save_unless_full)

@@ -188,6 +188,7 @@ class TestedProgram:
         models.batches = None if self._new_batches is None else self._new_batches(number, models.bare_names)
         torch_rank = TorchRank(thread, self._store, record, clock.injector, watch, models)
         self._ranks.append(torch_rank)
+        # Threads that the program starts and leaves running are reported as leaks.
         threads_before = set(threading.enumerate())
         try:
             with watch, models.batches or nullcontext():

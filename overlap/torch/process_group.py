@@ -223,6 +223,7 @@ def _await_arrivals(store: dist.Store, key: str, size: int, timeout: timedelta, 
     if timeout <= timedelta(0):
         store.set(f"{key}/verdict", "rank 0 had no time")
         raise dist.DistBackendError(f"Rank 0 timed out in monitoredBarrier after {limit_ms} ms: it had no time at all")
+    # One time limit for all: the wait for a rank takes from the time of the next one.
     until = time.monotonic() + timeout.total_seconds()
     missing: list[int] = []
     for rank in range(1, size):

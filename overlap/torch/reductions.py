@@ -213,6 +213,7 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
         raise CallError(f"tensor: it is {tensor.layout}; backend 'overlap' sums sparse_coo tensors; pass .to_dense()")
     if op != ("sum", None):
         raise CallError(f"op: sparse tensors can be summed only, got {op[0]!r}; pass .to_dense()")
+    # First the sum of this rank, then the lengths of all ranks' sums, then their places and values.
     local = tensor.detach().coalesce()
     for addend in tensors[1:]:
         local = (local + addend.detach()).coalesce()

@@ -332,6 +332,7 @@ class Transfers(Issuing):
         key = receives, peer, tag, tensor.dtype, tensor.numel(), frame.f_code, frame.f_lasti
         source = partial(int, peer) if receives and peer is not None else None
         plain = is_plain(tensor)
+        # A call that comes again, from one line with one shape, skips the checks and the conversion.
         known = self._group._messages.reissue(key, tensor, limit_s, frame) if plain else None
         if known is not None:
             self._seq += 1

@@ -172,6 +172,7 @@ class Outgoing:
         number, nbytes = self._next_number, send.nbytes
         self._next_number += 1
         cost_bytes = nbytes + self._limits.overhead_bytes
+        # Small: the bytes leave with the announcement, and the send ends.
         if nbytes <= self._limits.eager_bytes and self._credit_bytes >= cost_bytes:
             self._credit_bytes -= cost_bytes
             assert send.view is not None, "a message that waits keeps its bytes"
@@ -180,6 +181,7 @@ class Outgoing:
             return MessageKind.EAGER, (number, *send.lane, send.place), payload
         send.number = number
         self.sends[number] = send
+        # Longer: the chunks follow unasked. Otherwise they wait until a receive accepts the offer.
         if nbytes <= self._limits.push_bytes and self._credit_bytes >= cost_bytes:
             self._credit_bytes -= cost_bytes
             send.pushed = True

@@ -96,6 +96,7 @@ def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
     middle = int(flat.step[sums][0])
     blocks = []
     for node in range(nodes):
+        # A copy of the inner schedule for each node, with room in the middle for the steps of the outer one.
         rows = {name: getattr(flat, name)[~sums] for name in COLUMNS}
         late = rows["step"] >= middle
         lanes = np.where(late, inter.channels + flat.channels, 0)
