@@ -273,7 +273,6 @@ class _SignalHandlers:
 
 
 def _call_once(do: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls another one the first time only."""
     left = [do]
     return lambda: left.pop()() if left else None
 

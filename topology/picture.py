@@ -91,7 +91,6 @@ def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, colum
 
 
 def _bottom_lines(lines: Sequence[str]) -> list[int]:
-    """Return the numbers of the lines before the bottoms of boxes."""
     return [at - 1 for at, line in enumerate(lines) if "└" in line]
 
 
@@ -177,7 +176,6 @@ def _join_boxes(boxes: Sequence[str], gap: int) -> str:
 
 
 def _edge_line(marks: Sequence[str], width: int, gap: int) -> str:
-    """Return a line with a mark in the middle of each box."""
     half = (width + 2) // 2 + 1
     return _join_boxes([" " * half + mark + " " * (width + 3 - half) for mark in marks], gap)
 

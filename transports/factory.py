@@ -137,7 +137,6 @@ def _load_entry(entry: EntryPoint) -> Factory:
 
 
 def _find_entry_points() -> dict[str, EntryPoint]:
-    """Return the transports of other packages, by name."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=GROUP)}

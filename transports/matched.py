@@ -157,7 +157,6 @@ class LinkedTransport(Transport, Generic[LinkType]):
             self.release()
 
     async def _run_in_scope(self, scope: trio.CancelScope) -> None:
-        """Move messages until the scope is cancelled."""
         with scope:
             await self.run()
 

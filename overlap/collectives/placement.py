@@ -229,7 +229,6 @@ def _place_ranks(cluster: Cluster, ranks: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _shift_link(link: Link, nodes: int) -> Link:
-    """Return the link in the same place, `nodes` nodes further."""
     src, dst = (replace(port, node=port.node + nodes) for port in (link.src, link.dst))
     return replace(link, src=src, dst=dst)
 

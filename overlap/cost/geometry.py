@@ -98,7 +98,6 @@ class Geometry:
         return self._group_indices(self.cluster.ring_order(self.ranks))
 
     def _group_indices(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return the group ranks of world ranks."""
         index_of = {rank: index for index, rank in enumerate(self.ranks)}
         return tuple(index_of[rank] for rank in ranks)
 

@@ -155,7 +155,6 @@ def _ask_key(job: str, rank: int, turn: int = 0) -> str:
 
 
 def _answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
-    """Return the key of rank 0's answer to a request of a rank."""
     return f"overlap/{job}/{turn}/answer/{rank}/{ask.partition(' ')[0]}"
 
 

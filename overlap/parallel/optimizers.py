@@ -84,7 +84,6 @@ def _check_rate(lr: object) -> None:
 
 
 def _check_share(name: str, share: float) -> None:
-    """Refuse a share that is not from 0 to below 1."""
     if not 0 <= share < 1:
         raise UsageError(f"{name}: expected at least 0 and less than 1, got {share!r}")
 

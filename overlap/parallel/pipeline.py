@@ -179,7 +179,6 @@ class Pipeline:
     # -- checks ------------------------------------------------------------------------------------------------
 
     def _check_schedule(self) -> None:
-        """Refuse a schedule for another number of ranks than the group has."""
         if self.schedule.ranks != self.group.size:
             raise UsageError(
                 f"schedule: {self.schedule.name} is for {self.schedule.ranks} ranks, "

@@ -205,7 +205,6 @@ def _phase_finish_s(part: PricedPhase, nbytes: float, arrivals_s: Floats | None 
 
 
 def _round_ns(duration_s: Floats) -> Ints:
-    """Return seconds as whole nanoseconds."""
     return np.rint(duration_s * 1e9).astype(np.int64)
 
 

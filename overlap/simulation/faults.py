@@ -145,7 +145,6 @@ class Fates:
         return round(cost_ns * self._slow_factor) if slow else cost_ns
 
     def _random_source(self, name: str) -> Random:
-        """Return the random numbers of a name in this run."""
         return Random(f"{self._prefix}, {name}")
 
     def _draw_probability(self, name: str, fixed: float | None, scale: tuple[float, float]) -> float:

@@ -69,7 +69,6 @@ class Timer:
         self.callback = self.task = None
 
     def _abort_sleep(self, _: object) -> Abort:
-        """Cancel the sleep of a task, for Trio."""
         self.task = None
         return Abort.SUCCEEDED
 

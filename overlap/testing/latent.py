@@ -138,7 +138,6 @@ def find_group_members_difference(record: Record) -> Verdict | None:
 
 
 def _calls_for(calls: list[GroupCall], ranks: tuple[int, ...]) -> bool:
-    """Whether one of a rank's calls makes a group of these ranks."""
     return any(call.ranks == ranks for call in calls)
 
 

@@ -163,7 +163,6 @@ def _parse_async_setting(values: Mapping[str, Any]) -> tuple[Setting, int, tuple
 
 
 def _program_call(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
-    """Return the line of a test that repeats a run of a program."""
     shown = f", args={args}" if args else ""
     return f'ranks.program("{path}"{shown}, {setting.arguments})'
 

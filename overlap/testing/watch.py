@@ -298,7 +298,6 @@ class ModelWatch:
 
 
 def _group_settings(group: dict[str, Any]) -> dict[str, str]:
-    """Return the settings of a group of parameters as text, without those that are no values."""
     return {name: repr(value) for name, value in group.items() if isinstance(value, _VALUES)}
 
 

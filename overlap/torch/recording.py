@@ -113,7 +113,6 @@ class _ProcessRecording:
         self._backward = (name, self._last_ns)
 
     def _record_compute(self) -> None:
-        """Note that backward computes at this moment."""
         self._last_ns = self._now()
 
     def _end_backward(self) -> None:

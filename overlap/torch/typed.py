@@ -39,12 +39,10 @@ def future(wait_for_result: Callable[[], list[torch.Tensor]]) -> Any:
 
 
 def _wait_in_pool(number: int) -> list[torch.Tensor]:
-    """Wait for an operation in torch's pool."""
     return _wait_once(number)
 
 
 def _wait_once(number: int) -> list[torch.Tensor]:
-    """Wait for the operation of a number, and return its tensors."""
     return _waits.pop(number)()
 
 

@@ -213,7 +213,6 @@ def _discard(result: Peer | str) -> None:
 
 
 def _ring_of_reader(segment: Segment, reader: int) -> memoryview:
-    """Return the ring of a segment that a process reads."""
     start = reader * RING_BYTES
     return segment.view[start : start + RING_BYTES]
 

@@ -188,5 +188,4 @@ def make_releaser(memory: memoryview, start: int, nbytes: int, position: int) ->
 
 
 def _words_offset(nbytes: int) -> int:
-    """Return the offset of the release words behind a loan of `nbytes`."""
     return -(-nbytes // _WORD_BYTES) * _WORD_BYTES

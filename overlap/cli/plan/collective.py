@@ -58,7 +58,6 @@ def result(op: str, options: Mapping[str, Any]) -> Result:
 
 
 def _page_lines(machine: Cluster, chosen: Plan, limit: int) -> list[str]:
-    """Return the lines of the page."""
     advice = _advice_lines(machine, chosen)
     return [*_summary_lines(machine, chosen), *advice, "", *_alternative_lines(chosen, limit)]
 
