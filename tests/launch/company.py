@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from functools import partial
 from typing import TypeAlias
 
 import trio
-from trio.testing import MockClock
 
 from overlap.processes.identity import RendezvousConfig, SilenceLimits
 from overlap.processes.join import Membership, join_here
@@ -19,12 +17,11 @@ from overlap.processes.link import ControlLink, watch_silences
 from overlap.processes.members import CutConnection, Members, PrintLine, Silence
 from overlap.processes.sockets import Endpoint
 from overlap.processes.wire import FrameReader, Join, Message, Ping, Pong, encode
+from tests.waiting import Lines, run
 from transports.handshake import greet, welcome
 from transports.identity import Hello
 
 SECRET = b"the secret of these tests"
-#: Nothing here waits on purpose; a test that reaches this hangs.
-TOO_LONG_S = 60.0
 #: A process of the test machine may be busy elsewhere for long; silence is not what most tests are about.
 UNSHAKEN = SilenceLimits(beat_s=0.2, suspect_s=60, silence_s=120)
 
@@ -35,21 +32,6 @@ def listening() -> Iterator[socket.socket]:
         listener.bind(("127.0.0.1", 0))
         listener.listen(64)
         yield listener
-
-
-class Lines(list[str]):
-    """What was reported; one can wait for a line."""
-
-    changed = trio.Event()
-
-    def append(self, line: str) -> None:
-        super().append(line)
-        self.changed.set()
-
-    async def until(self, text: str) -> None:
-        while not any(text in line for line in self):
-            self.changed = trio.Event()
-            await self.changed.wait()
 
 
 @dataclass
@@ -90,16 +72,6 @@ class Company:
 
 
 MakeCompany: TypeAlias = Callable[[int], Company]
-
-
-def run(main: Callable[[], Awaitable[None]], *, clock: MockClock | None = None) -> None:
-    """Run with a limit; on a clock that only the test moves, waiting takes no time and nothing is ever late."""
-
-    async def limited() -> None:
-        with trio.fail_after(TOO_LONG_S if clock is None else math.inf):
-            await main()
-
-    trio.run(limited, clock=clock)
 
 
 def meet(members: int, main: Callable[[Membership], Awaitable[None]], *, leave: bool = True) -> list[str]:

@@ -31,8 +31,9 @@ from overlap.processes.link import ControlLink
 from overlap.processes.members import MemberLostError
 from overlap.processes.wire import MemberLost, MemberNotice, Refused
 from tests.interpreters import Python, environment, free_port
+from tests.waiting import run
 
-from .company import Company, MakeCompany, Puppet, listening, run, watch
+from .company import Company, MakeCompany, Puppet, listening, watch
 
 # -- a thread of its own ---------------------------------------------------------------------------------------------
 

@@ -307,7 +307,7 @@ async def test_who_comes_for_the_next_attempt_waits_until_the_world_has_ended(ma
     company = make_company(2)
 
     async def first(membership):
-        await company.lines.until("epoch 0 has not ended there, this is epoch 0 of restart 1")
+        await company.lines.holding("epoch 0 has not ended there, this is epoch 0 of restart 1")
         order.append("first")
         await wait_and_leave(membership)
 
@@ -397,15 +397,15 @@ async def test_whoever_has_no_certificate_of_ours_does_not_get_in(
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as trying:
                 trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05))
-                await company.lines.until("waits for process 0")
-                await company.lines.until("TLS failed")
-                await company.lines.until(PLAIN)
+                await company.lines.holding("waits for process 0")
+                await company.lines.holding("TLS failed")
+                await company.lines.holding(PLAIN)
                 scope.cancel()
         mixed = replace(certificates["theirs"], authority=ours.authority)  # it trusts us, and we do not trust it
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as trying:
                 trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05, tls=mixed))
-                await company.lines.until(NOT_ACCEPTED)
+                await company.lines.holding(NOT_ACCEPTED)
                 scope.cancel()
         nursery.start_soon(partial(company.attend, 1, wait_and_leave, tls=ours))
 

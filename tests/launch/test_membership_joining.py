@@ -32,8 +32,9 @@ from overlap.processes.sockets import (
 from overlap.processes.wire import Join, Refused, Waiting, encode
 from tests.errors import error_from
 from tests.interpreters import free_port
+from tests.waiting import Lines
 
-from .company import SECRET, UNSHAKEN, Company, Lines, MakeCompany, Puppet, wait_and_leave
+from .company import SECRET, UNSHAKEN, Company, MakeCompany, Puppet, wait_and_leave
 
 
 async def refusal(company: Company, **changes: Any) -> str:
@@ -86,7 +87,7 @@ async def test_the_one_at_fault_is_told_and_the_world_is_intact(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(attend, 0)
         nursery.start_soon(attend, 1)
-        await company.lines.until("2 of 3 joined; missing 2")
+        await company.lines.holding("2 of 3 joined; missing 2")
         told.append(await refusal(company, **{"member": 2, "epoch": 2, **changes}))
         nursery.start_soon(attend, 2)
     assert told == [where(company) + reason]
@@ -112,9 +113,9 @@ async def test_members_come_in_any_order_and_early() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(attend, 2)
         waits = f"process 2 waits for process 0 at 127.0.0.1:{port}: Connection refused"
-        await lines.until(waits)
+        await lines.holding(waits)
         nursery.start_soon(attend, 0)
-        await lines.until("2 of 3 joined; missing 1")
+        await lines.holding("2 of 3 joined; missing 1")
         assert not joined
         nursery.start_soon(attend, 1)
     assert sorted(joined) == [0, 1, 2]
@@ -132,7 +133,7 @@ async def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits()
         )  # fmt: skip
         async with join_here(config, report=lines.append) as membership:
             if epoch == 0 and member == 0:
-                await lines.until("epoch 0 has not ended there, this is epoch 1")
+                await lines.holding("epoch 0 has not ended there, this is epoch 1")
             await membership.barrier("all here")
             order.append(epoch)
             await membership.leave()
@@ -170,7 +171,7 @@ async def test_whom_the_host_has_refused_it_says_again_when_somebody_is_missing(
         nursery.start_soon(host, company)
         for job in "abcde":
             await refused(company, job)
-            await company.lines.until(f"job '{job}' refused")
+            await company.lines.holding(f"job '{job}' refused")
         clock.jump(60)
 
 
@@ -340,7 +341,7 @@ async def test_a_member_may_go_and_another_come_before_the_world_is_complete(mak
         assert await first.hear(Waiting) == Waiting(missing=[2])
         await first.stream.aclose()
         gone = "process 1 went away before all had joined: its connection ended without a goodbye"
-        await company.lines.until(gone)
+        await company.lines.holding(gone)
         nursery.start_soon(company.attend, 1, wait_and_leave)
         nursery.start_soon(company.attend, 2, wait_and_leave)
 

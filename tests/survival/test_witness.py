@@ -133,11 +133,9 @@ async def test_the_socket_of_a_process_shows_its_end(tmp_path):
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert not one.is_dead(1)
         other.close()
-        while not one.has_ended(1):  # noqa: ASYNC110
-            await trio.sleep(0.001)
+        await until(lambda: one.has_ended(1))
     async with one.watching([0, 1]):
-        while not one.has_ended(1):  # noqa: ASYNC110
-            await trio.sleep(0.001)
+        await until(lambda: one.has_ended(1))
     one.close()
 
 
@@ -149,8 +147,7 @@ async def test_a_host_that_gives_no_answer_is_dead_and_may_live(tmp_path, monkey
 
     monkeypatch.setattr(module, "dial", cut)
     async with one.watching([0, 1]):
-        while not one.is_dead(1):  # noqa: ASYNC110
-            await trio.sleep(0.001)
+        await until(lambda: one.is_dead(1))
     assert not one.has_ended(1)
     one.close()
     other.close()

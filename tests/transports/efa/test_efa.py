@@ -19,6 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.transports.matching.test_pair import held_bytes
 from tests.transports.promises import assert_kept, leaves_at_once
+from tests.waiting import TIMEOUT_S, run
 from transports import (
     ArgumentError,
     Efa,
@@ -37,7 +38,7 @@ from transports.testing import CHECKS
 from transports.tls import Tls
 
 from .impostor import confronted
-from .processes import SECRET, TIMEOUT_S, Table, World, open_world, opened, pairs, quietly, run
+from .processes import SECRET, Table, World, open_world, opened, pairs, quietly
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.waiting import run
 from transports import LinkLostError
 from transports.address import PeerAddress
 from transports.failures import TransportError
@@ -17,7 +18,7 @@ from transports.handshake import HandshakeError, greet
 from transports.matching import MessageKind
 
 from .impostor import Impostor, Victim, confronted, dial, hello
-from .processes import SECRET, World, opened, quietly, run
+from .processes import SECRET, World, opened, quietly
 
 
 async def says_nothing(card: PeerAddress) -> None:

@@ -18,6 +18,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.transports.promises import assert_kept, leaves_at_once
+from tests.waiting import Lines, run
 from transports import LinkLostError, Request
 from transports.efa import rail
 from transports.efa.rail import Rail, describe_error
@@ -26,7 +27,7 @@ from transports.frame import CHUNK_BYTES, PUSH_BYTES
 from transports.matching import MessageKind
 
 from .impostor import confronted
-from .processes import Lines, World, open_world, opened, pairs, quietly, run
+from .processes import World, open_world, opened, pairs, quietly
 
 LONG_BYTES = 16 * CHUNK_BYTES + 12_345
 

@@ -14,6 +14,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.errors import error_from
+from tests.waiting import run
 from transports import LinkLostError, Wire
 from transports.address import RAILS_LIMIT, PeerAddress
 from transports.efa import reconnection as returning
@@ -22,7 +23,7 @@ from transports.frame import CHUNK_BYTES, EAGER_BYTES
 from transports.handshake import HandshakeError, greet
 
 from .impostor import dial, hello
-from .processes import SECRET, World, open_world, opened, run
+from .processes import SECRET, World, open_world, opened
 from .proxy import ProxiedWorld, Way
 
 LONG_BYTES = 6 * CHUNK_BYTES + 99

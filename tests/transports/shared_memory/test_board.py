@@ -14,6 +14,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.waiting import TIMEOUT_S, run
 from transports import LinkLostError
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.patience import Patience
@@ -23,7 +24,7 @@ from transports.shared_memory.engine import bells
 from transports.shared_memory.segment import Heap, Shelf, make_releaser
 from transports.shared_memory.transport import polling_rule
 
-from ..efa.processes import TIMEOUT_S, opened, run
+from ..efa.processes import opened
 from .processes import Host
 
 # -- boards that are closed, and how long a process looks for others before it sleeps ----------------------------------

@@ -15,13 +15,14 @@ import pytest
 import trio
 
 from tests.errors import error_from
+from tests.waiting import Lines, run
 from transports import LinkLostError, Request, TransportError
 from transports.shared_memory import SharedMemory, joining
 from transports.shared_memory.joining import MemoryJoining
 from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.segment import Segment
 
-from ..efa.processes import SECRET, Lines, run
+from ..efa.processes import SECRET
 from ..promises import leaves_at_once
 from .other import LONG_BYTES
 from .processes import Host, opened
