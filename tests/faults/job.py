@@ -36,6 +36,20 @@ def lives(pid: int) -> bool:
         return False
 
 
+def ends(pid: int, seconds: float = LIMIT_S) -> bool:
+    """Wait for the end of a process, our child or not; return whether it has come in time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        return bool(waiting.poll(1000 * seconds))
+    finally:
+        os.close(descriptor)
+
+
 class Job:
     """`overlap run` of a program, behind the command `enter` if there is one, which runs it on another host.
 
@@ -109,15 +123,7 @@ class Job:
     def check_nothing_is_left(self) -> None:
         """Whatever it started must have ended, and shared memory be as it was."""
         limit_s = time.monotonic() + LIMIT_S
-        left = [pid for pid in self._seen if lives(pid)]
-        for pid in left:
-            with suppress(ProcessLookupError):
-                descriptor = os.pidfd_open(pid)
-                try:
-                    select.select([descriptor], [], [], max(0.0, limit_s - time.monotonic()))
-                finally:
-                    os.close(descriptor)
-        orphans = [pid for pid in self._seen if lives(pid)]
+        orphans = [pid for pid in self._seen if lives(pid) and not ends(pid, max(0.0, limit_s - time.monotonic()))]
         assert not orphans, f"processes left: {orphans}"
         assert shared_memory() <= self.before
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from overlap.cli import processes
 from overlap.cli.processes import open_listener
 from overlap.processes.sockets import ListenError
+from tests.faults.job import ends
 from tests.interpreters import ROOT, Python, environment
 
 LIMIT_S = 60  # of one step of a test; reached only by a launcher that hangs
@@ -55,20 +55,6 @@ def job(tmp_path):
     for one in jobs:
         one.process.kill()
         one.process.communicate(timeout=LIMIT_S)
-
-
-def ends(pid):
-    """Wait for the end of a process, our child or not."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        waiting = select.poll()
-        waiting.register(descriptor, select.POLLIN)
-        return bool(waiting.poll(1000 * LIMIT_S))
-    finally:
-        os.close(descriptor)
 
 
 # -- starting ----------------------------------------------------------------------------------------------------
