@@ -189,14 +189,14 @@ class AsOne:
         if len({len(losses) for losses in (*many_losses, *few_losses)}) > 1:
             raise Declined("the number of backward passes of an update depends on the rank, or on their number")
         for of_many, of_few in zip(zip(*many_losses, strict=True), zip(*few_losses, strict=True), strict=False):
-            mean, alone = (sum(loss.value for loss in losses) / len(losses) for losses in (of_many, of_few))
-            large, small = max(abs(mean), abs(alone)), min(abs(mean), abs(alone))
+            many_mean, few_mean = (sum(loss.value for loss in losses) / len(losses) for losses in (of_many, of_few))
+            large, small = max(abs(many_mean), abs(few_mean)), min(abs(many_mean), abs(few_mean))
             factor = round(large / small) if small else 0
             if abs(large - factor * small) > self._tolerance(4) * large or factor > self._run.size**2:
                 draws = [step.draws for step in _steps_at(update, many) if step.draws]
                 raise Declined(
-                    f"the forwards differ: the mean of the ranks' losses at {of_many[0].line} is {mean:.6g}, that of "
-                    f"fewer {alone:.6g}{f'; the forward at {draws[0]} draws random numbers' if draws else ''}"
+                    f"the forwards differ: the mean of the ranks' losses at {of_many[0].line} is {many_mean:.6g}, that "
+                    f"of fewer {few_mean:.6g}{f'; the forward at {draws[0]} draws random numbers' if draws else ''}"
                 )
 
     def _has_mean_losses(self) -> bool:
@@ -276,7 +276,7 @@ class AsOne:
     def _find_reduction(self, difference: GradientDifference) -> Issue | None:
         """Return the operation that reduced a gradient, or, if none is known, the last reduction before its update."""
         name, at, record = difference.name, difference.at, self._run.record
-        updates = enumerate(each.steps[at] for each in self._recorded if at < len(each.steps))
+        updates = [(rank, each.steps[at]) for rank, each in enumerate(self._recorded) if at < len(each.steps)]
         rank, issued = next(((rank, step.issued) for rank, step in updates if name in step.gradients), (0, 0))
         before = {issue.index: issue for issue in record.of(rank)[:issued] if issue.call.op in _REDUCTIONS}
         own = [each.issue for each in record.transfers if each.issue.rank == rank and name in each.names]

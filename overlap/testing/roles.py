@@ -128,7 +128,8 @@ def _hold_different_weights(record: Record, firsts: dict[int, FirstForward], mem
         return False
     summed_names = {name for transfer in record.transfers if set(members) <= set(transfer.issue.call.members)
               for name in transfer.names}  # fmt: skip
-    return any(
-        len({firsts[rank].weights[name].digest for rank in members if name in firsts[rank].weights}) > 1
-        for name in firsts[members[0]].weights.keys() - summed_names
-    )
+    for name in firsts[members[0]].weights.keys() - summed_names:
+        digests = {firsts[rank].weights[name].digest for rank in members if name in firsts[rank].weights}
+        if len(digests) > 1:
+            return True
+    return False

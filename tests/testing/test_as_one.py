@@ -4,6 +4,7 @@ import json
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +28,18 @@ def marked(program: str, mark: str) -> str:
 
 def run_program(program: str, *args: str, **settings: object):
     return Ranks(HERE, **{"ranks": 4, **settings}).program(program, list(args), check=False)
+
+
+def test_the_reduction_of_a_gradient_is_one_of_a_rank_that_made_the_update() -> None:
+    from overlap.testing.as_one import AsOne, GradientDifference
+    from overlap.testing.substitutes import UpdateRecord
+
+    issues = [SimpleNamespace(index=0, call=SimpleNamespace(op="all_reduce")) for _ in range(2)]
+    run = SimpleNamespace(record=SimpleNamespace(of=lambda rank: issues[rank : rank + 1], transfers=[]))
+    second = UpdateRecord(gradients={"w": None}, issued=1)  # rank 0 makes one update, and rank 1 two
+    steps = [UpdateRecord()], [UpdateRecord(), second]
+    comparison = AsOne(run, [SimpleNamespace(steps=each) for each in steps], None)
+    assert comparison._find_reduction(GradientDifference("w", 1, 2.0, "train.py:1")) is issues[1]
 
 
 # -- without the option ----------------------------------------------------------------------------------------------
