@@ -12,7 +12,7 @@
 #   members            three pure machines: what member 0, its clients and the program of each member do on a stimulus
 #   host               member 0 to the others;  join: join() and Membership, on all members
 #   link               one connection;  wire: all that it carries;  clock: offset from member 0
-#   sockets            endpoints, listening, dialling, meet()
+#   sockets            endpoints, listening, dialling, dial_and_greet()
 #
 # A world of several processes:
 #
