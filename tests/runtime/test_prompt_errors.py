@@ -16,7 +16,7 @@ from .worlds import TIMEOUT_S
 
 # -- errors of a rank's own code that nobody awaits: how each ends the rank, to the letter, and in which order ---------
 
-# What a job of several processes prints is in `tests/runtime/structured.py`; nurseries are in `test_nurseries`.
+# What a job of several processes prints is in `tests/runtime/structured.py`.
 
 R = overlap.Rank
 HERE = "test_prompt_errors.py"

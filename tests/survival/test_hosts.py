@@ -19,7 +19,7 @@ from overlap.processes.place import ProcessPlace
 from overlap.processes.shared_folder import check_shared_folder, host_file
 from overlap.timeline.files.reading import read_trace
 from tests.faults.job import Job, children
-from tests.faults.test_proxy import free_port
+from tests.interpreters import free_port
 
 # -- real processes of several launchers, one for each host: the others go on when a whole host is lost ----------------
 
