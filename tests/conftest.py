@@ -108,8 +108,7 @@ def autojump_clock() -> MockClock:
 @pytest.fixture(params=["real", "virtual"])
 def clock(request: pytest.FixtureRequest) -> str:
     """Return the name of a clock; a test that takes it runs on each of both."""
-    value: str = request.param
-    return value
+    return str(request.param)
 
 
 @pytest.hookimpl(tryfirst=True)

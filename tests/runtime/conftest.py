@@ -8,5 +8,4 @@ from .worlds import FEW_PATHS
 @pytest.fixture(params=FEW_PATHS)
 def path(request: pytest.FixtureRequest) -> str:
     """Return how the bytes get there: one of `PATHS`."""
-    value: str = request.param
-    return value
+    return str(request.param)

@@ -28,7 +28,10 @@ FAR: dict[str, Wires] = {"memory": in_memory, "sockets": by_sockets, "shared mem
 HERE = ["virtual", "direct", "recording"]
 WIRES = [*HERE, *FAR]
 
-wires = pytest.mark.parametrize("wire", WIRES)
+
+@pytest.fixture(params=WIRES)
+def wire(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def run(main: Program, wire: str) -> list[Any]:
@@ -45,7 +48,6 @@ def run(main: Program, wire: str) -> list[Any]:
 # -- while the peer sends ----------------------------------------------------------------------------------------------
 
 
-@wires
 @pytest.mark.parametrize("elements", [3, LARGE])
 def test_a_message_comes_once_whenever_its_receive_is_cancelled(elements: int, wire: str) -> None:
     """Cancelled, it goes to the next receive; else it comes to this one."""
@@ -74,7 +76,6 @@ def test_a_message_comes_once_whenever_its_receive_is_cancelled(elements: int, w
 # -- ranks that leave --------------------------------------------------------------------------------------------------
 
 
-@wires
 def test_a_rank_leaves_with_withdrawn_receives_and_a_later_message_to_it_names_it(wire: str) -> None:
     async def main(rank: R) -> str:
         if rank.rank == 0:
@@ -92,7 +93,6 @@ def test_a_rank_leaves_with_withdrawn_receives_and_a_later_message_to_it_names_i
     assert run(main, wire) == ["left", told]
 
 
-@wires
 def test_receives_that_are_asked_for_again_name_the_peer_that_has_left(wire: str) -> None:
     async def main(rank: R) -> list[str]:
         if rank.rank == 1:
@@ -114,7 +114,6 @@ def test_receives_that_are_asked_for_again_name_the_peer_that_has_left(wire: str
 # -- mismatches --------------------------------------------------------------------------------------------------------
 
 
-@wires
 def test_a_withdrawn_receive_of_another_shape_disagrees_with_nobody(wire: str) -> None:
     async def main(rank: R) -> str:
         if rank.rank == 1:
@@ -128,7 +127,6 @@ def test_a_withdrawn_receive_of_another_shape_disagrees_with_nobody(wire: str) -
     assert run(main, wire) == ["array([0., 1., 2.])", "None"]
 
 
-@wires
 def test_a_message_that_was_given_back_is_compared_with_its_next_receive_alone(wire: str) -> None:
     """The sender has sent it, and hears nothing of the receiver's mistake; the message is lost with the mistake."""
 
@@ -157,7 +155,6 @@ def test_a_message_that_was_given_back_is_compared_with_its_next_receive_alone(w
     )
 
 
-@wires
 def test_after_a_cancelled_receive_the_next_one_disagrees_with_its_own_line(wire: str) -> None:
     """Over a wire that takes a message before anybody asks for it, the receiver alone learns of it."""
 
@@ -217,7 +214,6 @@ def fail() -> None:
     raise ValueError("boom")
 
 
-@wires
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_an_input_that_fails_is_from_elsewhere_for_the_receiver(cancelled: bool, wire: str) -> None:
     """The sender handles its own error; the receiver is told whose it is, and goes on."""
@@ -242,7 +238,6 @@ def test_an_input_that_fails_is_from_elsewhere_for_the_receiver(cancelled: bool,
     ]
 
 
-@wires
 def test_a_rank_whose_input_fails_unseen_ends_all(wire: str) -> None:
     """Its send is no await, so that the error ends the rank at once; the other learns of it where it waits."""
     told: list[str] = []

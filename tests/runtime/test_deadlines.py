@@ -18,7 +18,11 @@ R = overlap.Rank
 PATHS = ("direct", "ring", "wire")
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def test_an_operation_that_has_not_ended_in_time_fails(path: str) -> None:
     async def main(rank: R) -> str:
         if rank.rank == 1:
@@ -40,7 +44,6 @@ def test_an_operation_that_has_not_ended_in_time_fails(path: str) -> None:
     assert second == "rank 0 gave up: all_reduce #0 on group 'world'"
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_what_ends_in_time_is_none_of_its_business(path: str) -> None:
     async def main(rank: R) -> float:
         futures = [rank.all_reduce(np.ones(1), timeout_s=1000.0 + k % 2) for k in range(20)]
@@ -49,7 +52,6 @@ def test_what_ends_in_time_is_none_of_its_business(path: str) -> None:
     assert run(main, 2, path=path) == [40.0, 40.0]
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_after_a_deadline_other_groups_and_streams_go_on(path: str) -> None:
     async def main(rank: R) -> list[Any]:
         pair, found = rank.group([0, 1], name="pair"), []
@@ -71,7 +73,6 @@ def test_after_a_deadline_other_groups_and_streams_go_on(path: str) -> None:
     assert run(main, 2, path=path) == [[0, 2.0, 2.0]] * 2
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_a_message_that_does_not_come_in_time(path: str) -> None:
     async def main(rank: R) -> list[Any]:
         if rank.rank == 1:
@@ -125,7 +126,6 @@ def test_a_time_that_cannot_go_by(wrong: Any) -> None:
     assert run(main, 1) == [f"timeout_s: expected a positive number of seconds, or None, got {wrong!r}"]
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_an_aborted_group_fails_and_the_world_lives(path: str) -> None:
     async def main(rank: R) -> list[Any]:
         pair = rank.group([0, 1], name="pair")
@@ -148,7 +148,6 @@ def test_an_aborted_group_fails_and_the_world_lives(path: str) -> None:
     assert run(main, 2, path=path) == [[expected, 2.0, 2.0]] * 2
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_what_an_abort_cuts_off_fails_no_rank_that_does_not_ask(path: str) -> None:
     async def main(rank: R) -> float:
         pair = rank.group([0, 1])
@@ -200,7 +199,6 @@ def test_what_others_compute_is_in_the_timeline() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_a_deadline_that_was_seen_is_enough_for_later_operations_that_fail_of_it(path: str) -> None:
     async def main(rank: R) -> str:
         with pytest.raises(overlap.DeadlineError):

@@ -50,12 +50,16 @@ CALLS: list[tuple[str, Issue, str, Issue, str]] = [
 ]  # fmt: skip
 
 
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def sites_of(issue: Issue) -> set[str]:
     """Where one of the lambdas above may say that it was called: the lines of its code."""
     return {f"{HERE}:{line}" for _, _, line in issue.__code__.co_lines() if line is not None}
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("odd_one", [0, 1, 2])
 @pytest.mark.parametrize(
     ("usual", "usual_call", "odd", "odd_call"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS]
@@ -208,7 +212,6 @@ def test_ranks_that_catch_it_and_go_on_never_wait_for_each_other(
     assert {seq for end in lists for seq in end} <= {None, 1}
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_operations_in_another_order(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[str]:
         reduce, gather = np.ones(3), np.ones(2, np.int32)
@@ -226,7 +229,6 @@ def test_operations_in_another_order(path: str) -> None:
     assert [error.split(" on ")[0] for error in errors[0]] == ["operation #0", "operation #1"]
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("change", [{"shape": (4,)}, {"dtype": np.dtype(np.float32)}])
 def test_sender_and_receiver(change: dict[str, object], path: str) -> None:
     like = {"shape": (3,), "dtype": np.dtype(np.float64)} | change
@@ -245,7 +247,6 @@ def test_sender_and_receiver(change: dict[str, object], path: str) -> None:
     assert calls == {0: "send/recv(float64 (3,))", 1: f"send/recv({like['dtype']} {like['shape']})"}
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("elements", [3, 1 << 18])
 def test_in_the_middle_of_a_run_of_operations(elements: int, path: str) -> None:
     """The ones before and after succeed, and all arrays come back."""
@@ -266,7 +267,6 @@ def test_in_the_middle_of_a_run_of_operations(elements: int, path: str) -> None:
     assert run(main, 3, path=path) == [[3.0, 6.0, 2, 12.0, 15.0]] * 3
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_nobody_awaits_it(path: str) -> None:
     async def main(rank: overlap.Rank) -> None:
         rank.all_reduce(np.ones(1 + rank.rank))
@@ -276,7 +276,6 @@ def test_nobody_awaits_it(path: str) -> None:
     assert "rank 1 called all_reduce(float64 (2,), op='sum') at tests/runtime/test_mismatch.py:" in str(failure)
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_inputs_that_come_late(path: str) -> None:
     async def main(rank: overlap.Rank) -> tuple[int, ...]:
         future = rank.all_reduce(rank.compute(np.ones, 3 + (rank.rank == 2)))

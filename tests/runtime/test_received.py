@@ -30,6 +30,11 @@ WAYS = ["direct", "mesh", "wire", "virtual", "in_memory", "by_sockets", "by_shar
 FAR = {"in_memory": in_memory, "by_sockets": by_sockets, "by_shared_memory": by_shared_memory}
 
 
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 class Pair(NamedTuple):
     weight: Any
     bias: Any
@@ -68,7 +73,6 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("what", SENT)
 def test_a_receive_without_like_gets_what_was_sent(what: str, first: int, way: str) -> None:
@@ -85,7 +89,6 @@ def test_a_receive_without_like_gets_what_was_sent(what: str, first: int, way: s
     assert same(got, wanted), got
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_a_tree_fills_the_arrays_it_is_given(way: str) -> None:
     async def main(rank: R) -> Any:
         sent = {"layer": Pair(np.arange(6.0).reshape(2, 3), np.full(4, 7, np.int32)), "list": [np.ones(2, bool)]}
@@ -101,7 +104,6 @@ def test_a_tree_fills_the_arrays_it_is_given(way: str) -> None:
     assert world(main, way)[1] == (True, True, True, 0)
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_a_tree_of_shapes_and_dtypes_makes_new_arrays(way: str) -> None:
     room = np.zeros(4, np.int32)
     like = {
@@ -144,7 +146,6 @@ def test_the_arrays_of_a_tree_are_read_only_while_they_are_received(way: str) ->
     assert world(main, way) == [True, True]
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_messages_with_and_without_like_keep_their_order(way: str) -> None:
     count = 40
 
@@ -163,7 +164,6 @@ def test_messages_with_and_without_like_keep_their_order(way: str) -> None:
     assert world(main, way)[1] == [float(i) for i in range(count)]
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_a_tag_for_each_message(way: str) -> None:
     async def main(rank: R) -> list[int]:
         if rank.rank == 0:
@@ -179,7 +179,6 @@ def test_a_tag_for_each_message(way: str) -> None:
     assert world(main, way)[1] == [100 + 2 * tag for tag in reversed(range(30))]
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_the_future_of_a_tree_is_sent(way: str) -> None:
     async def main(rank: R) -> Any:
         if rank.rank == 0:

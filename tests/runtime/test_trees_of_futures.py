@@ -18,6 +18,11 @@ from .worlds import FEW_PATHS, run
 R = overlap.Rank
 
 
+@pytest.fixture(params=[*FEW_PATHS, "wire"])
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def compute(rank: R, value: Any) -> overlap.Future[Any]:
     """The future of a value, on both clocks."""
     return rank.compute(lambda: value, name="value", seconds=1e-6)
@@ -67,7 +72,6 @@ async def everything(rank: R) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_collective_takes_futures_of_trees_and_trees_of_futures(path: str, ranks: int) -> None:
     assert run(everything, ranks, path=path) == [[]] * ranks
@@ -129,7 +133,6 @@ async def crossed(rank: R) -> list[Any]:
     return wrong
 
 
-@pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
 def test_trees_meet_by_their_numbers_whatever_comes_first(path: str) -> None:
     assert run(crossed, 3, path=path) == [[]] * 3
 
@@ -162,7 +165,6 @@ def test_shapes_only() -> None:
     assert overlap.run(main, ranks=2, clock=alike) == [answer] * 2
 
 
-@pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
 def test_messages(path: str) -> None:
     async def main(rank: R) -> list[Any]:
         x, n = np.arange(3.0) + rank.rank, np.full((2, 1), rank.rank, np.int8)
@@ -214,7 +216,6 @@ def failing() -> Array:
     raise ZeroDivisionError("no gradients today")
 
 
-@pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
 def test_the_error_of_a_leaf_is_that_of_the_operation(path: str) -> None:
     async def main(rank: R) -> list[Any]:
         w, n = compute(rank, np.ones(2, np.float32)), compute(rank, np.ones(2, np.int64))
@@ -256,7 +257,6 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("forms", FORMS)
 def test_forms_that_differ_are_a_mismatch_that_names_both(forms: Any, whole: bool, path: str) -> None:
@@ -332,7 +332,6 @@ def test_what_is_wrong_already_is_told_at_the_call(wrong: Any, text: str) -> Non
     assert run(main, 2) == [text] * 2
 
 
-@pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
 def test_a_deadline_ends_all_dtypes_of_a_tree(path: str) -> None:
     async def main(rank: R) -> list[str]:
         x = {"w": compute(rank, np.ones(2, np.float32)), "n": np.ones(1, np.int64)}

@@ -29,6 +29,11 @@ WRAPPED: dict[str, Callable[[Transport], Transport]] = {
 WIRES = ["virtual", "direct", *WRAPPED]
 
 
+@pytest.fixture(params=WIRES)
+def wire(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def run(main: Callable[[R], Awaitable[object]], wire: str, ranks: int = 2) -> list[object]:
     """Run a program on the virtual clock, in memory, or over a transport whose messages are begun in tasks."""
     if wire == "virtual":
@@ -56,7 +61,6 @@ async def cancelled_await(future: overlap.Future[np.ndarray]) -> None:
     assert scope.cancelled_caught
 
 
-@pytest.mark.parametrize("wire", WIRES)
 def test_a_receive_under_way_gets_the_message_that_an_earlier_one_gives_back(wire: str) -> None:
     """The first receive has met its message, and the second waits for another, which never comes."""
 
@@ -75,7 +79,6 @@ def test_a_receive_under_way_gets_the_message_that_an_earlier_one_gives_back(wir
     assert run(main, wire) == [7, 7]
 
 
-@pytest.mark.parametrize("wire", WIRES)
 def test_messages_that_are_given_back_keep_their_order(wire: str) -> None:
     async def main(rank: R) -> list[float]:
         if rank.rank == 1:
@@ -94,7 +97,6 @@ def test_messages_that_are_given_back_keep_their_order(wire: str) -> None:
     assert run(main, wire)[0] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("wire", WIRES)
 def test_two_receives_from_any_source_do_not_choose_one_message_that_was_given_back(wire: str) -> None:
     """One message of rank 1 was given back while a later one is met; the others get messages of both ranks."""
 
@@ -122,7 +124,6 @@ def test_two_receives_from_any_source_do_not_choose_one_message_that_was_given_b
     assert run(main, wire, ranks=4)[0] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("wire", WIRES)
 def test_a_receive_without_a_message_can_be_cancelled_over_any_transport(wire: str) -> None:
     async def main(rank: R) -> float:
         got = 5.0
@@ -148,7 +149,6 @@ def test_a_receive_without_a_message_can_be_cancelled_over_any_transport(wire: s
     assert run(main, wire) == [5, 5]
 
 
-@pytest.mark.parametrize("wire", WIRES)
 def test_a_rank_ends_although_nobody_sends_what_it_has_waited_for(wire: str) -> None:
     async def main(rank: R) -> str:
         with trio.move_on_after(1e-3):
