@@ -53,6 +53,7 @@ class Server:
 
     def close(self) -> None:
         self._requests.close()
+        self._theirs.close()
         if self._process is not None:
             self._process.wait()
 
