@@ -25,7 +25,7 @@ PACKAGES = ("overlap", "transports", "topology")
 OUTPUT = "OVERLAP_ROUTES_OUTPUT"  # environment: beginning of the names of the files of a process's figures
 GENERATED = "<generated>"
 
-_ROUNDS = 12
+_ROUNDS = 30  # on a busy machine few of them are undisturbed
 _COLD = 4  # the first rounds compile, open and cache
 _INSTRUMENTS = {"before_io_wait", "after_io_wait", "_run_rank"}  # of the loop, at each of its turns
 _TIMERS = {"_look_periodically", "_sample", "_watch"}  # with all that they call
