@@ -57,6 +57,10 @@ class _GuardedWire(WrappedWire):
         """Return what the inner wire says."""
         return self.inner.takes_threads(peer)
 
+    def promise_wait(self, peer: int) -> None:
+        """Tell the inner wire."""
+        self.inner.promise_wait(peer)
+
     def catch_up(self, peer: int) -> bool:
         """Let the inner wire move bytes."""
         return self.inner.catch_up(peer)

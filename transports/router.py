@@ -143,5 +143,8 @@ class _RouterWire(Wire):
     def takes_threads(self, peer: int) -> bool:
         return self.route(peer).takes_threads(peer)
 
+    def promise_wait(self, peer: int) -> None:
+        self.route(peer).promise_wait(peer)
+
     def catch_up(self, peer: int) -> bool:
         return self.route(peer).catch_up(peer)

@@ -175,6 +175,13 @@ class Wire(ABC):
         """Whether a thread that runs in place of the event loop may begin messages with a peer."""
         return False
 
+    def promise_wait(self, peer: int) -> None:  # noqa: B027 - most wires wake nothing
+        """Say that a thread is about to begin a message with a peer, and to wait for its end right after.
+
+        Nothing else need be woken for what comes before that wait. A message that ends at once, a wait, and the next
+        turn of the event loop each end the promise.
+        """
+
     def catch_up(self, peer: int) -> bool:
         """Move the bytes from and to a peer that are ready, without waiting for the transport's own task.
 

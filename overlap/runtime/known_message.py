@@ -63,30 +63,31 @@ class KnownMessage:
         """Return the fields of `waits.ends.CallRecord`, which all these messages share."""
         return self._fields
 
-    def begin(self, data: memoryview, step: int | None, make: Callable[[], Message[Any]]) -> Message[Any] | int | None:
+    def begin(
+        self, data: memoryview, step: int | None, make: Callable[[], Message[Any]], *, waits: bool = False
+    ) -> Message[Any] | int | None:
         """Begin a message, on the loop's thread or in its place, unless that needs more than its bytes.
 
         Args:
             data: The bytes to send, or to receive into.
             step: Step of the program.
             make: Makes its future, with its arrays and its call.
+            waits: Whether this thread waits for it next.
 
         Returns:
             Its number if it has ended well; its future if it has not; None: it must begin as if it were the first.
         """
         port, receives = self._port, self._receives
-        context, inbox, shared, now_ns = (
-            port.context,
-            port.communicator,
-            port.communicator.shared,
-            port.context.now_ns(),
-        )
-        counted, request = inbox.counts.get(self._lane), None
+        context, inbox, shared = port.context, port.communicator, port.communicator.shared
+        counted, now_ns = inbox.counts.get(self._lane), context.now_ns()
         if (
             counted is None or self._queue in inbox.queues or context.outstanding.draining
             or shared.intercept is not None or shared.left or shared.early or shared.broken
         ):  # fmt: skip
             return None
+        if waits:
+            self.wire.promise_wait(self.peer)
+        request: Request | None
         try:
             if receives:
                 request = self.wire.begin_recv(

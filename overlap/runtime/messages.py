@@ -282,7 +282,9 @@ class Messages:
         port = self._opened[stream] = MessagePort(self._context, self._inbox, stream, self._group, ref(self._use))
         return port
 
-    def reissue(self, key: object, tensor: Any, timeout_s: float, caller: FrameType) -> Message[Any] | int | None:
+    def reissue(
+        self, key: object, tensor: Any, timeout_s: float, caller: FrameType, *, waits: bool
+    ) -> Message[Any] | int | None:
         """Begin a message of a thread as one before, if nothing needs the event loop.
 
         Args:
@@ -290,6 +292,7 @@ class Messages:
             tensor: A contiguous CPU tensor of PyTorch of the same dtype and size.
             timeout_s: Time within which it must end.
             caller: The program's line, the same as before.
+            waits: Whether the thread waits for it next.
 
         Returns:
             See `KnownMessage.begin`.
@@ -297,17 +300,18 @@ class Messages:
         known = self._kept.get(key)
         if known is None:
             return None
-        return self._context.handover.in_place(partial(self._begin_again, known, tensor, timeout_s, caller), None)
+        begin = partial(self._begin_again, known, tensor, timeout_s, caller, waits=waits)
+        return self._context.handover.in_place(begin, None)
 
     def _begin_again(
-        self, known: KnownMessage, tensor: Any, timeout_s: float, caller: FrameType
+        self, known: KnownMessage, tensor: Any, timeout_s: float, caller: FrameType, *, waits: bool
     ) -> Message[Any] | int | None:
         """Begin a known message in this thread."""
         context = self._context
         if context.closed or context.deadlines.wakes(timeout_s) or not known.wire.takes_threads(known.peer):
             return None
         data = bytes_at(tensor.data_ptr(), known.nbytes)
-        return known.begin(data, context.step, partial(known.future, tensor, timeout_s, caller))
+        return known.begin(data, context.step, partial(known.future, tensor, timeout_s, caller), waits=waits)
 
     def keep(self, key: object, message: Message[Any], priority: int = 0) -> None:
         """Keep a message for messages like it, unless it is the first in its lane, or its wire is not known yet.

@@ -79,7 +79,7 @@ class Pending:
 class NoPorts:
     """Ports and messages of a group in a test: no call is issued again in few steps, because every one is recorded."""
 
-    def reissue(self, *call: object) -> None:
+    def reissue(self, *call: object, waits: bool = False) -> None:
         """Return None: the call must be issued in full."""
 
     def keep(self, key: object, operation: object) -> None:

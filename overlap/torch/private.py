@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial, wraps
+from inspect import unwrap
 from types import CodeType
 from typing import Any
 
@@ -59,6 +60,10 @@ def _make_finished_work() -> Any:
 
 finished_work: Any = _make_finished_work()
 """The Work of calls that have ended when they return, and that only torch's own functions see."""
+
+
+WAITING_CALLS: frozenset[CodeType] = frozenset(unwrap(function).__code__ for function in (dist.send, dist.recv))
+"""Functions of torch that begin a message and wait for it at once."""
 
 
 def skip_code(code: CodeType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 
 from ..runtime.message import Message
 from ..runtime.messages import MOST_TAGS
+from . import private
 from .errors import CallError
 from .issuing import Issuing, Tensors, get_root, list_parts
 from .operations import CallKey, operation, users_frame
@@ -333,7 +335,9 @@ class Transfers(Issuing):
         source = partial(int, peer) if receives and peer is not None else None
         plain = is_plain(tensor)
         # A call that comes again, from one line with one shape, skips the checks and the conversion.
-        known = self._group._messages.reissue(key, tensor, limit_s, frame) if plain else None
+        caller = sys._getframe(3).f_back  # of torch's `isend` or `irecv`
+        waits = caller is not None and caller.f_code in private.WAITING_CALLS
+        known = self._group._messages.reissue(key, tensor, limit_s, frame, waits=waits) if plain else None
         if known is not None:
             self._seq += 1
             return Work(_FINISHED if isinstance(known, int) else cast(Handle, known), [tensor], source)

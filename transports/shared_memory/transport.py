@@ -274,6 +274,11 @@ class _MemoryWire(LinkedWire[SharedMemory]):
         home = transport.home.get(peer)
         return home is not None and transport.state is None and transport.links[home].gone is None
 
+    def promise_wait(self, peer: int) -> None:
+        """Let other processes wake no event loop here meanwhile."""
+        if self._transport.engine is not None:
+            self._transport.engine.promise()
+
     def catch_up(self, peer: int) -> bool:
         """Deliver events of the engine; return whether there were any."""
         self._transport.link((self.rank, peer, 0), peer)

@@ -217,6 +217,7 @@ typedef struct {
     int yields;   /* whether a look yields the core, which other processes need */
     int awake;    /* whether the event loop runs: it attends before it sleeps */
     int promised; /* whether a thread is about to wait */
+    _Atomic int promises; /* whether the thread that begins the next message is about to wait for it */
     /* collectives */
     Run *runs;         /* under way, in the order in which they were begun */
     Scratch *scratch;  /* memory for threads that work */

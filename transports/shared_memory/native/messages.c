@@ -717,10 +717,12 @@ static PyObject *start(Engine *engine, Op *op, void (*begin)(Engine *engine, Op 
     Py_INCREF(op); /* as long as it is pending */
     Py_BEGIN_ALLOW_THREADS
     lock(engine);
+    engine->promised = atomic_exchange(&engine->promises, 0);
     begin(engine, op);
     attend(engine);
-    at_once = op->end.submitting == ENDED_AT_ONCE; /* then nobody else knows it */
+    at_once = op->end.submitting == ENDED_AT_ONCE; /* then nobody else knows it, and nobody waits for it */
     op->end.submitting = 0;
+    engine->promised &= !at_once;
     unlock(engine);
     Py_END_ALLOW_THREADS
     if (at_once) {

@@ -58,6 +58,13 @@ static PyObject *Engine_loop(Engine *engine, PyObject *awake)
     Py_RETURN_NONE;
 }
 
+/* promise(): the next message is waited for at once, so nobody need be woken for what comes before. */
+static PyObject *Engine_promise(Engine *engine, PyObject *unused)
+{
+    atomic_store(&engine->promises, 1);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Engine_close(Engine *engine, PyObject *unused)
 {
     atomic_store(&engine->closing, 1);
@@ -170,6 +177,7 @@ static PyMethodDef Engine_methods[] = {
     {"submit", (PyCFunction)(void (*)(void))Engine_submit, METH_FASTCALL,
      "submit(board, table, owner, number, tag, source, target, priority, home, how[, fingerprint, text])"},
     {"loop", (PyCFunction)Engine_loop, METH_O, "loop(awake)"},
+    {"promise", (PyCFunction)Engine_promise, METH_NOARGS, "promise()"},
     {"cancel", (PyCFunction)Engine_cancel, METH_O, "cancel(run)"},
     {"forget", (PyCFunction)Engine_forget, METH_O, "forget(end)"},
     {"take_ended", (PyCFunction)Engine_take_ended, METH_NOARGS, "take_ended()"},
