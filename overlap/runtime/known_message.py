@@ -11,7 +11,7 @@ from transports import Request, Wire
 from ..flight.recorder import Known
 from ..timeline.recording import RawSpan
 from .lane import wire_tag
-from .memory.foreign import as_input
+from .memory.foreign import tensor_array
 from .message import Message
 from .signature import signature_of
 from .transfer import MESSAGE_ALGORITHM
@@ -117,8 +117,8 @@ class KnownMessage:
         return seq
 
     def future(self, tensor: object, timeout_s: float, caller: FrameType) -> Message[Any]:
-        """Return the future of such a message of a tensor."""
-        receives, array = self._receives, as_input(tensor).reshape(-1)
+        """Return the future of such a message of a tensor, whose memory it keeps."""
+        receives, array = self._receives, tensor_array(tensor).reshape(-1)
         x, out = (None, array) if receives else (array, None)
         message: Message[Any] = Message(
             self._port, receives, self._peer, self._queue[2], x, out, 0, None, timeout_s, caller, self._flat

@@ -181,7 +181,8 @@ class Message(CollectiveFuture[T_co]):
         """Name of its lane in few characters, the same on every rank."""
         if self.peer is None:
             return f"any source, {self.context.rank}"
-        return self.lane.identity if self.lane is not None else self.messages.identity(self)
+        lane = self.lane  # None once it has ended, perhaps just now
+        return self.messages.identity(self) if lane is None else lane.identity
 
     def flight_fields(self) -> dict[str, object]:
         """Return the fields of `waits.ends.CallRecord`, which all messages of this call at this line share."""

@@ -204,9 +204,9 @@ class MessagePort:
         """Match a message whose input exists now."""
         self.communicator.arrive(message)
 
-    def identity(self, send: Message[Any]) -> str:
-        """Name of the lane of a send in few characters, the same on every rank."""
-        return f"{lane_id(self.group_id, send.peer or 0, send.tag, self.group.rank):x}"
+    def identity(self, message: Message[Any]) -> str:
+        """Name of the lane of a message with a peer in few characters, the same on every rank."""
+        return f"{lane_id(*self.queue_name(message), message.src or 0):x}"
 
     def queue_name(self, message: Message[Any]) -> QueueName:
         """Return the name of the queue of a message."""
@@ -298,19 +298,23 @@ class Messages:
             See `KnownMessage.begin`.
         """
         known = self._kept.get(key)
-        if known is None:
+        try:
+            address = 0 if known is None else tensor.data_ptr()
+        except RuntimeError:  # torch has no address for it
+            address = 0
+        if known is None or not address:  # of no elements, or freed
             return None
-        begin = partial(self._begin_again, known, tensor, timeout_s, caller, waits=waits)
+        data = bytes_at(address, known.nbytes)
+        begin = partial(self._begin_again, known, data, tensor, timeout_s, caller, waits=waits)
         return self._context.handover.in_place(begin, None)
 
     def _begin_again(
-        self, known: KnownMessage, tensor: Any, timeout_s: float, caller: FrameType, *, waits: bool
+        self, known: KnownMessage, data: memoryview, tensor: Any, timeout_s: float, caller: FrameType, *, waits: bool
     ) -> Message[Any] | int | None:
         """Begin a known message in this thread."""
         context = self._context
         if context.closed or context.deadlines.wakes(timeout_s) or not known.wire.takes_threads(known.peer):
             return None
-        data = bytes_at(tensor.data_ptr(), known.nbytes)
         return known.begin(data, context.step, partial(known.future, tensor, timeout_s, caller), waits=waits)
 
     def keep(self, key: object, message: Message[Any], priority: int = 0) -> None:
@@ -321,9 +325,9 @@ class Messages:
             message: The message, which has its call.
             priority: Its priority in its stream.
         """
-        peer = message.peer
+        peer = message.asked  # a receive from any source has a peer once one is chosen
         wire = None if peer is None else message.messages.wires.get(peer)
-        if peer is not None and wire is not None and message.seq:
+        if peer is not None and wire is not None and message.seq and key not in self._kept:
             if len(self._kept) >= _KNOWN:
                 self._kept.clear()
             self._kept[key] = KnownMessage(message, peer, wire, priority)

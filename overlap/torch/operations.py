@@ -190,10 +190,14 @@ class KnownCalls:
                 return None
         if x is not None:
             source = x.data_ptr()
+            if not source and x.nbytes:  # freed
+                return None
         if out is x:
             target = source
         elif out is not None:
             target = out.data_ptr()
+            if not target and out.nbytes:
+                return None
             if x is not None and source < target + out.nbytes and target < source + x.nbytes:
                 return None
         frame, is_library = sys._getframe(1), _IS_LIBRARY

@@ -335,8 +335,8 @@ class Transfers(Issuing):
         source = partial(int, peer) if receives and peer is not None else None
         plain = is_plain(tensor)
         # A call that comes again, from one line with one shape, skips the checks and the conversion.
-        caller = sys._getframe(3).f_back  # of torch's `isend` or `irecv`
-        waits = caller is not None and caller.f_code in private.WAITING_CALLS
+        begins = sys._getframe(2).f_back  # torch's `isend` or `irecv`
+        waits = begins is not None and begins.f_back is not None and begins.f_back.f_code in private.WAITING_CALLS
         known = self._group._messages.reissue(key, tensor, limit_s, frame, waits=waits) if plain else None
         if known is not None:
             self._seq += 1

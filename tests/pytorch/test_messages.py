@@ -23,6 +23,7 @@ from overlap import Connection, RankFailedError, RemoteError, connect  # noqa: E
 from overlap.runtime.interrupts import deferring_interrupts  # noqa: E402
 from overlap.runtime.settling import wait_until_settled  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
+from overlap.torch.errors import CallError  # noqa: E402
 from tests.errors import error_of  # noqa: E402
 from tests.interrupting import Tracer, interrupt_wait, sample  # noqa: E402
 from transports.shared_memory.engine import Engine  # noqa: E402
@@ -267,6 +268,74 @@ def test_a_send_of_a_rank_that_closes_ends_well_when_its_receiver_leaves(
 
     worlds[0]._run_in_loop(leave)
     assert work.wait()
+
+
+def repeat(groups: list[ProcessGroup], send: Any, receive: Any, *, receives_first: bool) -> None:
+    """Send some times at one line and receive at another, of which the later ones are known there."""
+
+    def sends() -> None:
+        for _ in range(4):
+            if receives_first:
+                sleep(0.02)
+            send(groups[0])
+
+    def receives() -> None:
+        for _ in range(4):
+            if not receives_first:
+                sleep(0.02)
+            receive(groups[1])
+
+    assert do([sends, receives]) == [None, None]
+
+
+@pytest.mark.parametrize("receives_first", [False, True])
+def test_a_parameter_arrives_again_and_again(groups: list[ProcessGroup], receives_first: bool) -> None:
+    weights, copy = (torch.nn.Parameter(torch.full((300_000,), value)) for value in (3.0, 0.0))
+    repeat(
+        groups,
+        lambda group: group.send([weights], 1, 0).wait(),
+        lambda group: group.recv([copy], 0, 0).wait(),
+        receives_first=receives_first,
+    )
+    assert (copy == 3).all()
+    assert len(groups[0]._group._messages._kept) == len(groups[1]._group._messages._kept) == 1
+
+
+def test_a_receive_from_any_source_stays_one(groups: list[ProcessGroup]) -> None:
+    x, sources = torch.zeros(2), []
+
+    def receive(group: ProcessGroup) -> None:
+        work = group.recv_anysource([x], 0)
+        work.wait()
+        sources.append(work.source_rank())
+
+    repeat(groups, lambda group: group.send([torch.ones(2)], 1, 0).wait(), receive, receives_first=False)
+    assert sources == [0] * 4
+    assert not groups[1]._group._messages._kept
+
+
+def test_both_ends_of_known_messages_are_recorded_in_one_lane(groups: list[ProcessGroup]) -> None:
+    x = torch.zeros(2)
+    repeat(
+        groups,
+        lambda group: group.send([torch.ones(2)], 1, 0).wait(),
+        lambda group: group.recv([x], 0, 0).wait(),
+        receives_first=False,
+    )
+    (sent,), (received,) = (group._group._messages._kept.values() for group in groups)
+    assert sent.flight_fields()["key"] == received.flight_fields()["key"]
+
+
+def test_a_freed_tensor_is_refused_where_a_message_like_it_is_known(groups: list[ProcessGroup]) -> None:
+    x = torch.ones(2)
+
+    def send(group: ProcessGroup) -> None:
+        group.send([x], 1, 0).wait()
+
+    out = torch.zeros(2)
+    repeat(groups, send, lambda group: group.recv([out], 0, 0).wait(), receives_first=False)
+    x.untyped_storage().resize_(0)
+    assert "its storage was freed" in str(error_of(CallError, send, groups[0]))
 
 
 def talk(tracer: Tracer) -> type[BaseException] | None:
