@@ -11,9 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from overlap.collectives.call import Call
+pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
 
-from .test_collectives_of_engines import (
+from overlap.collectives.call import Call  # noqa: E402
+
+from .test_collectives_of_engines import (  # noqa: E402
     BOARD_BYTES,
     CANCELLED,
     CORRUPT,
