@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
 
-from overlap.collectives.call import Call  # noqa: E402
+from overlap.collectives.call import Call
 
-from .test_collectives_of_engines import (  # noqa: E402
+from .test_collectives_of_engines import (
     BOARD_BYTES,
     CANCELLED,
     CORRUPT,
