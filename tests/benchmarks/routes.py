@@ -25,7 +25,8 @@ PACKAGES = ("overlap", "transports", "topology")
 OUTPUT = "OVERLAP_ROUTES_OUTPUT"  # environment: beginning of the names of the files of a process's figures
 GENERATED = "<generated>"
 
-_ROUNDS = 30  # on a busy machine few of them are undisturbed
+_ROUNDS = 30
+_ROUNDS_OF_PROCESSES = 200  # on a busy machine few of them are undisturbed: a receive polls only on a core of its own
 _COLD = 4  # the first rounds compile, open and cache
 _INSTRUMENTS = {"before_io_wait", "after_io_wait", "_run_rank"}  # of the loop, at each of its turns
 _TIMERS = {"_look_periodically", "_sample", "_watch"}  # with all that they call
@@ -180,10 +181,10 @@ def routes_of_one_process() -> dict[str, Count]:
 
 async def _message(rank: overlap.Rank, tracer: Tracer) -> None:
     x, out = np.ones(1), np.empty(1)
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS_OF_PROCESSES):
         await rank.barrier()
         if rank.rank == 0:
-            await trio.sleep(0.02)  # so that the receiver waits
+            await trio.sleep(0.005)  # so that the receiver waits
             tracer.start()
             await rank.send(x, dst=1)
             tracer.stop("send, between processes")
