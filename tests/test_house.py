@@ -67,6 +67,7 @@ HOUSE = (
     ("overlap.runtime.communicators",),
     ("overlap.runtime.engine",),
     ("overlap.runtime.backend",),
+    ("overlap.runtime.known_message",),
     ("overlap.runtime.messages", "overlap.runtime.port"),
     ("overlap.runtime.objects", "overlap.runtime.checking"),
     ("overlap.runtime.calls",),
