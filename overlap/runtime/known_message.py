@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class KnownMessage:
-    """What all messages between two ranks with one tag, dtype, shape and priority, begun at one line, have in common.
+    """Common part of the messages between two ranks with one tag, dtype, shape and priority, begun at one line.
 
     A message whose bytes leave at once, or have arrived already, is counted and recorded, but never is in its lane.
     Any other gets its place there, as if it had been begun for the first time.
