@@ -162,7 +162,6 @@ class _Levels:
                 yield names, tuple(part for part in parts if part is not None)
 
     def _detail_text(self, names: _Names) -> str:
-        """Return the names of the algorithms of a combination in words, by level."""
         if self.has_one_level:
             return ", ".join(names[phase.level] for phase in self.phases)
         inside = " and ".join(name for level, name in names.items() if level is not Scope.BETWEEN)

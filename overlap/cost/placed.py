@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import zip_longest
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..collectives.placement import Floats, Ints, Placement, Routes, Wires
 from .parameters import IDEAL, CostParameters, by_kind
@@ -27,17 +28,20 @@ class Ends:
         self.clock: Ints = clocks[self.first]
         self.alone: bool = len(self.first) == len(clock)
 
-    def latest(self, time: Ints) -> Ints:
-        """Return the latest time at each clock in `clock`."""
-        times = time[self.order]
-        return times if self.alone else np.maximum.reduceat(times, self.first)
+    def latest(self, times: Ints) -> Ints:
+        """Return the latest time at each clock in `clock`; of several equal ones, that of the first message.
 
-    def winner(self, time: Ints) -> Ints:
-        """Return the message with the latest time at each clock in `clock`, the first of several."""
+        Args:
+            times: (messages,) or (messages, columns) Time of each message; with columns, the time and its terms.
+        """
+        time = times[self.order] if times.ndim == 1 else times[self.order, 0]
+        latest = time if self.alone else np.maximum.reduceat(time, self.first)
+        if times.ndim == 1:
+            return latest
         # Per message, sorted by clock: the number of its clock. The first message with the latest time wins.
         number = np.repeat(np.arange(len(self.first)), np.diff(np.append(self.first, len(self.order))))
-        best = np.flatnonzero(time[self.order] == self.latest(time)[number])
-        return self.order[best[np.unique(number[best], return_index=True)[1]]]
+        best = np.flatnonzero(time == latest[number])
+        return times[self.order[best[np.unique(number[best], return_index=True)[1]]]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -202,7 +206,7 @@ class Placed:
     def busiest_wire(self) -> int | None:
         """Return the wire that is busy longest, of several the first by its ends; None without messages."""
         loads_s = self._loads_s()
-        return self.placement.first_wire(np.flatnonzero(loads_s == loads_s.max())) if loads_s.any() else None
+        return self.placement.first_by_ends(np.flatnonzero(loads_s == loads_s.max())) if loads_s.any() else None
 
     def busy_s_per_slot(self) -> Floats:
         """Return the busy time of everything for a slot's bytes in all rounds: reducers, memories, then wires."""
@@ -265,10 +269,14 @@ def _place_round(
     """Put a round on the machine: fixed times of each message, and times per byte of wires, memory and processors."""
     # Columns of routes: the wires of all messages in a row, those of message m from routes.first[m] on.
     hops, start = np.diff(routes.first), routes.first[:-1]
+    # Kinds of the wires by which each message leaves its sender, and by which it reaches its receiver.
+    outward, inward = wires.kind[routes.wire[start]], wires.kind[routes.wire[routes.first[1:] - 1]]
     sent = np.repeat(round_.sent, hops)
     load = np.bincount(routes.wire, sent, len(rate)) / rate
     wire_s_per_byte = load[routes.wire] if contention else sent / rate[routes.wire]
-    latency_s = _latencies_s(routes, wires, parameters) + _incast_delays_s(round_, routes, wires, parameters)
+    others = np.bincount(round_.dst, round_.count)[round_.dst] - 1  # further messages to the same rank
+    latency_s = _latencies_s(wires.latency_s[routes.wire], start, parameters)
+    latency_s += others * by_kind(parameters.incast_s, inward)
     copied = np.zeros(placement.size) if round_.beside is None else round_.beside
     touched = round_.moving, round_.adding, round_.local, copied
     moving, adding, local, beside = (
@@ -277,11 +285,14 @@ def _place_round(
     # A message waits for the busier one of its two memories.
     busier = np.where((moving + adding)[round_.src] > (moving + adding)[round_.dst], round_.src, round_.dst)
     reducer = parameters.reduction_s_per_byte
-    work = processor_work(round_, wires.kind[routes.wire[start]], placement, parameters)
+    work = processor_work(round_, outward, placement, parameters)
+    # The start of a reduction is hidden in the gaps of further messages to the same rank.
+    hidden_s = others * by_kind(parameters.gap_s, inward)
+    reduce_s = np.maximum(by_kind(parameters.reduce_s, inward) - hidden_s, 0.0)
     return PlacedRound(
         round=round_,
         latency_s=latency_s,
-        start_s=_send_starts_s(round_, routes, wires, parameters),
+        start_s=_send_starts_s(round_, outward, parameters),
         wire_s_per_byte=_combine_wires(np.maximum, wire_s_per_byte, start),
         moving_s_per_byte=moving[busier],
         adding_s_per_byte=adding[busier],
@@ -293,42 +304,28 @@ def _place_round(
         core_s_per_byte=work.s_per_byte,
         hops=_longest_hops(latency_s, routes, wires),
         port=port,
-        gap_s=by_kind(parameters.gap_s, wires.kind[routes.wire[start]]),
-        reduce_s=_reduction_starts_s(round_, routes, wires, parameters),
-        curves=tuple(_wire_curves(routes, wires, parameters)),
+        gap_s=by_kind(parameters.gap_s, outward),
+        reduce_s=np.where(round_.added[round_.dst] > 0, reduce_s, 0.0),
+        curves=tuple(_wire_curves(outward, parameters)),
     )
 
 
-def _latencies_s(way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
-    """Return the latency of each message: the whole of its slowest wire, and the cut-through share of the others."""
-    latency_s, start = wires.latency_s[way.wire], way.first[:-1]
-    slowest = _combine_wires(np.maximum, latency_s, start)
-    return slowest + parameters.cut_through * (_combine_wires(np.add, latency_s, start) - slowest)
+def _latencies_s(wire_latency_s: Floats, start: Ints, parameters: CostParameters) -> Floats:
+    """Return the latency of each message: the whole of its slowest wire, and the cut-through share of the others.
+
+    Args:
+        wire_latency_s: Latency of each wire of all messages, message after message.
+        start: (messages,) Index of the first wire of each message.
+        parameters: Parameters of the cost model.
+    """
+    slowest = _combine_wires(np.maximum, wire_latency_s, start)
+    return slowest + parameters.cut_through * (_combine_wires(np.add, wire_latency_s, start) - slowest)
 
 
-def _incast_delays_s(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
-    """Return the delay of each message by other messages to the same rank."""
-    if not parameters.incast_s or not len(round_.dst):
-        return np.zeros(len(round_.dst))
-    others = np.bincount(round_.dst, round_.count)[round_.dst] - 1
-    return others * by_kind(parameters.incast_s, wires.kind[way.wire[way.first[1:] - 1]])
-
-
-def _reduction_starts_s(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
-    """Return the time to start reducing the data of each message."""
-    if not parameters.reduce_s or not len(round_.dst):
-        return np.zeros(len(round_.dst))
-    kinds = wires.kind[way.wire[way.first[1:] - 1]]
-    # The start is hidden in the gaps of further messages to the same rank.
-    further = np.bincount(round_.dst, round_.count)[round_.dst] - 1
-    start_s = np.maximum(by_kind(parameters.reduce_s, kinds) - further * by_kind(parameters.gap_s, kinds), 0.0)
-    return np.where(round_.added[round_.dst] > 0, start_s, 0.0)
-
-
-def _wire_curves(way: Routes, wires: Wires, parameters: CostParameters) -> Iterator[tuple[Ints, Floats, Floats]]:
+def _wire_curves(outward: NDArray[np.str_], parameters: CostParameters) -> Iterator[tuple[Ints, Floats, Floats]]:
     """Yield the messages that leave over each kind with a curve, and the curve's points over log bytes."""
-    for kind, points in parameters.curves if len(way.wire) else ():
-        messages = np.flatnonzero(wires.kind[way.wire[way.first[:-1]]] == kind)
+    for kind, points in parameters.curves:
+        messages = np.flatnonzero(outward == kind)
         if len(messages):
             sizes, shares = np.array(points).T
             yield messages, np.log(np.maximum(sizes, 1.0)), shares
@@ -346,21 +343,19 @@ def _memory_s_per_byte(touched: Floats, placement: Placement, parameters: CostPa
     return of_device[placement.device] / (placement.memory_bytes_per_s * parameters.memory_efficiency)
 
 
-def _send_starts_s(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
+def _send_starts_s(round_: Round, outward: NDArray[np.str_], parameters: CostParameters) -> Floats:
     """Return the time that a sender spends on each message and on issuing its other messages."""
-    outward = wires.kind[way.wire[way.first[:-1]]]
     gap_s = by_kind(parameters.gap_s, outward)
     total = np.bincount(round_.src, gap_s if round_.count is None else round_.count * gap_s, len(round_.added))
     return by_kind(parameters.start_s, outward) + np.maximum(total[round_.src] - gap_s, 0.0)
 
 
-def _longest_hops(latency_s: Floats, way: Routes, wires: Wires) -> dict[str, int]:
+def _longest_hops(latency_s: Floats, routes: Routes, wires: Wires) -> dict[str, int]:
     """Count by kind the wires of the message with the largest latency; {} in a round without messages."""
     if not len(latency_s):
         return {}
     message = int(latency_s.argmax())
-    # Wires of message m: way.wire[way.first[m] : way.first[m + 1]].
-    crossed = way.wire[way.first[message] : way.first[message + 1]]
+    crossed = routes.wire[routes.first[message] : routes.first[message + 1]]
     # A way through a switch or the network is two wires and one hop: the second half has no latency.
     kinds, counts = np.unique(wires.kind[crossed[wires.latency_s[crossed] > 0]], return_counts=True)
     return dict(zip(kinds.tolist(), counts.tolist(), strict=True))

@@ -138,7 +138,6 @@ class Plan:
 
 @lru_cache(maxsize=64)
 def _prove(option: AlgorithmOption, slices: int) -> Schedule:
-    """Return the table of an option in slices, after its proof."""
     schedule = option.schedule(slices)
     verify(schedule)
     return schedule
