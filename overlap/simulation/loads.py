@@ -7,7 +7,7 @@ matters only while other operations run: they use wires while this one is idle, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 import numpy as np
@@ -53,6 +53,11 @@ class Resources:
         cluster = self.cluster
         unit = lcm(cluster.ranks_per_unit, *(level.ranks for _, level in self._levels))
         return cluster.world_size if cluster.world_size % unit else unit
+
+    @property
+    def count(self) -> int:
+        """Number of all resources, with the wires that have a number so far."""
+        return self._first_wire + len(self._numbering.wires().kind)
 
     def memories(self, ranks: Ints) -> Ints:
         """Return the number of the memory of each rank's device."""
@@ -108,17 +113,17 @@ _LEAST_SECTION_SHARE = 0.05
 class _RoundLoad:
     """Load of one round of an operation, with its repetitions."""
 
-    busy_s_per_byte: Floats  # (needs,) busy time of each resource, for each byte of the vector
-    messages: Floats  # (needs,) number of messages that share the resource at a time
+    busy_s_per_byte: Floats  # (resources,) busy time of each resource, for each byte of the vector
+    messages: Floats  # (resources,) number of messages that share the resource at a time, at least 1
     idle_s: float  # time in which no resource is busy
     taken_s_per_byte: float  # time in which some resource is busy
-    whole: bool  # whether it is one section, as busy and idle parts alternate with each repetition
+    repeats: bool  # whether its busy and idle parts alternate, so that it is one section
 
     def sections(self, nbytes: float) -> list[tuple[float, Floats, Floats]]:
         """Return the sections of a round: seconds, busy seconds by resource, and messages that share it."""
         taken_s, busy_s = self.taken_s_per_byte * nbytes, self.busy_s_per_byte * nbytes
         total_s = taken_s + self.idle_s
-        if self.whole or min(taken_s, self.idle_s) < _LEAST_SECTION_SHARE * total_s:
+        if self.repeats or min(taken_s, self.idle_s) < _LEAST_SECTION_SHARE * total_s:
             return [(total_s, busy_s, self.messages)]
         return [(taken_s, busy_s, self.messages), (self.idle_s, np.zeros(len(busy_s)), self.messages)]
 
@@ -136,24 +141,25 @@ class Loads:
     """
 
     def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
-        # The wires that any round uses, in the order of their numbers.
         rounds = [(part, placed) for part in parts for placed in part.placed.placed_rounds]
-        self._memories, self._ways = _Memories(parts, ranks, resources), _WaysOut(parts, ranks, resources)
-        total_s = np.zeros(max((len(placed.load_s_per_byte) for _, placed in rounds), default=0))
+        has_sections = len(rounds) <= _MOST_SECTION_ROUNDS
+        busy_s, messages, loads = np.zeros(resources.count), np.zeros(resources.count), []
         for part, placed in rounds:
-            total_s[: len(placed.load_s_per_byte)] += _slot_bytes(part, placed) * placed.load_s_per_byte
-        self._wires = np.flatnonzero(total_s)
-        self.resources: NDArray[np.int64] = np.concatenate(
-            [self._memories.numbers, self._ways.numbers, resources.wires(self._wires)]
-        )
-        loads = [self._round_load(part, placed) for part, placed in rounds]
-        self._busy_s_per_byte, self._messages = np.zeros(len(self.resources)), np.zeros(len(self.resources))
-        for load in loads:
-            self._busy_s_per_byte += load.busy_s_per_byte
-            self._messages += load.busy_s_per_byte * load.messages
-        busy = self._busy_s_per_byte > 0
-        self._messages[busy] /= self._busy_s_per_byte[busy]
-        self._rounds = loads if len(rounds) <= _MOST_SECTION_ROUNDS else []
+            load = _round_load(part, placed, ranks, resources)
+            busy_s += load.busy_s_per_byte
+            messages += load.busy_s_per_byte * load.messages
+            if has_sections:
+                loads.append(load)
+        is_used = busy_s > 0
+        messages[is_used] /= busy_s[is_used]  # means, weighted by busy time
+        if parts and parts[0].placed.placement.memory_bytes_per_s is not None:
+            is_used[resources.memories(ranks)] = True
+        self.resources: NDArray[np.int64] = np.flatnonzero(is_used)
+        self._busy_s_per_byte, self._messages = busy_s[is_used], messages[is_used]
+        self._rounds = [
+            replace(load, busy_s_per_byte=load.busy_s_per_byte[is_used], messages=load.messages[is_used])
+            for load in loads
+        ]
 
     def sections(self, nbytes: float, *, evenly: bool) -> tuple[Floats, Floats, Floats]:
         """Return relative times of sections, and (sections, needs) busy seconds and messages at a time.
@@ -171,101 +177,45 @@ class Loads:
         lengths_s, busy_s, messages = zip(*sections, strict=True)
         return np.array(lengths_s), np.array(busy_s), np.array(messages)
 
-    def _round_load(self, part: PricedPhase, placed: PlacedRound) -> _RoundLoad:
-        wires_s = np.zeros(int(self._wires.max(initial=-1)) + 1)
-        load = placed.load_s_per_byte[: len(wires_s)]  # wires get their numbers at their first use
-        wires_s[: len(load)] = _slot_bytes(part, placed) * load
-        copied = np.maximum(placed.wire_s_per_byte, placed.moving_s_per_byte + placed.adding_s_per_byte)
-        moved_s = float(np.maximum(copied, placed.reducing_s_per_byte).max(initial=0.0))
-        taken_s = max(moved_s, float(placed.beside_s_per_byte.max(initial=0.0))) * _slot_bytes(part, placed)
-        local_s = float(placed.local_s_per_byte.max(initial=0.0)) * _slot_bytes(part, placed)
-        memory_messages, wire_messages = self._memories.messages(placed), _wire_messages(part, placed, len(wires_s))
-        ways_s, way_messages = self._ways.busy_s(part, placed)
-        return _RoundLoad(
-            busy_s_per_byte=np.concatenate([self._memories.busy_s(part, placed), ways_s, wires_s[self._wires]]),
-            messages=np.maximum(np.concatenate([memory_messages, way_messages, wire_messages[self._wires]]), 1.0),
-            idle_s=float((placed.start_s + placed.latency_s).max(initial=0.0)) * placed.round.repeat,
-            taken_s_per_byte=max(taken_s, float(ways_s.max(initial=0.0))) + local_s,
-            whole=placed.round.repeat > 1,
-        )
 
-
-class _Memories:
-    """Memories of the devices of ranks, where their bandwidth is known.
+def _round_load(part: PricedPhase, placed: PlacedRound, ranks: Ints, resources: Resources) -> _RoundLoad:
+    """Return the load of a round on all resources of the cluster, by their numbers.
 
     Args:
-        parts: The phases.
+        part: Phase of the round.
+        placed: The round.
+        ranks: (size,) World ranks of the group.
         resources: Resources of the cluster.
     """
-
-    def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
-        self._rate = parts[0].placed.placement.memory_bytes_per_s if parts else None
-        self.numbers, self._memory_index = np.unique(resources.memories(ranks), return_inverse=True)
-        if self._rate is None:
-            self.numbers = self.numbers[:0]
-
-    def busy_s(self, part: PricedPhase, placed: PlacedRound) -> Floats:
-        """Return the busy time of each memory in a round, for each byte of the vector."""
-        if self._rate is None:
-            return np.zeros(0)
-        touched = _slot_bytes(part, placed) * placed.round.touched
-        rate = self._rate * part.placed.parameters.memory_efficiency
-        return np.bincount(self._memory_index, touched, len(self.numbers)) / rate
-
-    def messages(self, placed: PlacedRound) -> Floats:
-        """Return (memories,) the number of messages of a round that are read from or written to each memory."""
-        if self._rate is None:
-            return np.zeros(0)
-        ends = np.concatenate([placed.round.src, placed.round.dst])
-        counts = None if placed.round.count is None else np.tile(placed.round.count, 2)
-        return np.bincount(self._memory_index[ends], counts, len(self.numbers)).astype(np.float64)
-
-
-class _WaysOut:
-    """Ways out of the blocks of a fabric's levels that an operation takes.
-
-    Args:
-        parts: The phases.
-        ranks: (size,) World ranks.
-        resources: Resources of the cluster.
-    """
-
-    def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
-        self._ranks, self._resources = ranks, resources
-        crossed = [
-            way[way >= 0]
-            for part in parts
-            for placed in part.placed.placed_rounds
-            for way, _ in resources.ways_out(ranks[placed.round.src], ranks[placed.round.dst])
-        ]
-        self.numbers: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *crossed]))
-
-    def busy_s(self, part: PricedPhase, placed: PlacedRound) -> tuple[Floats, Floats]:
-        """Return the load of a round on each way out of a block.
-
-        Returns:
-            (ways,) busy seconds for each byte of the vector, and (ways,) number of messages.
-        """
-        busy_s, messages = np.zeros(len(self.numbers)), np.zeros(len(self.numbers))
-        if not len(self.numbers):
-            return busy_s, messages
-        count = np.ones(len(placed.round.src)) if placed.round.count is None else placed.round.count
-        for way, bytes_per_s in self._resources.ways_out(self._ranks[placed.round.src], self._ranks[placed.round.dst]):
-            # Messages inside of a block take no way out.
-            leaves = way >= 0
-            index = np.searchsorted(self.numbers, way[leaves])
-            sent = placed.round.sent[leaves] * _slot_bytes(part, placed)
-            busy_s += np.bincount(index, sent, len(busy_s)) / bytes_per_s
-            messages += np.bincount(index, count[leaves], len(messages))
-        return busy_s, messages
-
-
-def _wire_messages(part: PricedPhase, placed: PlacedRound, wires: int) -> Floats:
-    way = part.placed.placement.routes(placed.round.src, placed.round.dst, placed.round.far)
-    counts = None if placed.round.count is None else np.repeat(placed.round.count, np.diff(way.first))
-    return np.bincount(way.wire, counts, wires)[:wires].astype(np.float64)
-
-
-def _slot_bytes(part: PricedPhase, placed: PlacedRound) -> float:
-    """Return the bytes of a slot for each byte of the vector, times the repetitions of the round."""
-    return placed.round.repeat * part.share / part.placed.rounds.slots
+    round_, placement = placed.round, part.placed.placement
+    # Bytes of a slot for each byte of the vector, times the repetitions of the round.
+    slot_bytes = round_.repeat * part.share / part.placed.rounds.slots
+    counts = np.ones(len(round_.src)) if round_.count is None else round_.count  # of equal messages
+    busy_s, messages = np.zeros(resources.count), np.zeros(resources.count)
+    if placement.memory_bytes_per_s is not None:
+        memory = resources.memories(ranks)
+        touched = np.bincount(memory, slot_bytes * round_.touched)
+        busy_s[: len(touched)] = touched / (placement.memory_bytes_per_s * part.placed.parameters.memory_efficiency)
+        ends = memory[np.concatenate([round_.src, round_.dst])]
+        messages[: len(touched)] = np.bincount(ends, np.tile(counts, 2), len(touched))
+    way_s = 0.0  # of the busiest way out
+    for way, bytes_per_s in resources.ways_out(ranks[round_.src], ranks[round_.dst]):
+        leaves = way >= 0  # messages inside of a block take no way out
+        sent_s = np.bincount(way[leaves], round_.sent[leaves] * slot_bytes) / bytes_per_s
+        busy_s[: len(sent_s)] += sent_s
+        messages[: len(sent_s)] += np.bincount(way[leaves], counts[leaves])
+        way_s = max(way_s, float(sent_s.max(initial=0.0)))
+    wires = resources.wires(np.arange(len(placed.load_s_per_byte)))  # wires get their numbers at their first use
+    busy_s[wires] = slot_bytes * placed.load_s_per_byte
+    routes = placement.routes(round_.src, round_.dst, round_.far)
+    messages[wires] = np.bincount(routes.wire, np.repeat(counts, np.diff(routes.first)), len(wires))
+    copied = np.maximum(placed.wire_s_per_byte, placed.moving_s_per_byte + placed.adding_s_per_byte)
+    moved_s = float(np.maximum(copied, placed.reducing_s_per_byte).max(initial=0.0))
+    taken_s = max(moved_s, float(placed.beside_s_per_byte.max(initial=0.0))) * slot_bytes
+    return _RoundLoad(
+        busy_s_per_byte=busy_s,
+        messages=np.maximum(messages, 1.0),
+        idle_s=float((placed.start_s + placed.latency_s).max(initial=0.0)) * round_.repeat,
+        taken_s_per_byte=max(taken_s, way_s) + float(placed.local_s_per_byte.max(initial=0.0)) * slot_bytes,
+        repeats=round_.repeat > 1,
+    )
