@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,7 +52,6 @@ def explain_files(
     paths: Sequence[str | os.PathLike[str]],
     *,
     step: int | None = None,
-    ranks: Collection[int] | None = None,
     progress: Progress | None = None,
     whole: bool = False,
 ) -> Why:
@@ -61,7 +60,6 @@ def explain_files(
     Args:
         paths: The files.
         step: The step to show; None for the median one.
-        ranks: Ranks to look at; None: all.
         progress: Shows the reading.
         whole: Whether to list all ranks of a stuck job.
 
@@ -99,7 +97,7 @@ def explain_files(
         raise refusal
     reports = [each for each in read if not isinstance(each, UsageError)]
     reports = reports if len(reports) == 1 else [_with_named_rank(report) for report in reports]
-    found = explain_profiles([report for report in reports if ranks is None or report.rank in ranks], step=step)
+    found = explain_profiles(reports, step=step)
     note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in other_files)}"
     return replace(found, notes=(*found.notes, note)) if other_files else found
 

@@ -94,6 +94,12 @@ class SpanColumns:
         return self.op >= 0
 
     @property
+    def operation_kind(self) -> Int64s:
+        """A number for the group, lane and operation of each span; the ends of one operation also have one `seq`."""
+        texts = len(self.texts) + 1
+        return cast(Int64s, (self.group.astype(np.int64) * texts + self.lane) * texts + self.op)
+
+    @property
     def called_ns(self) -> Int64s:
         """Instant of the call behind each span, never after its start; its start if the call is not known."""
         known = np.where(self.issued_ns == NONE, self.start_ns, self.issued_ns)

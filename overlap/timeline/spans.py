@@ -94,7 +94,6 @@ class Timeline:
             printer.text(repr(self))
 
     def _view(self) -> Any:
-        """Return the picture of the median step, or of the whole run without steps."""
         draw, steps = (import_module(name, __package__) for name in (".draw.view", ".measure.steps"))
         return draw.TimelineView(self, step=steps.median_step(self))
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...errors import UsageError
-from ...explain.entry import explain_files
 from ...explain.oddities import oddities
+from ...explain.profiles import explain_profiles
+from ...explain.rank import RankReport, measure_profile
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
 from ...ranklist import listed, parse_rank_list
 from ...settings import Option
-from ...timeline.files.kineto import PROFILER
+from ...timeline.files.kineto import profile_timeline
 from ...timeline.files.merge import merged
+from ...timeline.files.packed import is_profile, read_beginning
+from ...timeline.files.profile import read_profile
 from ...timeline.files.reading import read_trace
 from ...timeline.files.trace import write_trace
 from ...timeline.measure.steps import median_step
-from ...timeline.spans import ORIGIN, Timeline
+from ...timeline.spans import Timeline
 from ...units import switch
 from ..options import add_options, check_width, shared_option
 from ..output import output_path, try_to_write
@@ -80,14 +85,15 @@ def main(args: argparse.Namespace) -> int:
     if args.output is not None and not args.output.endswith(".svg"):
         return 0 if _merge_files(args.files, args.output) else EXIT_FAILED
     check_width(args.width)
-    timeline = merged([read_trace(file) for file in args.files])
+    timeline, profiles = _read_files(args.files)
     if wrong := oddities(timeline):
         notify(wrong)
     ranks = _read_ranks(args.rank)
     step, sentence = _read_step(args.step, timeline), None
-    if timeline.meta.get(ORIGIN) == PROFILER:
-        profile = explain_files(args.files, step=None if args.step is None else step, ranks=ranks)
-        sentence, step = profile.verdict, profile.step if args.step is None else step
+    if profiles:
+        shown = [profile for profile in profiles if ranks is None or profile.rank in ranks] or profiles
+        found = explain_profiles(shown, step=None if args.step is None else step)
+        sentence, step = found.verdict, found.step if args.step is None else step
     from ...timeline.draw.view import TimelineView
     from . import show
 
@@ -96,6 +102,23 @@ def main(args: argparse.Namespace) -> int:
         return 0 if show.write_svg(view, args.output) else EXIT_FAILED
     show.print_pages(args, timeline, step, ranks, view)
     return 0
+
+
+def _read_files(files: Sequence[str]) -> tuple[Timeline, list[RankReport]]:
+    """Return the timeline of files, and reports on those of PyTorch's profiler, each of which is read once."""
+    timelines, profiles = [], []
+    for file in files:
+        if not os.path.isfile(file) or not is_profile(read_beginning(Path(file))):
+            timelines.append(read_trace(file))
+            continue
+        profile = read_profile(file)
+        timelines.append(profile_timeline(profile))
+        profiles.append(measure_profile(profile))
+    if profiles and len(profiles) < len(files):
+        raise UsageError(
+            "timeline: some of the files are profiles of PyTorch, and some are not: name files of one kind"
+        )
+    return merged(timelines), profiles
 
 
 _PICTURE = ("step", "rank", "all", "ascii")

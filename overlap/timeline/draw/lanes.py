@@ -27,6 +27,9 @@ from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING, Piece, row_glyphs
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _UNITS_PER_CELL = 8
+# Layers of a lane, by their numbers in a row of units; 0 is none of them.
+_KEPT, _COMPUTES = 1, 2
+_IS_HIDDEN, _WAITS, _MOVES = 1, 2, 3
 
 
 Waits: TypeAlias = NDArray[np.int64]
@@ -172,24 +175,25 @@ def _join_styles(cells: Sequence[Piece]) -> list[Piece]:
 
 @cache
 def _compute_cell(units: bytes, color: bool) -> Piece:
-    """Return a cell of a compute lane: shaded if mostly a kept loop, or else a bar of the computing units."""
-    kept, busy = units.count(1), units.count(2)
+    """Return a cell of a compute lane from its units: shaded if most are of a kept loop, or else a bar of computes."""
+    kept, busy = units.count(_KEPT), units.count(_COMPUTES)
     if kept > busy:
         return "▒", WAITING if color else ""
-    return _full_bar(busy, COMPUTE, "", right=_leans_right(units, 2), color=color) if busy else (" ", "")
+    return _full_bar(busy, COMPUTE, "", right=_leans_right(units, _COMPUTES), color=color) if busy else (" ", "")
 
 
 @cache
 def _comm_cell(units: bytes, color: bool) -> Piece:
     """Return a cell of a communication lane: waiting if that exceeds moving, else moving if any, else hidden."""
-    hidden, waiting, exposed = units.count(1), units.count(2), units.count(3)
+    hidden, waiting, exposed = units.count(_IS_HIDDEN), units.count(_WAITS), units.count(_MOVES)
     if waiting > exposed:
         return "░", WAITING if color else ""
     if exposed:
         idle = _UNITS_PER_CELL - exposed - hidden - waiting
         rest = HIDDEN if hidden > idle + waiting else WAITING if waiting > idle + hidden else ""
-        return _full_bar(exposed, EXPOSED, rest, right=_leans_right(units, 3), color=color)
-    return (_half_bar(units[:4].count(1), units[4:].count(1)), HIDDEN if color else "") if hidden else (" ", "")
+        return _full_bar(exposed, EXPOSED, rest, right=_leans_right(units, _MOVES), color=color)
+    halves = (half.count(_IS_HIDDEN) for half in (units[: _UNITS_PER_CELL // 2], units[_UNITS_PER_CELL // 2 :]))
+    return (_half_bar(*halves), HIDDEN if color else "") if hidden else (" ", "")
 
 
 def _leans_right(units: bytes, value: int) -> bool:

@@ -62,8 +62,7 @@ def _with_meetings(columns: SpanColumns) -> SpanColumns:
     rows = np.flatnonzero(columns.is_operation)
     if not len(rows):
         return columns
-    texts, groups = len(columns.texts), columns.group.astype(np.int64)
-    kind = ((groups * texts + columns.lane) * texts + columns.op)[rows]
+    kind = columns.operation_kind[rows]
     order = np.lexsort((columns.seq[rows], kind))
     rows, kind = rows[order], kind[order]
     firsts = run_starts(kind, columns.seq[rows])

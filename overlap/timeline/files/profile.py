@@ -114,7 +114,7 @@ class ProfiledRank:
         return max(world if isinstance(world, int) and world < MAX_RANKS else 1, self.rank + 1)
 
     @property
-    def has_groups(self) -> bool:
+    def has_subgroups(self) -> bool:
         """Whether the job has groups of several, but not all, of its ranks."""
         groups = self.distributed_info.get("pg_config")
         sizes = [each.get("pg_size") for each in groups if isinstance(each, dict)] if isinstance(groups, list) else []

@@ -75,7 +75,6 @@ def _lengths_ns(profile: RankProfile, rows: Rows) -> Int64s:
 
 
 def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
-    """Return operators as computes, and events of gloo's threads or of our backend as communication."""
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
     comm = profile.named(notes, _HOST_COMM)
     compute = operators[~profile.matches(operators, _ENQUEUE)]

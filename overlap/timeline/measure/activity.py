@@ -66,35 +66,43 @@ class Activity:
             np.flatnonzero(columns.is_kind(kind)) for kind in ("compute", "program", "comm", "copy")
         )
         comm = comm[np.argsort(columns.called_ns[comm], kind="stable")]  # the oldest first
-        ranks = np.unique(np.concatenate([columns.rank, cut[0]]))
-        edges: list[tuple[Int64s, Int64s]] = [
-            *((columns.rank[rows], times[rows]) for rows in (compute, program, copy) for times in
-              (columns.start_ns, columns.end_ns)),
-            *((columns.rank[comm], times[comm]) for times in
-              (columns.called_ns, columns.start_ns, columns.moved_ns, columns.end_ns)),
-            (cut[0], cut[1]), (cut[0], cut[2]),
-            *((ranks, np.full(len(ranks), at_ns)) for at_ns in window),
-        ]  # fmt: skip
-        rank = np.concatenate([each for each, _ in edges])
-        edge_ns = np.clip(np.concatenate([each for _, each in edges]), *window)
+        begins_ns, ends_ns, ranks = columns.start_ns, columns.end_ns, np.unique(np.concatenate([columns.rank, cut[0]]))
+        # Edges of units by name: ranks, and instants at which something of them begins or ends.
+        edges: dict[str, tuple[Int64s, Int64s]] = {
+            **{
+                name: (columns.rank[rows], instants_ns[rows])
+                for name, rows, instants_ns in (
+                    ("computes", compute, begins_ns), ("computed", compute, ends_ns),
+                    ("program", program, begins_ns), ("program end", program, ends_ns),
+                    ("copies", copy, begins_ns), ("copied", copy, ends_ns),
+                    ("called", comm, columns.called_ns), ("started", comm, begins_ns),
+                    ("moves", comm, columns.moved_ns), ("moved", comm, ends_ns),
+                )
+            },
+            "window": (cut[0], cut[1]), "window end": (cut[0], cut[2]),
+            "first": (ranks, np.full(len(ranks), window[0])), "last": (ranks, np.full(len(ranks), window[1])),
+        }  # fmt: skip
+        rank = np.concatenate([each for each, _ in edges.values()])
+        edge_ns = np.clip(np.concatenate([each for _, each in edges.values()]), *window)
         order = np.lexsort((edge_ns, rank))
         firsts = run_starts(rank[order], edge_ns[order])
-        at = np.empty(len(order), np.intp)  # unit that begins at each edge
-        at[order] = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(order))))
-        edges_at = np.split(at, np.cumsum([len(each) for each, _ in edges])[:-1])
+        begun = np.empty(len(order), np.intp)  # unit that begins at each edge
+        begun[order] = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(order))))
+        unit_at = dict(zip(edges, np.split(begun, np.cumsum([len(each) for each, _ in edges.values()])), strict=False))
         self._rank, self._edge_ns = rank[order[firsts]], edge_ns[order[firsts]]
         self.length_ns: Int64s = np.where(
             self._rank[1:] == self._rank[:-1], self._edge_ns[1:] - self._edge_ns[:-1], 0
         )  # fmt: skip
-        called, start, moved, end = edges_at[6:10]
-        self._cuts = edges_at[10:12]
+        self._cuts = unit_at["window"], unit_at["window end"]
         # By activity: the spans that may own a unit, the first one before others, and their units.
         self._owners: dict[int, tuple[Rows, Rows, Rows]] = {
-            COMPUTE: (compute, edges_at[0], edges_at[1]), PROGRAM: (program, edges_at[2], edges_at[3]),
-            WIRE: (comm, moved, end), WAITING: (comm, start, moved), QUEUED: (comm, called, start),
+            COMPUTE: (compute, unit_at["computes"], unit_at["computed"]),
+            PROGRAM: (program, unit_at["program"], unit_at["program end"]),
+            WIRE: (comm, unit_at["moves"], unit_at["moved"]), WAITING: (comm, unit_at["started"], unit_at["moves"]),
+            QUEUED: (comm, unit_at["called"], unit_at["started"]),
         }  # fmt: skip
         covered = [self._covered(begin, stop) for _, begin, stop in self._owners.values()]
-        covered.append(self._covered(edges_at[4], edges_at[5]))
+        covered.append(self._covered(unit_at["copies"], unit_at["copied"]))
         self.doing: NDArray[np.int8] = np.full(len(self.length_ns), IDLE, np.int8)
         for doing in range(COPY, -1, -1):
             self.doing[covered[doing]] = doing

@@ -35,8 +35,6 @@ def last_rows(columns: SpanColumns) -> Rows:
 
 def _match_keys(operations: SpanColumns) -> list[Int64s]:
     """Return the sort keys of operations, equal for spans of one operation; those of messages include their instant."""
-    texts = len(operations.texts) + 1
     paired = [number for number, text in enumerate(operations.texts) if text in PAIRED]
     met_ns = np.where(np.isin(operations.op, paired), operations.met_ns, 0)
-    kind = (operations.group.astype(np.int64) * texts + operations.lane) * texts + operations.op
-    return [kind, operations.seq, met_ns] if met_ns.any() else [kind, operations.seq]
+    return [operations.operation_kind, operations.seq, *([met_ns] if met_ns.any() else [])]
