@@ -132,7 +132,6 @@ def _innermost_line(error: BaseException) -> str:
 
 
 def _is_package_frame(frame: FrameSummary) -> bool:
-    """Whether a frame is of this package, or of a class's generated `__init__`."""
     return frame.filename.startswith(_OURS) or (frame.filename == "<string>" and frame.name == "__init__")
 
 
@@ -230,7 +229,6 @@ def _line_in_frames(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 @cache
 def _library_folders() -> tuple[str, ...]:
-    """Return the folders of Python's library and of installed packages."""
     return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 

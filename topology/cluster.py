@@ -137,7 +137,6 @@ class Cluster(RankMap):
         return self._rank_share(self.machine.chip.memory_bytes)
 
     def _rank_share(self, figure: Figure | None) -> float | None:
-        """Return a rank's even share of a figure of its device, None if unknown."""
         return figure.value / self.ranks_per_device if figure else None
 
     @property
@@ -223,7 +222,6 @@ def _positive_or_default(key: str, value: int | None, default: int) -> int:
 
 
 def _fit_world(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[int, int]:
-    """Return the devices of a node and the size of the world."""
     per_device = machine.chip.cores // lnc
     if machine.devices is None:
         ranks = _positive_or_default("ranks", ranks, nodes * per_device)

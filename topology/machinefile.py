@@ -202,7 +202,6 @@ def _check_library(table: Table, link: object) -> None:
 
 
 def _check_tables(machine: Machine) -> None:
-    """Refuse tables that contradict each other."""
     if machine.fabric and machine.network is None:
         raise ValueError("fabric: expected a [network], whose nodes its switches join, found none")
     kinds = tuple(link.kind for link in machine.links)

@@ -97,7 +97,10 @@ class RankMap:
         local = place.device * self.ranks_per_device + place.core
         fits = 0 <= place.node < self.nodes and 0 <= place.core < self.ranks_per_device
         if not fits or not 0 <= local < self.ranks_per_node:
-            raise TopologyError(f"{place} holds no rank of {self!r}")
+            raise TopologyError(
+                f"{place} holds no rank of {self!r}: expected node 0 to {self.nodes - 1}, device 0 to "
+                f"{self.devices_per_node - 1} and core 0 to {self.ranks_per_device - 1}"
+            )
         return place.node * self.ranks_per_node + local
 
     def _check_rank(self, rank: int) -> None:

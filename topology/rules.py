@@ -45,7 +45,6 @@ class Finding:
 
 
 def _broken_rules(cluster: RankMap, group: Local) -> Iterator[Rule]:
-    """Yield the rules that a group breaks, in the order of the file."""
     rules, local = cluster.rules, _indices_by_node(cluster, group)
     parts = sorted(set(local.values()))
     peers = [
@@ -92,12 +91,10 @@ def is_column_of_tiles(rule: Rule, part: Local, cluster: RankMap) -> bool:
 
 
 def _is_aligned_run(rule: Rule, part: Local, cluster: RankMap) -> bool:
-    """Whether a part is consecutive ranks from a multiple of their number on."""
     return part == tuple(range(part[0], part[0] + len(part))) and part[0] % len(part) == 0
 
 
 def _is_whole_devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
-    """Whether a part has all ranks of consecutive devices, and no others."""
     first, last, cores = part[0], part[-1] + 1, cluster.ranks_per_device
     return part == tuple(range(first, last)) and first % cores == 0 and last % cores == 0
 
@@ -113,7 +110,6 @@ def _is_linked(rule: Rule, part: Local, cluster: RankMap) -> bool:
 
 
 def _are_linked(cluster: RankMap, a: int, b: int) -> bool:
-    """Return whether two local indices share a device or a wire."""
     device_a, device_b = a // cluster.ranks_per_device, b // cluster.ranks_per_device
     return device_a == device_b or cluster.wiring.are_adjacent(device_a, device_b)
 
@@ -246,7 +242,6 @@ def legal_groups(cluster: RankMap, size: int) -> tuple[Local, ...]:
 
 
 def _is_legal(cluster: RankMap, group: Local) -> bool:
-    """Whether a group breaks no rule of the severity "error"."""
     return not any(rule.severity == "error" for rule in _broken_rules(cluster, group))
 
 

@@ -78,19 +78,19 @@ def main(args: argparse.Namespace) -> int:
     return int(any(result.state == "wrong" for result in results))
 
 
-def page_lines(run_checks: Sequence[CheckResult], width: int) -> Iterator[str]:
+def page_lines(findings: Sequence[CheckResult], width: int) -> Iterator[str]:
     """Yield the lines of the page: one finding after the other, and their count.
 
     Args:
         findings: The findings.
         width: Columns of the page.
     """
-    for finding in run_checks:
+    for finding in findings:
         first = f"{_MARKS[finding.state]:<6}{finding.subject:<{_LABEL - 6}}"
         yield from wrapped(finding.text, width, first=first if first.endswith(" ") else f"{first} ", rest=" " * _LABEL)
         if finding.fix:
             yield f"{' ' * _LABEL}fix: {finding.fix}"
-    counted = Counter(finding.state for finding in run_checks)
+    counted = Counter(finding.state for finding in findings)
     yield ""
     yield ", ".join(f"{counted[state]} {state}" for state in _MARKS if counted[state])
 

@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If there is no such job, or an option has an impossible value.
     """
     if args.every is not None and not 0.1 <= args.every <= 3600:
-        raise UsageError(f"--every: {args.every:g} s; expected 0.1 to 3600")
+        raise UsageError(f"--every: expected 0.1 to 3600 s, got {args.every:g}")
     if args.job is None and not args.once and args.every is None:
         _print_list()
         return 0

@@ -157,7 +157,6 @@ def _legal_groups(machine: Cluster) -> dict[int, tuple[tuple[int, ...], ...]]:
 
 
 def _groups_text(machine: Cluster, width: int) -> str:
-    """Return lines about the legal groups by size, and the rules that restrict them."""
     if not machine.restricted:
         return "legal groups: any"
     lines = ["legal groups on one node" + ("; across nodes the same on each:" if machine.nodes > 1 else ":")]
@@ -172,7 +171,6 @@ def _groups_text(machine: Cluster, width: int) -> str:
 
 
 def _rings_text(machine: Cluster, width: int) -> str:
-    """Return lines about the disjoint rings of devices in a node, and their number through all servers."""
     inside = machine.rings(range(machine.ranks_per_node))
     lines = ["disjoint rings of devices in a node, each usable both ways:" if inside else "no ring of wires in a node"]
     for ring in inside:

@@ -86,7 +86,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _print_progress(done: int, count: int) -> None:
-    """Show on a terminal how many files are read."""
     if sys.stderr.isatty() and count > 1:
         end = "\r" if done < count else "\n"
         print(f"reading file {done + 1} of {count}", end=end, file=sys.stderr, flush=True)

@@ -124,7 +124,6 @@ class Replay:
         return np.split(order[by_wave], np.cumsum(np.bincount(nth))[:-1])
 
     def _raise_at_first(self, bad: Flags, row: Ints, conflict: str) -> None:
-        """Raise the error of the first cell that is bad, if there is one."""
         if bad.any():
             raise hazard_error(self.schedule, int(row[int(bad.argmax())]), conflict)
 

@@ -64,7 +64,7 @@ class Placement(ABC):
     def wires(self) -> Wires:
         """Return the figures of all wires that routes have used so far."""
 
-    def first_wire(self, wires: Ints) -> int:
+    def first_by_ends(self, wires: Ints) -> int:
         """Return the first of some wires by an order of their ends, which no earlier call changes."""
         return int(wires.min())
 
@@ -152,7 +152,6 @@ class Numbering:
         return self._padded_ways
 
     def _number_link(self, link: Link) -> int:
-        """Return the number of a link; a new link gets the next number."""
         if link not in self._number:
             self._number[link] = self.first_link + len(self.links)
             self.links.append(link)
@@ -191,8 +190,8 @@ class Numbering:
         there = int(np.flatnonzero(self.unit != self.unit[here])[0])
         return cluster.route(there, here)[-1] if down else cluster.route(here, there)[0]
 
-    def first_wire(self, wires: Ints) -> int:
-        """Return the first wire by its ends. Wires inside devices and into the network come before the others."""
+    def first_by_ends(self, wires: Ints) -> int:
+        """Return the first of some wires by their ends; those inside devices and to the network are before others."""
         if wires.min() < self.first_link:
             return int(wires.min())
         return int(min(wires.tolist(), key=lambda wire: _sort_key(self.links[wire - self.first_link])))
@@ -204,7 +203,6 @@ class Numbering:
         return self._wires
 
     def _collect_figures(self) -> Wires:
-        """Return kind, latency and bandwidth of all wires, in the order of their numbers."""
         cluster, network = self.cluster, self.cluster.machine.network
         chips, nics, outer = self.first_nic, self.first_link - self.first_nic, network.link if network else "none"
         kind = np.concatenate(
@@ -269,8 +267,8 @@ class _OnCluster(Placement):
     def wires(self) -> Wires:
         return self._numbering.wires()
 
-    def first_wire(self, wires: Ints) -> int:
-        return self._numbering.first_wire(wires)
+    def first_by_ends(self, wires: Ints) -> int:
+        return self._numbering.first_by_ends(wires)
 
     def describe(self, wire: int) -> str:
         """Return a wire as text, by its ends."""

@@ -170,7 +170,6 @@ def _copies_itself(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -
 
 
 def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
-    """Return the step of each task, with the tasks that it waits for."""
     row, kind = tasks.row, tasks.kind
     waits = find_waits(schedule, row, tasks.queue, lanes, _accesses(schedule, tasks))
     count = schedule.count[row]

@@ -127,7 +127,6 @@ def _check_slots(
 
 
 def _raise_at_first(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
-    """Raise the error of the first bad row, if there is one."""
     if bad.any():
         row = start + int(bad.argmax())
         rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])

@@ -88,25 +88,24 @@ def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) 
     return tuple([*buffer, buffer[-1]] for buffer in starts)
 
 
-def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
-    """Return the length of every row, in slots of the average block, of which a rank has `size`.
+def row_lengths(schedule: UnevenSchedule, counts: Counts) -> Floats:
+    """Return (rows,) the length of every row of a table, in slots of the average block.
 
-    The average is taken on the rank that has most; the bytes of a collective are counted by its input or result.
+    The average is that of the rank that has most: its `size` blocks are the bytes that a collective is priced by.
     """
     size, k = schedule.size, schedule.slots_per_block
     kind = Collective(schedule.collective)
     total_rows = whole_rows(kind, (sum(counts),), counts, size)
-    rows = np.array([*counts, 0], np.float64)  # the last one: where a rank has less SCRATCH than others
-    row_slots = np.empty(len(schedule))
-    for buffer, held in zip(
-        Buffer, (*_natural_blocks(schedule.collective, size), _pad_lists(schedule.held)), strict=True
-    ):
+    block_rows = np.array([*counts, 0], np.float64)  # block -1 is none: where a rank has less SCRATCH than others
+    lengths = np.empty(len(schedule))
+    blocks_of = (*_natural_blocks(schedule.collective, size), _pad_lists(schedule.held))
+    for buffer, blocks in zip(Buffer, blocks_of, strict=True):
         into = np.flatnonzero(schedule.dbuf == buffer)
         rank, first, count = schedule.dst[into], schedule.dslot[into], schedule.count[into]
-        before = np.cumsum(np.repeat(rows[held], k, axis=1), axis=1)
-        before = np.concatenate([np.zeros((size, 1)), before], axis=1)
-        row_slots[into] = before[rank, first + count] - before[rank, first]
-    return row_slots * (size / total_rows)
+        slot_ends = np.cumsum(np.repeat(block_rows[blocks], k, axis=1), axis=1)  # (size, slots)
+        bounds = np.concatenate([np.zeros((size, 1)), slot_ends], axis=1)
+        lengths[into] = bounds[rank, first + count] - bounds[rank, first]
+    return lengths * (size / total_rows)
 
 
 def _pad_lists(held: tuple[tuple[int, ...], ...]) -> Ints:

@@ -97,7 +97,6 @@ def _gain_item(facts: Facts, names: Sequence[str], change: str, site: str, evide
 
 
 def _is_worth(facts: Facts, *names: str) -> bool:
-    """Whether some causes together cost at least the part `WORTH_SHARE` of the shown step."""
     return facts.cost_ns(*names) >= WORTH_SHARE * facts.step_ns
 
 
@@ -388,13 +387,12 @@ def _advise_communication(facts: Facts) -> AdviceItems:
 
 
 def _is_slow(traffic: Traffic) -> bool:
-    """Whether large messages have a tenth of the links' bandwidth, or less; a quarter is usual for 16 MiB."""
+    """Whether messages are large, and yet have less than `SLOW_SHARE` of the links' bandwidth."""
     large = traffic.nbytes // traffic.calls >= LARGE_BYTES
     return large and traffic.link_gb_s is not None and (traffic.bus_gb_s or 0) < SLOW_SHARE * traffic.link_gb_s
 
 
 def _is_small(traffic: Traffic) -> bool:
-    """Whether calls carry less than `SMALL_BYTES` on average, or take less than `SMALL_NS`."""
     return 0 < traffic.nbytes < SMALL_BYTES * traffic.calls or traffic.total_ns // traffic.calls < SMALL_NS
 
 

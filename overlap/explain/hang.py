@@ -105,7 +105,6 @@ def _judge_dumps(files: Sequence[Path], *, full: bool, width: int) -> Hang:
 
 
 def _hang(verdict: waits.WaitVerdict, missing: Sequence[int], notes: Sequence[str], page: Sequence[str]) -> Hang:
-    """Return the report of a verdict."""
     return Hang(
         sentence=sentence(verdict), verdict=verdict.kind.value, ranks=verdict.culprits, missing=missing, notes=notes,
         page=page, operations=[

@@ -289,7 +289,6 @@ def _unrecorded_work(profile: RankProfile, work: WorkRows, calls: Rows) -> Merge
 
 
 def _rows_of_thread(profile: RankProfile, rows: Rows, thread: int) -> Rows:
-    """Return the rows among `rows` that are events of one thread."""
     found: Rows = rows[profile.thread[rows] == thread]
     return found
 

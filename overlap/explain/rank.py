@@ -156,7 +156,6 @@ def measure_profile(profile: RankProfile) -> RankReport:
 
 
 def _sum_kernel_classes(profile: RankProfile, rows: Rows, lengths_ns: NDArray[np.int64]) -> dict[str, int]:
-    """Return the time of some kernels by class."""
     sums_ns = np.bincount(profile.name[rows], lengths_ns, len(profile.names))
     classes: Counter[str] = Counter()
     for number in np.flatnonzero(sums_ns).tolist():

@@ -116,7 +116,7 @@ def _match_collectives(reports: Sequence[RankReport], notes: list[str]) -> list[
     """Return synchronising collectives that all members of the group recorded, by rank, with fitting sizes."""
     world = max(report.world_size for report in reports)
     by_key: dict[tuple[str, str, int], dict[int, ProfiledCollective]] = {}
-    several = any(report.has_groups for report in reports)
+    several = any(report.has_subgroups for report in reports)
     if several and any(not call.group for report in reports for call in report.calls):
         notes.append("collectives that do not name their group, of which the job has several: not matched")
     for report in reports:

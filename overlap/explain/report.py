@@ -86,7 +86,6 @@ class Why:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return the page as notebooks show it."""
         return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
     def as_dict(self) -> dict[str, Any]:

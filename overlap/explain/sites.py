@@ -272,12 +272,11 @@ class CallSites:
 
 @lru_cache(maxsize=1 << 16)
 def _program_frame(name: str) -> re.Match[str] | None:
-    """Return the parts of the name of a Python function of the program; None for a library's, or a mere protocol's."""
+    """Return the parts of the name of a Python function of the program; None for a library's, or a special method's."""
     match = _FRAME.match(name)
     return match if match and not _is_library(match["path"]) and not _DUNDER.match(match["name"]) else None
 
 
 def _is_library(path: str) -> bool:
-    """Whether a path belongs to PyTorch, NumPy, or Python's own library."""
     first = path.split("/", 1)[0].removesuffix(".py")
     return bool(_LIBRARY.search(path)) or first in sys.stdlib_module_names

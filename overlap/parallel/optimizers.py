@@ -78,7 +78,6 @@ def _learning_rate(lr: Rate, step: int) -> float:
 
 
 def _check_rate(lr: object) -> None:
-    """Refuse a learning rate that is negative, or neither number nor function."""
     if not callable(lr) and not (isinstance(lr, (int, float)) and lr >= 0):
         raise UsageError(f"lr: expected a number from 0, or a function of the step, got {lr!r}")
 

@@ -299,7 +299,6 @@ class BatchPass:
         )
 
     def _check_and_scale_loss(self, loss: Callable[..., object], y: object, results: object) -> tuple[object, object]:
-        """Check the result of the loss function, and scale its gradient for the mean over the batch."""
         check_loss(loss, y, results)
         return self._scale_loss_gradient(cast("tuple[object, object]", results))
 

@@ -113,7 +113,6 @@ class SurvivingSteps:
         return metadata([step], np.int64)
 
     def _record_agreed(self, step: int, all_prepared: object) -> None:
-        """Note that all ranks have prepared a step."""
         self._progress.agree(step)
 
     # -- after a loss --------------------------------------------------------------------------------------------------

@@ -146,8 +146,8 @@ class _SlowWirePlacement(Placement):
             bytes_per_s[wire] *= self._slow.bandwidth_share(self._placement, wire)
         return Wires(kind=wires.kind, latency_s=wires.latency_s, bytes_per_s=bytes_per_s)
 
-    def first_wire(self, wires: Ints) -> int:
-        return self._placement.first_wire(wires)
+    def first_by_ends(self, wires: Ints) -> int:
+        return self._placement.first_by_ends(wires)
 
     def describe(self, wire: int) -> str:
         return self._placement.describe(wire)

@@ -77,7 +77,6 @@ class Faults:
 
 
 def _check_range(name: str, value: float | None, least: float, most: float) -> None:
-    """Refuse a figure of `Faults` outside its range; None is always valid."""
     if value is not None and not least <= value <= most:  # also for NaN
         raise UsageError(f"faults: {name} is {value!r}; expected {least:g} to {most:g}")
 
@@ -119,7 +118,7 @@ class Fates:
         self._slow_factor = self._draw_on_scale("slow_factor", faults.slow_factor, _SLOW_FACTOR)
 
     @property
-    def repeating(self) -> str:
+    def repeat_text(self) -> str:
         """Instruction to repeat the run, for messages."""
         text = f"the same again: clock=overlap.Virtual(faults=overlap.{self.faults})"
         return f"{text} or `overlap simulate --fault-seed {self.faults.seed}`" if self.faults.only_seeded else text

@@ -126,7 +126,6 @@ class _MessageOption(Flat):
 
 
 def _refuse_table() -> Schedule:
-    """Raise: a message has no schedule."""
     raise AssertionError("this is a bug in overlap: a message has no table")
 
 

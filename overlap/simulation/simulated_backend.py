@@ -256,7 +256,7 @@ class SimulatedBackend(Backend):
             with self._injector.fates.ordering_tasks():
                 yield
         except Exception as error:
-            error.add_note(self._injector.fates.repeating)
+            error.add_note(self._injector.fates.repeat_text)
             raise
 
     def step_begins(self, context: RankContext) -> None:

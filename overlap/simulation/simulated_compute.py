@@ -181,7 +181,6 @@ class SimulatedCompute(ComputeStream):
         return cost_ns
 
     def _kill_rank(self, operation: ComputeFuture[object], injector: FaultInjector) -> None:
-        """Stop the stream and kill its rank."""
         self.stop()
         injector.kill(self.context, place_of(operation))
 

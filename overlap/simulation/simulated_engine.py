@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from ..collectives.kinds import Collective
-from ..collectives.uneven import UnevenSchedule, make_uneven, slots_moved
+from ..collectives.uneven import UnevenSchedule, make_uneven, row_lengths
 from ..cost import Placed, Rounds, cost, rounds
 from ..cost.candidates import place_on_cluster
 from ..cost.choice import Choices
@@ -226,7 +226,7 @@ class UnevenCosts:
         # table in one piece.
         phased = len(even.parts) > 1
         table = self._uneven_table(even, 1 if phased else even.price(call.nbytes).slices)
-        differing = placed(rounds(table, slots_moved(table, call.counts)))
+        differing = placed(rounds(table, row_lengths(table, call.counts)))
         if not phased:
             return Flat(even.algorithm, even.detail, differing, lambda: table), call.nbytes
         equal, nbytes = placed(rounds(table)), call.nbytes

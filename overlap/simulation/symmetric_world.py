@@ -115,7 +115,6 @@ class SymmetricCommunicators(Communicators):
     def _shared_communicator(
         self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]
     ) -> SymmetricCommunicator:
-        """Return the communicator of a key, made at its first use."""
         existing = self.find(key) or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
         assert isinstance(existing, SymmetricCommunicator)
         return existing
@@ -315,8 +314,8 @@ class SymmetricEngine(SimulatedEngine):
         if entry is None:
             groups, algorithm = [], ""
             for members, units in group_by_unit(rows, self._traffic.fabric.resources.ranks_per_unit):
-                row, representatives = rows[members[0]].tolist(), communicator.representatives[members]
-                demand, algorithm = self._row_demand(row, pattern, late_ns[representatives[0]], algorithm)
+                group, representatives = rows[members[0]].tolist(), communicator.representatives[members]
+                demand, algorithm = self._group_demand(group, pattern, late_ns[representatives[0]], algorithm)
                 resources = self._traffic.fabric.resources.shift_units(demand.resources, units)
                 groups.append(AlikeGroups(demand=demand, resources=resources, representatives=representatives))
             joint_demand = join_demands(groups, communicator.members, communicator.class_firsts)
@@ -325,18 +324,20 @@ class SymmetricEngine(SimulatedEngine):
             entry = self._demands[demand_key] = joint_demand, algorithm, rows
         return entry[:2]
 
-    def _row_demand(self, row: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
+    def _group_demand(self, group: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
         """Return the demand of one group alone, and its algorithm.
 
         Args:
-            row: World ranks of the group.
+            group: World ranks of the group.
             pattern: The call.
             late_ns: Time of each rank after the first that arrived.
             like: Algorithm of other groups that behave alike; "": it is chosen.
         """
         fabric, nbytes = self._traffic.fabric, pattern.nbytes
         if pattern.kind is Collective.P2P:
-            src, dst = row
+            src, dst = group
             return fabric.message((), src, dst, nbytes, late_ns=int(late_ns[1] - late_ns[0])).demand, ""
-        option = self._choose_option(tuple(row), pattern, like=like)
-        return fabric.collective_transfer((), pattern.kind.value, option, nbytes, row, late_ns).demand, option.algorithm
+        option = self._choose_option(tuple(group), pattern, like=like)
+        return fabric.collective_transfer(
+            (), pattern.kind.value, option, nbytes, group, late_ns
+        ).demand, option.algorithm

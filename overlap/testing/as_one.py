@@ -49,7 +49,6 @@ def _same_weights(recorded: list[Batches], *, distributed: bool) -> list[list[in
 
 
 def _steps_at(update: int, recorded: Iterable[Batches]) -> list[UpdateRecord]:
-    """Return the records of an update, from the ranks that made it."""
     return [batches.steps[update] for batches in recorded if update < len(batches.steps)]
 
 
@@ -259,18 +258,16 @@ class AsOne:
     def _find_undivided_losses(self) -> list[Verdict]:
         """Find an update in which one line adds up several means, and none of them is divided by their number."""
         for update, step in enumerate(self._recorded[0].steps[: self._last]):
-            losses, first = step.losses, next(iter(step.losses), None)
-            if first is None or len(losses) < 2 or not step.gradients or not (first.is_mean and first.scale == 1.0):
-                continue
-            if all(
-                loss.adds and (loss.line, loss.scale, loss.is_mean) == (first.line, 1.0, True) for loss in losses[1:]
-            ):
+            losses = step.losses
+            are_means = all(loss.is_mean and loss.scale == 1.0 for loss in losses)
+            are_added_up = len(losses) > 1 and all(loss.adds for loss in losses[1:])
+            if step.gradients and are_means and are_added_up and len({loss.line for loss in losses}) == 1:
                 text = (
                     f"the gradients of update {update + 1} ({step.line}), '{next(iter(step.gradients))}' first, are "
-                    f"{len(losses)} times too large: none of the {len(losses)} means of {first.line}, which are added "
-                    f"up, is divided by {len(losses)}"
+                    f"{len(losses)} times too large: none of the {len(losses)} means of {losses[0].line}, which are "
+                    f"added up, is divided by {len(losses)}"
                 )
-                return [Verdict(kind=KIND, text=text, lines=(first.line, step.line))]
+                return [Verdict(kind=KIND, text=text, lines=(losses[0].line, step.line))]
         return []
 
     def _find_reduction(self, difference: GradientDifference) -> Issue | None:

@@ -116,7 +116,6 @@ def _end_verdict(record: Record, error: BaseException) -> Verdict:
 
 
 def _error_chain(error: BaseException) -> Iterable[BaseException]:
-    """Yield an error and its causes, the outermost first."""
     link: BaseException | None = unwrap_single_error(error)
     while link is not None:
         yield link

@@ -262,7 +262,6 @@ def _run_of_seed(run: Callable[..., Run], seed: int) -> Run:
 
 
 def _same_results(first: Run, other: Run) -> Answer:
-    """Compare the results of all ranks in two runs."""
     for rank, (result, before) in enumerate(zip(other.returned, first.returned, strict=False)):
         if not equal(result, before):
             return Answer(f"rank {rank} returned {result!r}, in the first run {before!r}")

@@ -87,18 +87,17 @@ class Substitute:
             if number >= len(data):
                 raise self._decline("the number of batches of an update depends on the number of ranks")
             pieces.setdefault(digest(data[number]) + str(tuple(data[number].shape)), data[number])
-        joined = _join_data(list(pieces.values()), own)
+        joined = _join_pieces(list(pieces.values()), own)
         if isinstance(joined, str):
             raise self._decline(joined)
         # data that the program takes of joined data is right already, and may have another order
         return own if joined.numel() == own.numel() and _sorted_values(joined).equal(_sorted_values(own)) else joined
 
 
-def _join_data(pieces: list[torch.Tensor], alone: torch.Tensor) -> torch.Tensor | str:
-    """Return the joined data of ranks, or why it cannot be joined.
+def _join_pieces(pieces: list[torch.Tensor], alone: torch.Tensor) -> torch.Tensor | str:
+    """Return the data of all ranks as one tensor, or the reason why it cannot be joined.
 
-    Pieces follow one another along the dim in which one rank alone has more, or along the first dim where it has as
-    much. Where two dims are split, consecutive ranks have the parts along the second one.
+    Pieces are joined along the first dim. If another dim is split as well, consecutive ranks have the parts along it.
 
     Args:
         pieces: Data of the ranks, each different piece once.

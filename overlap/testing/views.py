@@ -235,7 +235,6 @@ def _rank_environment(rank: int, world_size: int) -> Any:
 
 
 def _random_states(seed: str) -> tuple[Any, Any]:
-    """Return the states of Python's and numpy's generators for a seed."""
     generator = random.Random(seed)
     return generator.getstate(), np.random.RandomState(generator.getrandbits(32)).get_state()
 

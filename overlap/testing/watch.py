@@ -154,7 +154,6 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             }
 
     def _release_memory(self, key: int, nbytes: int) -> None:
-        """Subtract the memory of a storage that no tensor uses."""
         self._seen.discard(key)
         self._live_bytes -= nbytes
 

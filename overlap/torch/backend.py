@@ -145,13 +145,11 @@ def _close(connection: Connection) -> None:
 
 
 def _abort(connection: Connection) -> None:
-    """Fail the operations of a world on all its ranks."""
     _drop_world(connection)
     connection.fail(dist.DistBackendError("the process group was aborted"))
 
 
 def _drop_world(connection: Connection) -> None:
-    """Remove a world from under torch's default group."""
     if connection in _JOINED:
         _JOINED.clear()
 

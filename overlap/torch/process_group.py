@@ -151,7 +151,6 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         return part_group
 
     def _set_sequence_number_for_group(self) -> None:
-        """Restart the count of operations."""
         self._seq = 0
 
     def _get_sequence_number_for_group(self) -> int:
@@ -165,7 +164,6 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         """Do nothing: there are no hooks to wait for."""
 
     def _start_coalescing(self, device: object) -> None:
-        """Refuse coalescing, which delays operations."""
         raise RuntimeError("coalescing: backend 'overlap' starts each operation at once; use the *_coalesced forms")
 
     # -- barriers ------------------------------------------------------------------------------------------------

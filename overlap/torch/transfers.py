@@ -351,7 +351,6 @@ class Transfers(Issuing):
 
 
 def _source_of(receive: Message[Any]) -> int:
-    """Return the group rank of the sender of an ended receive."""
     return int(cast("int", receive.src))
 
 

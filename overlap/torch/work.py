@@ -224,7 +224,6 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         call_at_end(self._handle, record_end)
 
     def _value(self, _: object) -> object:
-        """Wait for the end of the operation, and return its tensors, as the value of a future."""
         self.wait()
         return self._tensors
 

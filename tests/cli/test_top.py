@@ -164,7 +164,7 @@ def while_it_runs_too(look):
 
 def test_how_often_to_look_has_bounds(capsys):
     assert main(["top", "--every", "0"]) == 2
-    assert "--every: 0 s; expected 0.1 to 3600" in capsys.readouterr().err
+    assert "--every: expected 0.1 to 3600 s, got 0" in capsys.readouterr().err
 
 
 def test_what_is_no_record_is_overlooked(folder):

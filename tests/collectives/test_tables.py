@@ -18,7 +18,7 @@ from overlap.collectives.slicing import (
     slice_count,
     slice_rows,
 )
-from overlap.collectives.uneven import block_starts, make_uneven, slots_moved
+from overlap.collectives.uneven import block_starts, make_uneven, row_lengths
 from overlap.cost.select import plan
 from overlap.errors import ScheduleError
 
@@ -118,11 +118,11 @@ def test_equal_blocks_weigh_what_their_slots_count(kind, algorithm):
     for table in tables(kind, algorithm):
         found, size = make_uneven(table), table.size
         counts = (3,) * (size * size if kind == "all_to_all" else size)
-        np.testing.assert_allclose(slots_moved(found, counts), found.count, rtol=1e-12)
+        np.testing.assert_allclose(row_lengths(found, counts), found.count, rtol=1e-12)
 
 
 def test_what_travels_weighs_as_much_as_the_blocks():
-    moved = slots_moved(make_uneven(generate("all_to_all", "mesh", 2)), (1, 2, 0, 1))
+    moved = row_lengths(make_uneven(generate("all_to_all", "mesh", 2)), (1, 2, 0, 1))
     assert sorted(moved.tolist()) == [0.0, 2 / 3, 2 / 3, 4 / 3]  # of 3 rows, which rank 0 gives and rank 1 gets
 
 

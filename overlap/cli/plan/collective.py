@@ -184,7 +184,6 @@ def _alternative_lines(chosen: Plan, limit: int) -> Iterator[str]:
 
 
 def _list_options(chosen: Plan, options: Sequence[Alternative], limit: int, rest: str) -> Iterator[str]:
-    """Yield a line for each of the first `limit` options: its time, how much longer it takes, its name."""
     for option in options[:limit]:
         assert option.predicted_s is not None
         more = f"{option.predicted_s / chosen.predicted_s - 1:+.0%}" if chosen.predicted_s else ""

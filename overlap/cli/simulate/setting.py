@@ -108,7 +108,6 @@ def _revised_cluster(values: Mapping[str, Any], config: RunConfig) -> topology.C
 
 
 def _revised_virtual(values: Mapping[str, Any], base: Virtual) -> Virtual:
-    """Return the program's assumptions, changed by the values."""
     conditions = replace(base.conditions, **_select_values(values, _CONDITIONS))
     implied = {"shapes_only": True} if values.get("alike") else {}
     faults = replace(base.faults or Faults(), seed=values["fault_seed"]) if "fault_seed" in values else base.faults

@@ -135,7 +135,6 @@ def _rooted_levels(inside: Schedule, between: Schedule, *, near: Buffer, far: Bu
 
 
 def _build_rooted(table: TableWriter, inside: Schedule, between: Schedule) -> Schedule:
-    """Return the schedule of a gather or scatter on two levels from its rows."""
     nodes, size, root = between.size, inside.size * between.size, between.root * inside.size + inside.root
     scratch = nodes + max(inside.blocks[2] * nodes, between.blocks[2])
     return table.build(inside.collective, "hierarchical", size, scratch=scratch, root=root)

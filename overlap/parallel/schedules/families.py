@@ -131,7 +131,6 @@ class Family:
 
 
 def _equal_durations(t: Durations) -> bool:
-    """Whether F, I and W take the same time."""
     return t.forward == t.input_gradient == t.weight_gradient
 
 

@@ -27,9 +27,9 @@ def zb_v(ranks: int, microbatches: int) -> PipelineSchedule:
 def dualpipe_v(ranks: int, microbatches: int) -> PipelineSchedule:
     """DualPipe over the V: forwards of one microbatch beside backwards of another (arXiv 2412.19437, cut in half).
 
-    A forward and a backward of a pair stand after one another here, so that the exchanges of each can travel while the
-    other computes; as one, they would take as long as the two. Of F, I and W that take as long as each other a rank is
-    idle for p-1 of them, and holds up to 2p+1 activations of a stage.
+    The forward and the backward of a pair follow each other here, so that the messages of one travel while the other
+    computes. If F, I and W take equally long, a rank is idle for p-1 of these times. It holds up to 2p+1 activations of
+    a stage.
 
     Raises:
         UsageError: If there are less than 2p microbatches.
@@ -53,7 +53,7 @@ class _FoldedRow:
         self.actions: list[Action] = []
         self._most = most
         self._counts: dict[tuple[int, ActionKind], int] = {}
-        self._weights: deque[Action] = deque()
+        self._delayed: deque[Action] = deque()  # weight gradients of split backwards
 
     def add_next(self, stage: int, *kinds: ActionKind) -> None:
         """Append the next microbatch of each kind at a stage; after the last one, only count."""
@@ -68,16 +68,16 @@ class _FoldedRow:
         return self._counts.get((stage, kind), 0)
 
     def add_backward(self, stage: int, *, split: bool) -> None:
-        """Append the next backward of a stage; of a split one, the W is kept for `add_weight_gradients`."""
+        """Append the next backward of a stage; `add_weight_gradients` appends the second half of a split one later."""
         number = self.count(stage, B)
         self._counts[stage, B] = number + 1
         self.actions.append(Action(stage, I if split else B, number))
         if split:
-            self._weights.append(Action(stage, W, number))
+            self._delayed.append(Action(stage, W, number))
 
     def add_weight_gradients(self, times: int = 1) -> None:
-        """Append the oldest `times` weight gradients that `add_backward` has kept."""
-        self.actions += [self._weights.popleft() for _ in range(times)]
+        """Append the oldest delayed weight gradients of split backwards."""
+        self.actions += [self._delayed.popleft() for _ in range(times)]
 
 
 def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
