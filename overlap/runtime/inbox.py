@@ -1,10 +1,10 @@
 """Inbox of a process: the messages that its ranks send and receive, until both ends of each have ended.
 
-A queue has the messages of one receiver and one tag on one group; in it each sender has a lane. A lane is strict FIFO
-at both of its ends: only the first send and the first receive of it are under way. Inside a process they match here,
-when both have arrived; between processes a wire matches them. Messages take no room in the window of a stream, because
-their order differs between ranks. Receives from any source wait in the queue, and choose among its lanes. Queues and
-lanes without messages are removed at once.
+A lane has the messages of one sender for one receiver with one tag on one group. It is strict FIFO at both of its ends:
+only the first send and the first receive of it are under way. Inside a process they match here, when both have arrived;
+between processes a wire matches them. Messages take no room in the window of a stream, because their order differs
+between ranks. Receives from any source wait in a queue, and choose among the lanes of their receiver, tag and group.
+Lanes and queues without messages are removed at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..collectives.reduce import Array
 from ..errors import PeerFailedError, RankLeftError, in_one_line
 from . import transfer
 from .failure import Failure
-from .lane import TAG_BITS, Lane, Queue, QueueName, lane_id, wire_tag
+from .lane import Lane, LaneName, Queue, QueueName, lane_id, wire_tag
 from .match import Key, RankCall, mismatch
 from .message import ARRIVALS, Message, Returned
 from .state import ADMITTED, DONE, ISSUED, MATCHING
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .communicators import Communicators
 
-_COUNTED = 1 << 16  # lanes between processes with a count of messages; then all begin at 0, for a tag may be used once
+_NUMBERED = 1 << 16  # lanes with numbers of messages; then all begin at 0, for a tag may be used once
 
 
 class Inbox:
@@ -43,8 +43,10 @@ class Inbox:
     Attributes:
         shared: State of the world.
         here: World ranks of this process; None: all.
-        queues: Queues with messages, by name.
-        counts: Numbers of messages at both ends of lanes without any under way, if they differ or go over a wire.
+        lanes: Lanes with messages, by name.
+        queues: Queues of receives from any source, by name.
+        numbers: Keys of the groups of lanes, and the numbers of the next send and the next receive there. Of lanes
+            without messages only those are kept that differ, or whose messages go over a wire.
         arrive: Lets a message arrive, the first of its lane: matches it, unless an interceptor holds it.
 
     Args:
@@ -56,30 +58,26 @@ class Inbox:
 
     def __init__(self, shared: Communicators) -> None:
         self.shared, self._engine, self.here = shared, shared.engine, shared.local
+        self.lanes: dict[LaneName, Lane] = {}
         self.queues: dict[QueueName, Queue] = {}
-        self.counts: dict[tuple[int, int, int, int], tuple[Key, list[int]]] = {}
+        self.numbers: dict[LaneName, tuple[Key, list[int]]] = {}
         self.arrive: Callable[[Message[Any]], None] = self.match
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
-    def open_queue(self, name: QueueName, group: Key) -> Queue:
-        """Make a queue."""
-        queue = self.queues[name] = Queue()
-        queue.inbox, queue.name, queue.group = self, name, group
-        queue.tag = name[0] << TAG_BITS | name[2] if not name[2] >> TAG_BITS else wire_tag(name)
-        queue.lanes, queue.receives, queue.searching, queue.scope = {}, deque(), None, None
-        return queue
-
     def admit(self, message: Message[Any]) -> bool:
         """Put a message into its lane, and number it; return whether it is the first there."""
-        messages, peer, end, rank = message.messages, message.peer, message.receives, message.member.rank
-        name = messages.group_id, rank if end or peer is None else peer, message.tag
-        queue = self.queues.get(name) or self.open_queue(name, message.member.key)
-        lane: Any = queue
+        group_id, peer, end, own = message.messages.group_id, message.peer, message.receives, message.member.rank
+        lane: Any
         if peer is None:
-            line = queue.receives
+            queue_name = group_id, own, message.tag
+            lane = self.queues.get(queue_name)
+            if lane is None:
+                lane = self.queues[queue_name] = Queue(queue_name, message.member.key)
+            line = lane.receives
         else:
-            lane = queue.lanes.get(peer if end else rank) or self.open_lane(queue, message)
+            name = (group_id, own, message.tag, peer) if end else (group_id, peer, message.tag, own)
+            lane = self.lanes.get(name) or self.open_lane(name, message)
             line = lane.lines[end]
             message.seq = lane.numbers[end]
             lane.numbers[end] += 1
@@ -87,19 +85,20 @@ class Inbox:
         line.append(message)
         return line[0] is message
 
-    def open_lane(self, queue: Queue, message: Message[Any]) -> Lane:
-        """Return the lane of a message with a peer, made if there is none."""
-        messages, peer = message.messages, cast("int", message.peer)
-        src = peer if message.receives else message.member.rank
-        if src in queue.lanes:
-            return queue.lanes[src]
-        lane = queue.lanes[src] = Lane()
-        lane.inbox, lane.queue, lane.src, lane.members = self, queue, src, cast("tuple[int, int]", message.members)
-        wires = messages.wires
-        lane.by_wire = (wires[peer] if peer in wires else messages.wire(peer)) is not None
-        lane.lines, lane.arrived, lane.numbers, lane.returned = (deque(), deque()), [None, None], [0, 0], []
-        if self.counts:
-            _, lane.numbers = self.counts.pop((*queue.name, src), (None, lane.numbers))
+    def open_lane(self, name: LaneName, message: Message[Any]) -> Lane:
+        """Make the lane of a message with a peer."""
+        wires, peer, group = message.messages.wires, cast("int", message.peer), message.member.key
+        lane = self.lanes[name] = Lane()
+        lane.name, lane.group, lane.members = name, group, message.members
+        lane.by_wire = (wires[peer] if peer in wires else message.messages.wire(peer)) is not None
+        lane.lines, lane.arrived, lane.returned = (deque(), deque()), [None, None], []
+        numbers = self.numbers.get(name)
+        if numbers is None:
+            if len(self.numbers) >= _NUMBERED:
+                self.numbers.clear()
+                self.shared.lost_count = True
+            numbers = self.numbers[name] = group, [0, 0]
+        lane.numbers = numbers[1]
         return lane
 
     def leave(self, message: Message[Any], failure: Failure | None, *, gives_back: bool = False) -> None:
@@ -120,7 +119,8 @@ class Inbox:
         if outstanding.draining or failure is not None:
             outstanding.record_end(message, failure)
         if isinstance(lane, Lane):
-            line, queue, end = lane.lines[message.receives], lane.queue, message.receives
+            queue_name, end = lane.name[:3], message.receives
+            line = lane.lines[end]
             if lane.arrived[end] is message:
                 lane.arrived[end] = None
             if gives_back:
@@ -130,7 +130,7 @@ class Inbox:
                         later.seq -= 1
         else:
             queue = cast("Queue", lane)
-            line = queue.receives
+            queue_name, line = queue.name, queue.receives
             if queue.searching is message:
                 queue.searching = None
                 self._stop_waiting(queue)
@@ -141,20 +141,15 @@ class Inbox:
                 message.context.soon(partial(activate_late, line[0]))
         else:
             line.remove(message)
-        # remove a lane and a queue without messages; numbers are kept that differ, or of which only one end is here
-        if isinstance(lane, Lane) and not (lane.lines[0] or lane.lines[1] or lane.returned):
-            queue.lanes.pop(lane.src, None)
-            sent, received = lane.numbers
-            if sent != received or (lane.by_wire and sent):
-                if len(self.counts) >= _COUNTED:
-                    self.counts.clear()
-                    self.shared.lost_count = True
-                self.counts[*queue.name, lane.src] = queue.group, lane.numbers
-        if queue.receives:
-            if message.receives:
-                self._search_soon(queue)
-        elif not queue.lanes:
-            self.queues.pop(queue.name, None)
+        if not isinstance(lane, Lane):
+            if not line:
+                self.queues.pop(queue_name, None)
+        elif not (lane.lines[0] or lane.lines[1] or lane.returned):
+            self.lanes.pop(lane.name, None)
+            if lane.numbers[0] == lane.numbers[1] and not lane.by_wire:
+                self.numbers.pop(lane.name, None)
+        if self.queues and message.receives:
+            self._search_soon(queue_name)
 
     # -- matching ------------------------------------------------------------------------------------------------------
 
@@ -168,20 +163,20 @@ class Inbox:
             if message.at_once:
                 self._search(queue)
             else:
-                self._search_soon(queue)
+                self._search_soon(queue.name)
             return
         end = message.receives
         if end and lane.returned:
             self._take_returned(lane, message)
             return
-        if shared.broken and (broken := shared.broken.get(lane.queue.name[0]) or shared.broken.get(lane.id)):
+        if shared.broken and (broken := shared.broken.get(lane.group_id) or shared.broken.get(lane.id)):
             message.fail(Failure(broken()))
             return
         if lane.by_wire:
             if shared.left or shared.early:
                 self._check_peer(lane, message)
             if message.state is MATCHING:
-                message.messages.transfer(message, lane.queue.tag)
+                message.messages.transfer(message)
             return
         other = lane.arrived[not end]
         if other is not None:
@@ -203,8 +198,8 @@ class Inbox:
             message.target, message.locked = out.view(), message.context.locks.lock((out,), out)
         if shared.left and lane.members[not end] in shared.left:
             self._fail_if_left(lane, message, lane.members[not end])
-        elif not end and lane.queue.receives:
-            self._search_soon(lane.queue)
+        elif self.queues and not end:
+            self._search_soon(lane.name[:3])
 
     def _check_peer(self, lane: Lane, message: Message[Any]) -> None:
         """Fail a message if the other end, in another process, is known not to take part."""
@@ -257,13 +252,12 @@ class Inbox:
 
     def fail_at(self, lane_id: int, seq: int, error: Callable[[], BaseException]) -> bool:
         """Fail a message here because of its other end, in another process; False if it has not arrived."""
-        for queue in self.queues.values():
-            for lane in queue.lanes.values():
-                if lane.by_wire and lane.id == lane_id:
-                    for message in (*lane.lines[0], *lane.lines[1]):
-                        if message.seq == seq:
-                            message.fail(Failure(error()))
-                            return True
+        for lane in self.lanes.values():
+            if lane.by_wire and lane.id == lane_id:
+                for message in (*lane.lines[0], *lane.lines[1]):
+                    if message.seq == seq:
+                        message.fail(Failure(error()))
+                        return True
         return False
 
     # -- messages that are given back ------------------------------------------------------------------------------
@@ -287,18 +281,16 @@ class Inbox:
 
     def give_back(self, receive: Message[Any], message: Returned) -> None:
         """Give the message of an ended receive to the next one of its lane."""
-        name = receive.messages.queue_name(receive)
-        queue = self.queues.get(name) or self.open_queue(name, receive.member.key)
-        self.put_back(self.open_lane(queue, receive), message)
+        name = receive.messages.lane_name(receive)
+        self.put_back(self.lanes.get(name) or self.open_lane(name, receive), message)
 
     def put_back(self, lane: Lane, message: Returned, giver: Message[Any] | None = None) -> None:
         """Give a message that no task has taken to the next receive of its lane."""
-        queue = self.queues.setdefault(lane.queue.name, lane.queue)
-        lane = queue.lanes.setdefault(lane.src, lane)
+        lane = self.lanes.setdefault(lane.name, lane)
         insort(lane.returned, message, key=lambda returned: returned.order)
         waiting = lane.lines[1][0] if lane.lines[1] else None
         if waiting is None or waiting is giver or waiting.state <= ADMITTED:
-            self._search_soon(queue)
+            self._search_soon(lane.name[:3])
         elif lane.arrived[1] is waiting:
             lane.arrived[1] = None
             self._take_returned(lane, waiting)
@@ -340,22 +332,23 @@ class Inbox:
 
     def has_message(self, receive: Message[Any]) -> bool:
         """Whether a parked receive would meet a message at once."""
-        name = receive.messages.queue_name(receive)
-        queue = self.queues.get(name)
-        if queue is None:
-            queue = self.open_queue(name, receive.member.key)
-            del self.queues[name]
-        elif receive.asked is None and queue.receives:
+        name, asked = receive.messages.lane_name(receive)[:3], receive.asked
+        if asked is None and name in self.queues:
             return False
-        lanes = queue.lanes.values() if receive.asked is None else filter(None, [queue.lanes.get(receive.asked)])
+        lanes = [lane for lane in self._lanes_of(name, receive.member.size) if asked in (None, lane.name[3])]
         if any(lane.offered_ns is not None for lane in lanes):
             return True
-        choices = [choice for src, choice in self._choices(queue, receive) if receive.asked in (None, src)]
+        choices = [choice for src, choice in self._choices(receive) if asked in (None, src)]
         return bool(choices) and self._engine.oldest_announced(receive.context.rank, choices) is not None
 
-    def _search_soon(self, queue: Queue) -> None:
-        """Let the first receive from any source choose at a time when it may choose a message."""
-        if queue.searching is not None:
+    def _lanes_of(self, name: QueueName, size: int) -> list[Lane]:
+        """Return the lanes with messages for a receiver with one tag on a group of `size` ranks."""
+        return [lane for src in range(size) if (lane := self.lanes.get((*name, src))) is not None]
+
+    def _search_soon(self, name: QueueName) -> None:
+        """Let the first receive from any source, if there is one, choose at a time when it may choose a message."""
+        queue = self.queues.get(name)
+        if queue is not None and queue.searching is not None:
             self._engine.choose_soon(queue.searching.context, partial(self._search, queue))
 
     def _search(self, queue: Queue, arrived: Envelope | None = None) -> None:
@@ -372,9 +365,9 @@ class Inbox:
         if (broken := self.shared.broken.get(queue.name[0])) is not None:
             receive.fail(Failure(broken(), seen=True))
             return
-        offered = [(lane.offered_ns, lane.src) for lane in queue.lanes.values()]
+        offered = [(lane.offered_ns, lane.name[3]) for lane in self._lanes_of(queue.name, len(queue.group.ranks))]
         oldest = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
-        choices = self._choices(queue, receive)
+        choices = self._choices(receive)
         if choices:
             rank, ranks = receive.context.rank, queue.group.ranks
             found = arrived or self._engine.oldest_announced(rank, [choice for _, choice in choices])
@@ -397,15 +390,18 @@ class Inbox:
             queue.scope = trio.CancelScope()
             receive.context.spawn(self._wait_announced, queue, receive, [choice for _, choice in choices], queue.scope)
 
-    def _choices(self, queue: Queue, receive: Message[Any]) -> list[tuple[int, tuple[int, int]]]:
+    def _choices(self, receive: Message[Any]) -> list[tuple[int, tuple[int, int]]]:
         """Return the senders in other processes without a receive that names them, with their world rank and tag."""
-        messages, tag, lanes = receive.messages, queue.tag, queue.lanes
+        messages = receive.messages
         if not messages.has_wires:
             return []
+        name = messages.lane_name(receive)[:3]
+        named = {lane.name[3] for lane in self._lanes_of(name, receive.member.size) if lane.lines[1]}
+        tag = wire_tag(name)
         return [
             (src, (rank, tag))
-            for src, rank in enumerate(queue.group.ranks)
-            if not (src in lanes and lanes[src].lines[1]) and messages.wire(src) is not None
+            for src, rank in enumerate(receive.member.label[1])
+            if src not in named and messages.wire(src) is not None
         ]
 
     @staticmethod
@@ -450,21 +446,21 @@ class Inbox:
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail the messages of a group or a lane that have not met their other end here."""
-        for queue in list(self.queues.values()):
-            for lane in list(queue.lanes.values()):
-                if key_id in (queue.name[0], lane.id):
-                    for message in self._under_way(lane):
-                        message.fail(Failure(error(), seen=True))
-            self._search_soon(queue)
+        for lane in list(self.lanes.values()):
+            if key_id in (lane.group_id, lane.id):
+                for message in self._under_way(lane):
+                    message.fail(Failure(error(), seen=True))
+        for name in list(self.queues):
+            self._search_soon(name)
 
     def rank_left(self, rank: int) -> None:
         """Fail the messages that wait for a rank that has finished its program."""
-        for queue in list(self.queues.values()):
-            for lane in list(queue.lanes.values()):
-                for message in self._under_way(lane):
-                    if lane.members[not message.receives] == rank:
-                        self._fail_if_left(lane, message, rank)
-            self._search_soon(queue)
+        for lane in list(self.lanes.values()):
+            for message in self._under_way(lane):
+                if lane.members[not message.receives] == rank:
+                    self._fail_if_left(lane, message, rank)
+        for name in list(self.queues):
+            self._search_soon(name)
 
     @staticmethod
     def _under_way(lane: Lane) -> list[Message[Any]]:
@@ -479,28 +475,21 @@ class Inbox:
         if not others or not self.shared.left.issuperset(rank for _, rank in others):
             return False
         for src, rank in others:
-            name, lane = (*queue.name, src), queue.lanes.get(src)
-            numbers = lane.numbers if lane is not None else self.counts.get(name, (None, [0, 0]))[1]
+            name = *queue.name, src
+            lane, (_, numbers) = self.lanes.get(name), self.numbers.get(name, (None, (0, 0)))
             if (lane is None or lane.by_wire) and not self.shared.sent_no_more(rank, lane_id(*name), numbers[1]):
                 return False
         return True
 
     def issued_counts(self, rank: int) -> dict[int, int]:
-        """Return the number of messages of a rank here at its end of each lane between processes."""
+        """Return the number of messages of a rank here at its end of each lane, by id of the lane."""
         return {lane: counts[rank] for lane, counts in self._lane_counts(None) if rank in counts}
 
     def _lane_counts(self, group: Key | None) -> list[tuple[int, dict[int, int]]]:
-        """Return the id of each lane between processes, of one group or of all, and its numbers of messages by rank."""
-        lanes = [
-            (*queue.name, src, queue.group, lane.numbers)
-            for queue in self.queues.values()
-            for src, lane in queue.lanes.items()
-            if lane.by_wire
-        ]
-        lanes += [(*name, of, numbers) for name, (of, numbers) in self.counts.items()]
+        """Return the id of each lane, of one group or of all, and its numbers of messages by rank."""
         return [
-            (lane_id(group_id, dst, tag, src), dict(zip((of.ranks[src], of.ranks[dst]), numbers, strict=True)))
-            for group_id, dst, tag, src, of, numbers in lanes
+            (lane_id(*name), dict(zip((of.ranks[name[3]], of.ranks[name[1]]), numbers, strict=True)))
+            for name, (of, numbers) in self.numbers.items()
             if group in (None, of)
         ]
 
@@ -517,8 +506,10 @@ class Inbox:
     def close_group(self, group: Key) -> list[tuple[int, dict[int, int]]]:
         """Drop the messages of a group that no rank here uses any more; return the counts of its lanes to others."""
         counts = self._lane_counts(group)
-        for name in [name for name, queue in self.queues.items() if queue.group == group]:
-            del self.queues[name]
-        for counted in [name for name, (key, _) in self.counts.items() if key == group]:
-            del self.counts[counted]
+        of_group: list[dict[Any, Any]] = [self.lanes, self.queues]
+        for messages in of_group:
+            for name in [name for name, each in messages.items() if each.group == group]:
+                del messages[name]
+        for name in [name for name, (key, _) in self.numbers.items() if key == group]:
+            del self.numbers[name]
         return counts

@@ -49,9 +49,9 @@ class KnownMessage:
         self._name, self._call, self._flat = message.name, message.call, message.flat
         self._receives, self._peer, self._ends = message.receives, peer, message.members
         self._priority: int = priority + self._port.stream.priority
-        self._queue = self._port.queue_name(message)
-        self._lane = *self._queue, peer if message.receives else message.member.rank
-        self._tag = wire_tag(self._queue)
+        self._lane = self._port.lane_name(message)
+        self._queue = self._lane[:3]
+        self._tag = wire_tag(self._lane)
         self._signature = signature_of(message.call, message.place, flat=message.flat)
         self._flight, self._fields = Known(), message.flight_fields()
         self.place: tuple[CodeType, int] = message.place
@@ -79,9 +79,9 @@ class KnownMessage:
         """
         port, receives = self._port, self._receives
         context, inbox, shared = port.context, port.communicator, port.communicator.shared
-        counted, now_ns = inbox.counts.get(self._lane), context.now_ns()
+        numbers, now_ns = inbox.numbers.get(self._lane), context.now_ns()
         if (
-            counted is None or self._queue in inbox.queues or context.outstanding.draining
+            numbers is None or self._lane in inbox.lanes or self._queue in inbox.queues or context.outstanding.draining
             or shared.intercept is not None or shared.left or shared.early or shared.broken
         ):  # fmt: skip
             return None
@@ -105,9 +105,8 @@ class KnownMessage:
             message.wire, message.algorithm = self.wire, MESSAGE_ALGORITHM
             port.begin(message, request, now_ns)
             return message
-        numbers, end_ns, call = counted[1], context.now_ns(), self._call
-        seq = numbers[receives]
-        numbers[receives] = seq + 1
+        end_ns, call, seq = context.now_ns(), self._call, numbers[1][receives]
+        numbers[1][receives] = seq + 1
         record = context.flight.issued(self, self._flight, call, seq, now_ns)
         group = port.group.label[0], self._ends, self._queue[2]
         meeting = call.kind.text, MESSAGE_ALGORITHM, group, seq, self.nbytes, call.dtype, now_ns

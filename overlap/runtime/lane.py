@@ -1,4 +1,4 @@
-"""Lanes of messages: those of one sender for one receiver and tag, and the queue of all lanes of that tag."""
+"""Lanes: messages of one sender for one receiver and tag; and queues of receives from any source."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from .match import Key
 from .state import ADMITTED
 
 if TYPE_CHECKING:
-    from .inbox import Inbox
     from .message import Message, Returned
 
 QueueName: TypeAlias = tuple[int, int, int]
 """Id of the group, group rank of the receiver, and tag."""
+
+LaneName: TypeAlias = tuple[int, int, int, int]
+"""Name of the queue, and group rank of the sender."""
 
 RETURNED_NS = -1
 """Start time of a message that was received before, and returned."""
@@ -25,30 +27,28 @@ TAG_BITS = 24
 
 
 class Queue:
-    """Messages of one receiver and one tag on one group.
+    """Receives of one rank from any source, with one tag on one group, that have chosen no sender.
 
     Attributes:
-        inbox: Inbox of its process.
         name: Name among the queues of the process.
         group: Key of the group.
-        tag: Tag of its messages on a wire.
-        lanes: Lanes with messages, by the group rank of their sender.
-        receives: Receives from any source that have chosen no sender, in the order of their calls.
+        receives: The receives, in the order of their calls.
         searching: The first of them, once it has arrived.
         scope: Scope of the task in which it waits for other processes.
     """
 
-    __slots__ = ("group", "inbox", "lanes", "name", "receives", "scope", "searching", "tag")
+    __slots__ = ("group", "name", "receives", "scope", "searching")
 
     identity: str = ""
-    inbox: Inbox
     name: QueueName
     group: Key
-    tag: int
-    lanes: dict[int, Lane]
     receives: deque[Message[object]]
     searching: Message[object] | None
     scope: trio.CancelScope | None
+
+    def __init__(self, name: QueueName, group: Key) -> None:
+        self.name, self.group = name, group
+        self.receives, self.searching, self.scope = deque(), None, None
 
     def missing(self, message: Message[object]) -> list[int]:
         """Return the world ranks that may send."""
@@ -56,27 +56,26 @@ class Queue:
 
 
 class Lane:
-    """Messages of one sender in a queue.
+    """Messages of one sender for one receiver, with one tag on one group.
 
     Attributes:
-        inbox: Inbox of its process.
-        queue: The queue.
-        src: Group rank of the sender.
+        name: Name among the lanes of the process; the first three parts name the queue of receives from any source
+            that may take its messages.
+        group: Key of the group.
         members: World ranks of the sender and the receiver.
         by_wire: Whether its messages go over a wire; else they match here.
         lines: Sends, and receives that name the sender, in the order of their calls.
         arrived: The first of each, from its arrival to its match here.
-        numbers: Number of the next send and of the next receive.
+        numbers: Number of the next send and of the next receive; see `Inbox.numbers`.
         returned: Messages without a send, the oldest first.
     """
 
-    __slots__ = ("arrived", "by_wire", "inbox", "lines", "members", "numbers", "queue", "returned", "src")
+    __slots__ = ("arrived", "by_wire", "group", "lines", "members", "name", "numbers", "returned")
 
-    inbox: Inbox
-    queue: Queue
-    src: int
+    name: LaneName
+    group: Key
     by_wire: bool
-    members: tuple[int, int]
+    members: tuple[int, ...]
     lines: tuple[deque[Message[object]], deque[Message[object]]]
     arrived: list[Message[object] | None]
     numbers: list[int]
@@ -85,18 +84,18 @@ class Lane:
     @property
     def key(self) -> Key:
         """Name with all that it follows from."""
-        group, (_, dst, tag) = self.queue.group, self.queue.name
-        return Key(group.ranks, group.occurrence, "", self.src, dst, tag)
+        (ranks, occurrence, *_), (_, dst, tag, src) = self.group, self.name
+        return Key(ranks, occurrence, "", src, dst, tag)
 
     @property
     def id(self) -> int:
         """Id of 40 bits, the same on every rank."""
-        return lane_id(*self.queue.name, self.src)
+        return lane_id(*self.name)
 
     @property
     def group_id(self) -> int:
         """Id of the group."""
-        return self.queue.name[0]
+        return self.name[0]
 
     @property
     def identity(self) -> str:
@@ -127,8 +126,8 @@ def lane_id(*values: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=5).digest(), "big")
 
 
-def wire_tag(name: QueueName) -> int:
-    """Return the tag on a wire of the messages of a queue."""
-    group, _, tag = name
+def wire_tag(name: QueueName | LaneName) -> int:
+    """Return the tag on a wire of the messages of a lane, or of all lanes that receives of a queue may take from."""
+    group, tag = name[0], name[2]
     high = tag >> TAG_BITS
     return (lane_id(group, high) if high else group) << TAG_BITS | tag & ((1 << TAG_BITS) - 1)

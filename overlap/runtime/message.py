@@ -181,8 +181,7 @@ class Message(CollectiveFuture[T_co]):
         """Name of its lane in few characters, the same on every rank."""
         if self.peer is None:
             return f"any source, {self.context.rank}"
-        lane = self.lane  # None once it has ended, perhaps just now
-        return self.messages.identity(self) if lane is None else lane.identity
+        return self.messages.identity(self)
 
     def flight_fields(self) -> dict[str, object]:
         """Return the fields of `waits.ends.CallRecord`, which all messages of this call at this line share."""
@@ -326,7 +325,8 @@ class Message(CollectiveFuture[T_co]):
         """Whether its end wakes tasks, callbacks or other messages, which only the loop may do."""
         if self._waiters is not None or self._callbacks is not None or self.context.outstanding.draining:
             return True
-        return self.lane is None or len(self.lane.lines[self.receives]) > 1 or bool(self.lane.queue.receives)
+        lane = self.lane
+        return lane is None or len(lane.lines[self.receives]) > 1 or lane.name[:3] in self.inbox.queues
 
     # -- receives that no task waits for -------------------------------------------------------------------------------
 

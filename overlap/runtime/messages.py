@@ -26,7 +26,7 @@ from .derived import check_here
 from .future import Future
 from .inbox import Inbox
 from .known_message import KnownMessage
-from .lane import QueueName, lane_id
+from .lane import TAG_BITS, LaneName, lane_id, wire_tag
 from .memory.foreign import bytes_at
 from .message import Message
 from .outstanding import CallSite
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from ..collectives.reduce import Array
     from .group import GroupRank, GroupUse
+    from .lane import Lane
 
 # Most peers and tags with calls that the flight record knows: a program may use a new tag for each message.
 _KNOWN = 256
@@ -145,12 +146,14 @@ class MessagePort:
             ):  # fmt: skip
                 inbox.arrive(message)
             else:
-                self.transfer(message, lane.queue.tag)  # type: ignore[union-attr]
+                self.transfer(message)
 
-    def transfer(self, message: Message[Any], tag: int) -> None:
+    def transfer(self, message: Message[Any]) -> None:
         """Begin to send over the wire to the peer, or to receive; a small message leaves at once."""
         call, source, place, flat, signed = message.call, message.source, message.place, message.flat, self.signed
-        context, peer = self.context, cast("int", message.peer)
+        context, peer, name = self.context, cast("int", message.peer), cast("Lane", message.lane).name
+        # inlined from `wire_tag`, for a short latency
+        tag = wire_tag(name) if name[2] >> TAG_BITS else name[0] << TAG_BITS | name[2]
         wire = message.wire = cast("Wire", self.wires[peer] if peer in self.wires else self.wire(peer))
         message.algorithm, peer = MESSAGE_ALGORITHM, message.members[not message.receives]
         if signed is None or signed[0] is not call or signed[1] != place or signed[2] is not flat:
@@ -206,11 +209,12 @@ class MessagePort:
 
     def identity(self, message: Message[Any]) -> str:
         """Name of the lane of a message with a peer in few characters, the same on every rank."""
-        return f"{lane_id(*self.queue_name(message), message.src or 0):x}"
+        return f"{lane_id(*self.lane_name(message)):x}"
 
-    def queue_name(self, message: Message[Any]) -> QueueName:
-        """Return the name of the queue of a message."""
-        return self.group_id, self.group.rank if message.receives else message.peer or 0, message.tag
+    def lane_name(self, message: Message[Any]) -> LaneName:
+        """Return the name of the lane of a message; without a peer, with group rank 0 as its sender."""
+        own, peer = self.group.rank, message.peer or 0
+        return (self.group_id, own, message.tag, peer) if message.receives else (self.group_id, peer, message.tag, own)
 
     def known(self, message: Message[Any]) -> Known:
         """Return the calls of a peer and a tag that have fields in the flight record."""
@@ -237,7 +241,8 @@ class MessagePort:
         wire = self.wires[peer] if peer in self.wires else self.wire(peer)
         if wire is None or not wire.takes_threads(self.group.label[1][peer]):
             return False
-        if context.outstanding.draining or self.queue_name(message) in self.communicator.queues:
+        inbox, name = self.communicator, self.lane_name(message)
+        if context.outstanding.draining or name in inbox.lanes or name[:3] in inbox.queues:
             return False
         self.begin(message)
         return True

@@ -21,7 +21,7 @@ from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.failure import Failure
 from ..runtime.inbox import Inbox
-from ..runtime.lane import Lane, Queue
+from ..runtime.lane import Lane, LaneName
 from ..runtime.match import Key, Match, RankCall, minority_and_majority, mismatch
 from ..runtime.message import Message
 from ..runtime.operation import Operation
@@ -124,8 +124,8 @@ class SymmetricLane(Lane):
     """Messages of one rank that stand for those of all ranks like it.
 
     Args:
-        queue: Its queue in the inbox.
-        src: The sender.
+        name: Name of the lane of the rank.
+        group: Key of the group.
         pairs: Where messages of all pairs meet.
         place: Distance of the pair.
     """
@@ -135,9 +135,9 @@ class SymmetricLane(Lane):
     pairs: SymmetricCommunicator
     place: int
 
-    def __init__(self, queue: Queue, src: int, pairs: SymmetricCommunicator, place: int) -> None:
+    def __init__(self, name: LaneName, group: Key, pairs: SymmetricCommunicator, place: int) -> None:
         lane: Lane = self  # which declares these
-        lane.inbox, lane.queue, lane.src, lane.by_wire = queue.inbox, queue, src, False
+        lane.name, lane.group, lane.by_wire = name, group, False
         lane.lines, lane.arrived, lane.numbers, lane.returned = (deque(), deque()), [None, None], [0, 0], []
         self.pairs, self.place = pairs, place
 
@@ -161,16 +161,13 @@ class SymmetricInbox(Inbox):
         """Put a message into the lane of its rank, and number it; return whether it is the first there."""
         if message.peer is None:
             raise UsageError("src: where ranks represent others, a receive must name its source; pass src=")
-        name, group = message.messages.queue_name(message), message.member.key
-        src = message.peer if message.receives else message.member.rank
-        key = Key(group.ranks, group.occurrence, "", src, name[1], name[2])
+        name, group = message.messages.lane_name(message), message.member.key
+        key = Key(group.ranks, group.occurrence, "", src=name[3], dst=name[1], tag=name[2])
         pairs = self.shared.find_pairs(key, message.member.name, message.members)
         place = pairs.place(message.receives, message.context.rank)
         lane = self._lanes.get((pairs.key, place))
         if lane is None:
-            queue = self.open_queue(name, group)
-            del self.queues[name]
-            lane = self._lanes[pairs.key, place] = SymmetricLane(queue, src, pairs, place)
+            lane = self._lanes[pairs.key, place] = SymmetricLane(name, group, pairs, place)
         line, number = lane.lines[message.receives], lane.numbers[message.receives]
         message.lane, message.seq, lane.numbers[message.receives] = lane, number, number + 1
         line.append(message)

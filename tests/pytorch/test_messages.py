@@ -471,15 +471,15 @@ def test_the_event_loop_does_not_wait_for_a_message(worlds: list[Connection], gr
 def test_numbers_of_messages_take_no_memory_without_end(
     groups: list[ProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlap.runtime.inbox._COUNTED", 10)
+    monkeypatch.setattr("overlap.runtime.inbox._NUMBERED", 10)
     x = torch.zeros(1)
     for tag in range(100):
         groups[0].send([torch.ones(1)], 1, tag).wait()
         groups[1].recv([x], 0, tag).wait()
     for group in groups:
         inbox = group._group._messages._inbox
-        assert not inbox.queues
-        assert len(inbox.counts) <= 10
+        assert not inbox.lanes
+        assert len(inbox.numbers) <= 10
 
 
 def test_groups_of_the_same_ranks_have_messages_of_their_own(
