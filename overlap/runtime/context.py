@@ -174,10 +174,6 @@ class RankContext:
             return False
         return answer.get()
 
-    def expire(self, operation: IssuedFuture[object], timeout_s: float) -> None:
-        """Let an operation of this rank expire after a timeout."""
-        self.deadlines.add(operation, timeout_s, self.spawn, self.now_ns)
-
     def spawn(self, function: Callable[..., object], *args: object) -> None:
         """Start a task of this rank; soon, if the caller is a thread in the event loop's place."""
         if get_ident() != self.thread:

@@ -125,7 +125,7 @@ class MessagePort:
         known = self._known.get((message.receives, peer, message.tag)) or self.known(message)
         message.record = context.flight.issued(message, known, call_, message.seq, now_ns)
         if message.deadline_s is not None:
-            context.expire(message, message.deadline_s)
+            context.deadlines.add(message, message.deadline_s)
         context.outstanding.operations[message] = None
         # let it arrive
         if not first:

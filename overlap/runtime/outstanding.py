@@ -331,16 +331,8 @@ class Deadlines:
         self._clock: trio.abc.Clock | None = None
         self._wait = trio.CancelScope()
 
-    def add(
-        self, operation: IssuedFuture[object], timeout_s: float, spawn: Callable[..., None], now_ns: Callable[[], int]
-    ) -> None:
-        """Let an operation expire after a timeout.
-
-        Args:
-            timeout_s: Timeout from now on.
-            spawn: Starts the task that waits.
-            now_ns: Clock for the waiting time in messages.
-        """
+    def add(self, operation: IssuedFuture[object], timeout_s: float) -> None:
+        """Let an operation of the rank expire after a timeout from now on."""
         if self._clock is None:
             self._clock = trio.lowlevel.current_clock()
         # An operation that moves to another port keeps its deadline.
@@ -350,7 +342,7 @@ class Deadlines:
         self._next_s = due_s
         if self._scope is None:
             self._scope = trio.CancelScope()
-            spawn(self._watch, self._scope, now_ns)
+            operation.context.spawn(self._watch, self._scope)
         else:
             self._wait.deadline = due_s
 
@@ -374,20 +366,20 @@ class Deadlines:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def _watch(self, scope: trio.CancelScope, now_ns: Callable[[], int]) -> None:
+    async def _watch(self, scope: trio.CancelScope) -> None:
         """Expire operations when their deadlines pass; an earlier deadline wakes it."""
         with scope:
             while True:
                 with trio.CancelScope(deadline=self._next_s) as self._wait:
                     await trio.sleep_forever()
-                self._expire(trio.current_time(), now_ns())
+                self._expire(trio.current_time())
 
-    def _expire(self, now_s: float, now_ns: int) -> None:
+    def _expire(self, now_s: float) -> None:
         """Fail the operations with passed deadlines, and note the next deadline."""
         for timeout_s, queue in list(self._queues.items()):
             due = [operation for operation, due_s in queue.items() if due_s <= now_s]
             for operation in due:
                 self.drop(operation, timeout_s)
-                state = operation.describe_state(now_ns)
+                state = operation.describe_state(operation.context.now_ns())
                 operation.expire(DeadlineError(operation.label, operation.call_site, timeout_s=timeout_s, state=state))
         self._next_s = min((next(iter(queue.values())) for queue in self._queues.values()), default=inf)

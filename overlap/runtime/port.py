@@ -117,7 +117,7 @@ class Port:
             call = None
         operation.record = context.flight.issued(operation, self.known, call, seq, now_ns)
         if operation.deadline_s is not None:
-            context.deadlines.add(operation, operation.deadline_s, context.spawn, context.now_ns)
+            context.deadlines.add(operation, operation.deadline_s)
         if lane.in_flight or lane.in_flight is None:
             if not lane.admit(operation):
                 return

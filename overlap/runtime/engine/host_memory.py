@@ -247,7 +247,7 @@ class HostRun(KnownRun):
             plan.communicator.arrive(operation, plan)
             context = operation.context
             if operation.deadline_s is not None and not operation.done:
-                context.expire(operation, operation.deadline_s)
+                context.deadlines.add(operation, operation.deadline_s)
         if self._match is None:  # it has failed
             plan._pending = None
             self.cancel()
