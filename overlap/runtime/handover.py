@@ -32,6 +32,8 @@ from typing import TypeVar
 import trio
 from trio import RunFinishedError
 
+from .settling import LONGEST_WAIT_S
+
 T = TypeVar("T")
 
 #: A turn of the loop with little to do takes 50 to 100 us, and to wake a sleeping loop takes 100 to 300.
@@ -103,6 +105,29 @@ class Handover:
                 leave()
             except RuntimeError:  # it does not hold the turn
                 pass
+
+    def wait_in_engine(
+        self,
+        wait: Callable[[float], bool],
+        longest_s: float | None,
+        end_here: Callable[[], bool],
+        end_on_loop: Callable[[], object],
+    ) -> None:
+        """Wait for an operation in a thread of the program, without the interpreter, and end it in the loop's place.
+
+        Args:
+            wait: Waits for some seconds; returns whether the operation moves no more bytes.
+            longest_s: Time limit in seconds; None: none. The wait may return long before.
+            end_here: Ends the operation in the loop's place; returns False if only the loop may.
+            end_on_loop: Ends it on the loop.
+        """
+        over = False
+        try:
+            limit_s = LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S)
+            over = not wait(limit_s) or self.in_place(end_here, False)
+        finally:  # a signal handler may raise anywhere
+            if not over:
+                self.post_if_open(end_on_loop)
 
     def break_off(self, error: BaseException) -> None:
         """Report that an interrupt has left the loop's work half done; no other thread continues it."""

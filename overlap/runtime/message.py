@@ -42,7 +42,7 @@ from .failure import Failure
 from .memory.foreign import as_input, as_output
 from .operation import CollectiveFuture
 from .outstanding import CallSite, Outstanding, check_timeout, checked_name, code_place
-from .settling import LONGEST_WAIT_S, Flag, settle_and_deliver, take_back
+from .settling import Flag, settle_and_deliver, take_back
 from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
 from .transfer import ReceiveBuffers, unpack
 from .trees import leaves_of
@@ -266,16 +266,10 @@ class Message(CollectiveFuture[T_co]):
 
     def _block(self, timeout: float | None = None) -> bool:
         """Wait in this thread, in the wire as long as that is quicker; then end it in the loop's place."""
-        request, start_s, handover = self.request, perf_counter(), self.context.handover
+        request, start_s = self.request, perf_counter()
         if request is not None:
-            settled = False
-            try:
-                came = request.wait(LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S))
-                settled = not came or handover.in_place(request.settle_in_thread, False)
-            finally:  # a signal handler may raise anywhere
-                if not settled:
-                    with suppress(trio.RunFinishedError):  # no task waits any more
-                        handover.post(request.settle)
+            end_here, end_on_loop = request.settle_in_thread, request.settle
+            self.context.handover.wait_in_engine(request.wait, timeout, end_here, end_on_loop)
         rest = None if timeout is None else max(0.0, start_s + timeout - perf_counter())
         return self.state >= DONE or super()._block(rest)
 

@@ -17,7 +17,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from trio import RunFinishedError
 
 from transports import LinkLostError, PlainSignature, SignatureMismatchError, Transport
 from transports.base import OPERATIONS
@@ -35,7 +34,6 @@ from ..match import CHANNEL_BITS, Match
 from ..memory.arrays import held
 from ..operation import Operation
 from ..plan import CallPlan, KnownRun
-from ..settling import LONGEST_WAIT_S
 from ..state import MATCHING
 from .host_bytes import address_of, array_at
 from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
@@ -322,17 +320,14 @@ class HostRun(KnownRun):
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
         """Wait, in a thread that waits for the operation, without the interpreter; then end it in the loop's place."""
-        if self.run is None:
-            return
-        board, settled = self._plan.board, False
-        try:
-            limit_s = LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S)
-            board.engine.wait(self.run, limit_s, board.look_s)
-            settled = self.run.state == engine.PENDING or handover.in_place(self._ended_in_place, False)
-        finally:  # a signal handler may raise anywhere
-            if not settled:
-                with suppress(RunFinishedError):  # no task waits any more
-                    handover.post(self.on_end)
+        run, board = self.run, self._plan.board
+        if run is not None:
+            handover.wait_in_engine(
+                lambda limit_s: board.engine.wait(run, limit_s, board.look_s) != engine.PENDING,
+                longest_s,
+                self._ended_in_place,
+                self.on_end,
+            )
 
     def _ended_in_place(self) -> bool:
         """Whether the engine has ended the operation, so that this thread may end it without the event loop."""
