@@ -15,11 +15,12 @@ from transports import Buffer, LengthMismatchError, Request, SignatureMismatchEr
 from ..collectives.call import Call, call
 from ..collectives.kinds import P2P
 from ..collectives.reduce import Array
-from ..errors import CollectiveMismatchError, UsageError, shown
+from ..errors import UsageError, shown
 from .context import Arrays
 from .engine.host_bytes import bytes_of
 from .failure import Failure
 from .forms import Absent, parse_form, text_of
+from .match import mismatch
 from .memory.foreign import as_output
 from .signature import parse
 from .state import DONE
@@ -174,16 +175,10 @@ def _wire_failed(message: Message[Any], request: Request, error: Exception) -> N
         message.inbox.fail_broken_wire(message, error)
         return
     other = parse(theirs.text, theirs.fingerprint)
-    ends = [(str(message.call), message.call_site), (other.what, other.site)]
+    own, peer = message.context.rank, message.members[not message.receives]
+    ends = (own, message.call, message.call_site), (peer, other.what, other.site)
     sent, received = reversed(ends) if message.receives else ends
-    mismatch = CollectiveMismatchError(
-        group=message.member.name,
-        seq=message.seq,
-        ranks=(message.members[0], message.members[1]),
-        calls=(sent[0], received[0]),
-        call_sites=(sent[1], received[1]),
-    )
-    message.fail(Failure(mismatch))
+    message.fail(Failure(mismatch(message.member.name, message.seq, sent, received)()))
 
 
 def withdraw(message: Message[Any], later: Callable[[], None]) -> bool:
