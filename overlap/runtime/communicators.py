@@ -72,8 +72,8 @@ class Communicators:
         self.early: OrderedDict[tuple[int, int, int], list[Report]] = OrderedDict()
         self._finished: dict[int, dict[int, int]] = {}  # operations of finished ranks elsewhere
         self._uncounted: set[int] = set()  # finished ranks whose counts are incomplete
-        # Histories and lanes of the last groups that were closed, by id of the group, then by their own.
-        self._closed: OrderedDict[int, dict[int, History | dict[int, int]]] = OrderedDict()
+        # Histories of the last groups that were closed, by id of the group, then by their own.
+        self._closed: OrderedDict[int, dict[int, History]] = OrderedDict()
         self._look_due_ns = 0
         self.lost_count: bool = False
         self.intercept: Interceptor | None = None
@@ -152,7 +152,7 @@ class Communicators:
     def compare_wait(self, group_id: int, of_id: int, seq: int, theirs: RankCall) -> None:
         """Compare the call of a rank elsewhere that waits with that of a rank here, now or when it arrives."""
         communicator, closed = self.spanning.get(of_id), self._closed.get(group_id, {}).get(of_id)
-        if isinstance(closed, History):
+        if closed is not None:
             closed.compare(seq, theirs, self.far)
         elif communicator is None or not communicator.compare_wait(seq, theirs):
             self._keep_early(group_id, of_id, seq, theirs)
@@ -198,11 +198,10 @@ class Communicators:
         Also whether some are missing.
         """
         counts = self.inbox.issued_counts(rank)
-        parts = [part for closed in self._closed.values() for part in closed.items()]
-        for of_id, part in [*parts, *((each, c.history) for each, c in self.spanning.items())]:
-            issued = part.issued if isinstance(part, History) else part
-            if rank in issued:
-                counts[of_id] = issued[rank]
+        closed = [history for histories in self._closed.values() for history in histories.values()]
+        for history in (*closed, *(communicator.history for communicator in self.spanning.values())):
+            if rank in history.issued:
+                counts[history.id] = history.issued[rank]
         return counts, self.lost_count
 
     def count(self, rank: int, counts: Iterable[tuple[int, int]], *, uncounted: bool) -> None:
@@ -256,7 +255,8 @@ class Communicators:
 
         Other processes may still need the calls of ranks here, and their number: those are known for a while.
         """
-        closed: dict[int, History | dict[int, int]] = dict(self.inbox.close_group(group))
+        closed: dict[int, History] = {}
+        self.inbox.close_group(group.id)
         for key, communicator in self._open.pop(group[:2], {}).items():
             self.engine.close(communicator)
             if communicator.spans:

@@ -24,7 +24,7 @@ from ..errors import PeerFailedError, RankLeftError, in_one_line
 from . import transfer
 from .failure import Failure
 from .lane import Lane, LaneName, Queue, QueueName, lane_id, wire_tag
-from .match import Key, RankCall, mismatch
+from .match import RankCall, mismatch
 from .message import ARRIVALS, Message, Returned
 from .state import ADMITTED, DONE, ISSUED, MATCHING
 from .stream import activate_late
@@ -45,8 +45,8 @@ class Inbox:
         here: World ranks of this process; None: all.
         lanes: Lanes with messages, by name.
         queues: Queues of receives from any source, by name.
-        numbers: Keys of the groups of lanes, and the numbers of the next send and the next receive there. Of lanes
-            without messages only those are kept that differ, or whose messages go over a wire.
+        numbers: World ranks of the sender and the receiver of lanes, and the numbers of their next messages there. Of
+            lanes without messages only those are kept that differ, or whose messages go over a wire.
         arrive: Lets a message arrive, the first of its lane: matches it, unless an interceptor holds it.
 
     Args:
@@ -60,7 +60,7 @@ class Inbox:
         self.shared, self._engine, self.here = shared, shared.engine, shared.local
         self.lanes: dict[LaneName, Lane] = {}
         self.queues: dict[QueueName, Queue] = {}
-        self.numbers: dict[LaneName, tuple[Key, list[int]]] = {}
+        self.numbers: dict[LaneName, tuple[tuple[int, ...], list[int]]] = {}
         self.arrive: Callable[[Message[Any]], None] = self.match
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
@@ -87,9 +87,9 @@ class Inbox:
 
     def open_lane(self, name: LaneName, message: Message[Any]) -> Lane:
         """Make the lane of a message with a peer."""
-        wires, peer, group = message.messages.wires, cast("int", message.peer), message.member.key
+        wires, peer, members = message.messages.wires, cast("int", message.peer), message.members
         lane = self.lanes[name] = Lane()
-        lane.name, lane.group, lane.members = name, group, message.members
+        lane.name, lane.group, lane.members = name, message.member.key, members
         lane.by_wire = (wires[peer] if peer in wires else message.messages.wire(peer)) is not None
         lane.lines, lane.arrived, lane.returned = (deque(), deque()), [None, None], []
         numbers = self.numbers.get(name)
@@ -97,7 +97,7 @@ class Inbox:
             if len(self.numbers) >= _NUMBERED:
                 self.numbers.clear()
                 self.shared.lost_count = True
-            numbers = self.numbers[name] = group, [0, 0]
+            numbers = self.numbers[name] = members, [0, 0]
         lane.numbers = numbers[1]
         return lane
 
@@ -476,22 +476,15 @@ class Inbox:
             return False
         for src, rank in others:
             name = *queue.name, src
-            lane, (_, numbers) = self.lanes.get(name), self.numbers.get(name, (None, (0, 0)))
+            lane, (_, numbers) = self.lanes.get(name), self.numbers.get(name, ((), (0, 0)))
             if (lane is None or lane.by_wire) and not self.shared.sent_no_more(rank, lane_id(*name), numbers[1]):
                 return False
         return True
 
     def issued_counts(self, rank: int) -> dict[int, int]:
         """Return the number of messages of a rank here at its end of each lane, by id of the lane."""
-        return {lane: counts[rank] for lane, counts in self._lane_counts(None) if rank in counts}
-
-    def _lane_counts(self, group: Key | None) -> list[tuple[int, dict[int, int]]]:
-        """Return the id of each lane, of one group or of all, and its numbers of messages by rank."""
-        return [
-            (lane_id(*name), dict(zip((of.ranks[name[3]], of.ranks[name[1]]), numbers, strict=True)))
-            for name, (of, numbers) in self.numbers.items()
-            if group in (None, of)
-        ]
+        lanes = self.numbers.items()
+        return {lane_id(*name): numbers[rank == ends[1]] for name, (ends, numbers) in lanes if rank in ends}
 
     def _fail_if_left(self, lane: Lane, message: Message[Any], rank: int) -> None:
         """Fail a message if the other end has finished its program, and never issued its own."""
@@ -503,13 +496,9 @@ class Inbox:
             needs = f"rank {message.context.rank} needs it in {message.label} ({message.call_site})"
             message.fail(Failure(RankLeftError(f"rank {rank} finished its program while {needs}", culprit=rank)))
 
-    def close_group(self, group: Key) -> list[tuple[int, dict[int, int]]]:
-        """Drop the messages of a group that no rank here uses any more; return the counts of its lanes to others."""
-        counts = self._lane_counts(group)
-        of_group: list[dict[Any, Any]] = [self.lanes, self.queues]
-        for messages in of_group:
-            for name in [name for name, each in messages.items() if each.group == group]:
+    def close_group(self, group_id: int) -> None:
+        """Drop the messages of a group that no rank here uses any more; the numbers of its lanes are kept."""
+        of_inbox: list[dict[Any, Any]] = [self.lanes, self.queues]
+        for messages in of_inbox:
+            for name in [name for name in messages if name[0] == group_id]:
                 del messages[name]
-        for name in [name for name, (key, _) in self.numbers.items() if key == group]:
-            del self.numbers[name]
-        return counts
