@@ -332,18 +332,14 @@ class Inbox:
 
     def has_message(self, receive: Message[Any]) -> bool:
         """Whether a parked receive would meet a message at once."""
-        name, asked = receive.messages.lane_name(receive)[:3], receive.asked
-        if asked is None and name in self.queues:
+        if receive.asked is None and receive.messages.lane_name(receive)[:3] in self.queues:
             return False
-        lanes = [lane for lane in self._lanes_of(name, receive.member.size) if asked in (None, lane.name[3])]
-        if any(lane.offered_ns is not None for lane in lanes):
-            return True
-        choices = [choice for src, choice in self._choices(receive) if asked in (None, src)]
-        return bool(choices) and self._engine.oldest_announced(receive.context.rank, choices) is not None
+        return self._find_oldest(receive, self._choices(receive)) is not None
 
-    def _lanes_of(self, name: QueueName, size: int) -> list[Lane]:
-        """Return the lanes with messages for a receiver with one tag on a group of `size` ranks."""
-        return [lane for src in range(size) if (lane := self.lanes.get((*name, src))) is not None]
+    def _lanes_of(self, receive: Message[Any]) -> list[Lane]:
+        """Return the lanes with messages that a receive from any source could take."""
+        name, senders = receive.messages.lane_name(receive)[:3], range(receive.member.size)
+        return [lane for src in senders if (lane := self.lanes.get((*name, src))) is not None]
 
     def _search_soon(self, name: QueueName) -> None:
         """Let the first receive from any source, if there is one, choose at a time when it may choose a message."""
@@ -352,7 +348,7 @@ class Inbox:
             self._engine.choose_soon(queue.searching.context, partial(self._search, queue))
 
     def _search(self, queue: Queue, arrived: Envelope | None = None) -> None:
-        """Take the oldest message; of messages of one time, the one of the lowest rank. Fail if none can come.
+        """Take the oldest message; fail if none can come.
 
         Args:
             queue: The queue of the first receive.
@@ -365,15 +361,8 @@ class Inbox:
         if (broken := self.shared.broken.get(queue.name[0])) is not None:
             receive.fail(Failure(broken(), seen=True))
             return
-        offered = [(lane.offered_ns, lane.name[3]) for lane in self._lanes_of(queue.name, len(queue.group.ranks))]
-        oldest = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
         choices = self._choices(receive)
-        if choices:
-            rank, ranks = receive.context.rank, queue.group.ranks
-            found = arrived or self._engine.oldest_announced(rank, [choice for _, choice in choices])
-            sources = [src for src, _ in choices if found is not None and ranks[src] == found.src]
-            if sources and found is not None and (oldest is None or found.since_ns < oldest[0]):
-                oldest = found.since_ns, sources[0]
+        oldest = self._find_oldest(receive, choices, arrived)
         if oldest is not None:
             receive.context.flight.ended(receive.record, receive.context.now_ns())
             self.leave(receive, None)
@@ -388,21 +377,41 @@ class Inbox:
             receive.fail(Failure(RankLeftError(f"{cause} ({receive.call_site})", culprit=rank)))
         elif choices:
             queue.scope = trio.CancelScope()
-            receive.context.spawn(self._wait_announced, queue, receive, [choice for _, choice in choices], queue.scope)
+            receive.context.spawn(self._wait_announced, queue, receive, choices, queue.scope)
 
-    def _choices(self, receive: Message[Any]) -> list[tuple[int, tuple[int, int]]]:
-        """Return the senders in other processes without a receive that names them, with their world rank and tag."""
-        messages = receive.messages
+    def _choices(self, receive: Message[Any]) -> list[tuple[int, int]]:
+        """Return the world ranks in other processes that may send to a receive, and its tag on their wires.
+
+        A sender that another receive names is none of them.
+        """
+        messages, asked = receive.messages, receive.asked
         if not messages.has_wires:
             return []
-        name = messages.lane_name(receive)[:3]
-        named = {lane.name[3] for lane in self._lanes_of(name, receive.member.size) if lane.lines[1]}
-        tag = wire_tag(name)
+        named = {lane.name[3] for lane in self._lanes_of(receive) if lane.lines[1]}
+        tag = wire_tag(messages.lane_name(receive))
         return [
-            (src, (rank, tag))
+            (rank, tag)
             for src, rank in enumerate(receive.member.label[1])
-            if src not in named and messages.wire(src) is not None
+            if src not in named and asked in (None, src) and messages.wire(src) is not None
         ]
+
+    def _find_oldest(
+        self, receive: Message[Any], choices: list[tuple[int, int]], arrived: Envelope | None = None
+    ) -> tuple[int, int] | None:
+        """Return the start time and the sender of the oldest message for a receive; of one time, the lowest rank.
+
+        Args:
+            receive: The receive.
+            choices: World ranks and tags of messages of other processes that it may take.
+            arrived: Message that another process has announced just now.
+        """
+        offered = [(lane.offered_ns, lane.name[3]) for lane in self._lanes_of(receive)]
+        if choices:
+            announced = arrived or self._engine.oldest_announced(receive.context.rank, choices)
+            if announced is not None and (announced.src, announced.tag) in choices:
+                offered.append((announced.since_ns, receive.member.label[1].index(announced.src)))
+        found = [(since_ns, src) for since_ns, src in offered if since_ns is not None]
+        return min([each for each in found if receive.asked in (None, each[1])], default=None)
 
     @staticmethod
     def _stop_waiting(queue: Queue) -> None:

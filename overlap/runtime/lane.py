@@ -126,8 +126,8 @@ def lane_id(*values: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=5).digest(), "big")
 
 
-def wire_tag(name: QueueName | LaneName) -> int:
-    """Return the tag on a wire of the messages of a lane, or of all lanes that receives of a queue may take from."""
-    group, tag = name[0], name[2]
+def wire_tag(name: LaneName) -> int:
+    """Return the tag on a wire of the messages of a lane: the same for all senders."""
+    group, _, tag, _ = name
     high = tag >> TAG_BITS
     return (lane_id(group, high) if high else group) << TAG_BITS | tag & ((1 << TAG_BITS) - 1)

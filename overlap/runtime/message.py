@@ -320,7 +320,7 @@ class Message(CollectiveFuture[T_co]):
         if self._waiters is not None or self._callbacks is not None or self.context.outstanding.draining:
             return True
         lane = self.lane
-        return lane is None or len(lane.lines[self.receives]) > 1 or lane.name[:3] in self.inbox.queues
+        return lane is None or len(lane.lines[self.receives]) > 1 or lane.name[:3] in self.messages.communicator.queues
 
     # -- receives that no task waits for -------------------------------------------------------------------------------
 
