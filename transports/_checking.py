@@ -132,11 +132,6 @@ class WirePair:
         self._counts: Counter[tuple[str, int]] = Counter()
         self._serial = count()
 
-    a: Wire
-    b: Wire
-    scale: Scale
-    nursery: trio.Nursery
-
     def next_message(self, end: str, tag: int, nbytes: int | None) -> bytearray:
         """Return the next message of a tag, as its sender or its receiver sees it."""
         place, messages = self._counts[end, tag], self.messages[tag]
