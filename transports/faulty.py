@@ -136,7 +136,7 @@ class _FaultyWire(WrappedWire):
             faulty.later.plan(lane, request, trio.current_time() + delay_s)
         else:
             request.begin()
-        return request
+        return self._end_at_cut(lane, request)
 
     def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
         """Receive, until the link is cut."""
@@ -145,22 +145,24 @@ class _FaultyWire(WrappedWire):
             raise error
         request = self._relay(lane, partial(self.inner.begin_recv, src, tag, out, nbytes, **options), nbytes, done)
         request.begin()
-        return request
+        return self._end_at_cut(lane, request)
 
     def _relay(
         self, lane: tuple[int, int, int], begin: Callable[..., Request | None], nbytes: int, done: Done
     ) -> RelayedRequest:
-        """Return the request of a message, which a cut of its link ends."""
-        src, dst, _ = lane
-        requests = self._faulty.requests[frozenset((src, dst))]
+        """Return the request of a message, which is not begun yet."""
 
         def end(request: Request) -> None:
             """Forget the request, and call its callback."""
-            requests.pop(request, None)  # type: ignore[call-overload]  # it is the request below
+            self._faulty.requests[frozenset(lane[:2])].pop(request, None)  # type: ignore[call-overload]  # it is that
             done(request)
 
-        request = RelayedRequest(end, nbytes, begin)
-        requests[request] = lane
+        return RelayedRequest(end, nbytes, begin)
+
+    def _end_at_cut(self, lane: tuple[int, int, int], request: RelayedRequest) -> Request:
+        """Let a cut of its link end a request that is under way."""
+        if not request.ended:
+            self._faulty.requests[frozenset(lane[:2])][request] = lane
         return request
 
     def lost(self, src: int, tag: int = 0) -> LinkLostError | None:

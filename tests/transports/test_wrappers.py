@@ -231,6 +231,15 @@ async def test_a_cut_ends_pending_and_later_operations_of_its_link_only(autojump
     ]
 
 
+async def test_a_call_that_was_refused_is_not_ended_by_a_cut() -> None:
+    ended: list[Request] = []
+    async with Faulty(NeuronLink(2), seed=0).open() as faulty:
+        with pytest.raises(ArgumentError, match="read-only"):
+            faulty.wire(1).begin_recv(0, 1, b"read-only", 9, done=ended.append)
+        faulty.cut(0, 1)
+    assert ended == []
+
+
 def test_a_cut_by_chance_is_written_down() -> None:
     faulty = Faulty(NeuronLink(2), seed=0, cut=1, drop=1)
     with pytest.raises(LinkLostError):
