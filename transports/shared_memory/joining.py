@@ -152,7 +152,7 @@ class MemoryJoining:
         except BaseException as error:
             if bell >= 0:
                 os.close(bell)
-            if isinstance(error, OSError | HandshakeError):
+            if isinstance(error, OSError | HandshakeError | trio.BrokenResourceError):
                 raise LinkLostError(f"process {member} cannot be reached: {error}") from error
             raise
 

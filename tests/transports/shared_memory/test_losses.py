@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -77,6 +78,29 @@ async def test_a_loss_that_is_told_before_the_neighbours_are_known_is_not_forgot
     with pytest.raises(LinkLostError, match=r"^process 1 is lost: it has hung up$"):
         async with transport.open():
             pass
+
+
+async def test_a_process_that_ends_amid_the_exchange_of_memory_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    map_peer, closed = MemoryJoining._map_peer, trio.Event()
+
+    async def end_amid(self: MemoryJoining, connection: Any, *others: Any) -> Any:
+        if self.member == 1:
+            connection.close()
+            closed.set()
+            raise LinkLostError("this process ends")
+        await closed.wait()
+        return await map_peer(self, connection, *others)
+
+    async def look(transport: SharedMemory) -> None:
+        errors.append(str(await error_from(LinkLostError, _look(transport))))
+
+    errors: list[str] = []
+    monkeypatch.setattr(MemoryJoining, "_map_peer", end_amid)
+    async with trio.open_nursery() as nursery:
+        for transport in Host().transports:
+            nursery.start_soon(look, transport)
+    lost = "process 1 cannot be reached: socket connection broken: [Errno 32] Broken pipe"
+    assert sorted(errors) == [lost, "this process ends"]
 
 
 @pytest.mark.parametrize("what", ["sends", "receives"])
