@@ -104,7 +104,11 @@ def open_flight(
         if folder is None:
             _check_owner(where)
             _remove_old_records(where)
-        file = _create(where / f"{name}{ENDING}", ranks, start)
+        try:
+            file = _create(where / f"{name}{ENDING}", ranks, start)
+        except FileNotFoundError:  # another run has just ended, and removed the empty folder
+            where.mkdir(mode=0o700, exist_ok=True)
+            file = _create(where / f"{name}{ENDING}", ranks, start)
     except OSError as error:
         if str(where) not in _unwritable:
             _unwritable.add(str(where))

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.flight.folder import KEPT_FILES, MOST_FILES, default_folder, open_records
+from overlap.flight.folder import KEPT_FILES, MOST_FILES, default_folder, open_flight, open_records
 from overlap.flight.layout import CALLS, KEPT, RECORDS, file_bytes
 from overlap.flight.reading import Flight, read_flight
 from overlap.flight.recorder import Known, Writer
@@ -362,6 +362,15 @@ def test_the_default_folder_keeps_the_newest(temporary):
     overlap.run(nothing, ranks=1)
     kept = files[-KEPT_FILES:]
     assert sorted(temporary.iterdir()) == sorted([*kept, alive, temporary / "not ours"])
+
+
+def test_a_run_that_removes_the_folder_as_another_begins_costs_it_no_record(temporary, monkeypatch, capsys):
+    ends = open_flight(None, "ends-1", [0], {})
+    monkeypatch.setattr("overlap.flight.folder._remove_old_records", lambda _: ends.close(keep=False))
+    begins = open_flight(None, "begins-1", [0], {})
+    assert (capsys.readouterr().err, begins and begins.path) == ("", temporary / "begins-1.flight")
+    begins.close(keep=False)
+    assert not temporary.exists()
 
 
 def test_only_its_owner_reads_it(temporary):
