@@ -30,7 +30,7 @@ HOUSES = ("overlap", "topology", "transports")
 HOUSE = (
     ("topology", "transports"),
     ("overlap.errors",),
-    ("overlap.threads", "overlap.kernel_facts", "overlap.defaults"),
+    ("overlap.threads", "overlap.tasks", "overlap.kernel_facts", "overlap.defaults"),
     ("overlap.units", "overlap.ranklist", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.hints"),
     ("overlap.collectives", "overlap.data"),
     ("overlap.cost",),

@@ -19,6 +19,7 @@ from trio.lowlevel import TrioToken, current_trio_token
 from transports.handshake import HandshakeError
 
 from ..errors import UsageError
+from ..tasks import open_background_nursery
 from ..threads import start_thread
 from .clock import ClockOffset, CoordinatorClock
 from .host import LAST_MESSAGE_S, Entered, enter_as_host
@@ -70,8 +71,7 @@ async def join_here(
     if config.tls is not None:
         config.tls.check()
     membership = Membership(config, home or current_trio_token())
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
+    async with open_background_nursery() as nursery:
         services = await nursery.start(_keep_open)
         enter = _ClientConnection(config, membership.handle, report).enter
         try:
@@ -85,17 +85,8 @@ async def join_here(
                 with trio.move_on_after(LAST_MESSAGE_S, shield=True):
                     await membership.flush()
                     await hang_up()
-        except (trio.Cancelled, GeneratorExit):
-            raise
-        except BaseException as error:  # raised again below, where the nursery does not wrap it
-            failure = error
         finally:
             services.cancel_scope.cancel()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            failure = None  # or it would keep this frame alive, which keeps it alive
 
 
 async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:

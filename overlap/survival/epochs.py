@@ -33,6 +33,7 @@ from ..processes.wire import MemberLost
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
+from ..tasks import open_background_nursery
 from .agreement import (
     AgreementState,
     EpochWorld,
@@ -203,26 +204,16 @@ class SurvivingRun:
         each = own_place.ranks_per_process
         writer.numbers = [member * each + rank for member in self.world.members for rank in range(each)]
         writer.world_size = self._size * each
-        failure: Exception | None = None
-        results: list[T] = []
-        async with trio.open_nursery() as nursery:
+        async with open_background_nursery() as nursery:
             joining = trio.CancelScope()
             nursery.start_soon(self._watch_joining, joining)
             with joining:
-                try:
-                    opened = await self._open_world()
-                    results = await run_ranks(
-                        opened, own_place, run_rank, args, run_config, writer, enter_training,
-                        has_signal=has_signal, epochs=self.epochs,
-                    )  # fmt: skip
-                except Exception as error:  # raised outside, where the nursery does not wrap it
-                    failure = error
-            nursery.cancel_scope.cancel()
-        if joining.cancelled_caught:
-            failure = NotMetError(late=not self._has_fallen_apart())
-        if failure is not None:
-            raise failure
-        return results
+                opened = await self._open_world()
+                return await run_ranks(
+                    opened, own_place, run_rank, args, run_config, writer, enter_training,
+                    has_signal=has_signal, epochs=self.epochs,
+                )  # fmt: skip
+        raise NotMetError(late=not self._has_fallen_apart())
 
     async def _open_world(self) -> AbstractAsyncContextManager[WorldSetup]:
         """Return the setup of the present world: by the launcher in the first epoch, then among the survivors."""

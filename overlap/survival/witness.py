@@ -40,6 +40,7 @@ from ..notice import notify
 from ..processes.identity import LOST_AFTER_S
 from ..processes.shared_folder import WITNESS
 from ..processes.sockets import OUTAGE_S, dial, listen
+from ..tasks import open_background_nursery
 from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
@@ -200,17 +201,10 @@ class Witness:
         self._ended -= others
         self._cut_off -= others
         self._dialled.clear()
-        failure: Exception | None = None
-        async with trio.open_nursery() as nursery:
+        async with open_background_nursery() as nursery:
             for member in others:
                 nursery.start_soon(self._watch_member, member)
-            try:
-                yield
-            except Exception as error:  # raised outside, where the nursery does not wrap it
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+            yield
 
     async def _watch_member(self, member: int) -> None:
         """Connect to the socket of a member, and wait for the end of that connection."""
