@@ -51,7 +51,7 @@ _PART_OVERHEAD_BYTES = 16
 _REPORTED_LIMIT = 8
 #: Number of refusals that the error repeats: a refused process may be the missing one.
 _REPEATED_LIMIT = 3
-#: Pings before joining: enough that one of them did not wait in a queue.
+#: Pings in a row at the start: enough that one of them did not wait in a queue.
 _CLOCK_SAMPLES = 16
 
 
@@ -380,7 +380,10 @@ class Client:
         self._suspected = False  # whether the present silence of member 0 has been reported
 
     def beat(self, silences: Mapping[int, Silence], now_ns: int) -> list[Action]:
-        """Send a ping, as a sign of life, and judge the silence of member 0; the first answer starts a series."""
+        """Send a ping, as a sign of life, and judge the silence of member 0.
+
+        The first answer lets this member join, and starts a series of pings.
+        """
         judged = [each for one in silences.values() for each in one.judge(0, self._config, suspected=self._suspected)]
         self._suspected = bool(silences)
         return [SendControl(0, Ping(sent_ns=now_ns)), *judged]
@@ -391,11 +394,9 @@ class Client:
         match message:
             case Pong(sent_ns=sent_ns, server_ns=server_ns):
                 self.clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=now_ns))
-                if not is_gathering or len(self.clock) > _CLOCK_SAMPLES:
-                    return []
-                if len(self.clock) < _CLOCK_SAMPLES:
-                    return [SendControl(0, Ping(sent_ns=now_ns))]
-                return [SendControl(0, Join(detail=self._config.detail, process=self._config.process))]
+                number, join = len(self.clock), Join(detail=self._config.detail, process=self._config.process)
+                asks = [SendControl(0, Ping(sent_ns=now_ns))] if number < _CLOCK_SAMPLES else []
+                return [SendControl(0, join), *asks] if number == 1 else asks
             case Refused(reason=reason):
                 return [CutConnection(0, reason if is_gathering else f"has excluded this process: {reason}")]
             case Waiting():

@@ -131,15 +131,12 @@ class Puppet:
 
     @classmethod
     async def receive(cls, company: Company) -> Puppet:
-        """Be the host: accept one connection, shake hands, and answer questions for the time but the last one."""
+        """Be the host: accept one connection, and shake hands; the first answer to a question for the time follows."""
         async with trio.SocketListener(trio.socket.from_stdlib_socket(company.listener.dup())) as listener:
             stream = await listener.accept()
         mine = Hello(role="member", job="digits", epoch=0, member=0, members=company.members)
         await welcome(stream, SECRET, lambda _: mine)
-        puppet = cls(stream)
-        for _ in range(15):
-            await puppet.answer()
-        return puppet
+        return cls(stream)
 
     async def answer(self) -> None:
         asked = await self.hear(Ping)
