@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
 import trio
@@ -80,30 +80,25 @@ class Transport(ABC):
             ArgumentError: The rank does not live here.
         """
 
-    def lose(self, ranks: Sequence[int], reason: str) -> bool:
+    def lose(self, ranks: Sequence[int], reason: str) -> None:  # noqa: B027 - some wires notice by themselves
         """Give up ranks of other processes that are known to be lost: calls that wait for them fail now.
 
         Args:
             ranks: All ranks of the lost processes.
             reason: Evidence of the loss, for messages.
-
-        Returns:
-            Whether any rank was given up; False where wires notice by themselves.
         """
-        return False
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Self]:
-        """Yield this transport, and close it at the end, whatever was cancelled."""
+    async def open(self) -> AsyncIterator[Self]:
+        """Keep the transport open for the length of an ``async with``; background tasks, if any, live inside.
+
+        This default yields the transport, and closes it at the end, whatever was cancelled.
+        """
         try:
             yield self
         finally:
             with trio.CancelScope(shield=True):
                 await self.aclose()
-
-    def open(self) -> AbstractAsyncContextManager[Self]:
-        """Keep the transport open for the length of an ``async with``; background tasks, if any, live inside."""
-        return self._open()
 
     async def aclose(self) -> None:
         """Close this end: pending operations and later calls raise `TransportClosedError`. Twice is harmless."""

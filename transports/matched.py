@@ -39,7 +39,7 @@ class PeerLink(ABC):
 
     Attributes:
         name: Name of the other process in error messages.
-        progress: Least `progress_counts` within two seconds that counts as progress.
+        least_progress: Least growth of a count of `progress_counts` within two seconds that is progress.
     """
 
     least_progress = 1
@@ -78,9 +78,9 @@ class PeerLink(ABC):
     def _progresses(self, seen: dict[Hashable, int]) -> bool:
         """Return whether any connection has made progress since the last call, or is new."""
         moved = self.progress_counts()
-        least_progress = [count - seen.get(connection, -self.least_progress) for connection, count in moved.items()]
+        growth = [count - seen.get(connection, -self.least_progress) for connection, count in moved.items()]
         seen.update(moved)
-        return max(least_progress, default=0) >= self.least_progress
+        return max(growth, default=0) >= self.least_progress
 
 
 LinkType = TypeVar("LinkType", bound=PeerLink)
@@ -132,7 +132,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Self]:
+    async def open(self) -> AsyncIterator[Self]:
         """Join the others, and move messages until the block ends; see `Transport.open`.
 
         Raises:

@@ -66,10 +66,10 @@ class Router(Transport):
         """The ranks of each process, if sockets of a part join all processes."""
         return next(filter(None, (part.socket_placement for part in self.parts)), ())
 
-    def lose(self, ranks: Sequence[int], reason: str) -> bool:
-        """Give up lost ranks in every part; return whether any part knew them."""
-        lost = [part.lose(ranks, reason) for part in self.parts]
-        return any(lost)
+    def lose(self, ranks: Sequence[int], reason: str) -> None:
+        """Give up lost ranks in every part."""
+        for part in self.parts:
+            part.lose(ranks, reason)
 
     def _find_part(self, rank: int, peer: int) -> Transport:
         for part in self.parts:
@@ -88,7 +88,7 @@ class Router(Transport):
         return self._wires[rank]
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Self]:
+    async def open(self) -> AsyncIterator[Self]:
         """Open all parts, in their order, for the length of a block."""
         async with AsyncExitStack() as stack:
             for part in self.parts:
@@ -139,12 +139,3 @@ class _RouterWire(Wire):
 
     def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
         return self.route(src).lost(src, tag)
-
-    def takes_threads(self, peer: int) -> bool:
-        return self.route(peer).takes_threads(peer)
-
-    def promise_wait(self, peer: int) -> None:
-        self.route(peer).promise_wait(peer)
-
-    def catch_up(self, peer: int) -> bool:
-        return self.route(peer).catch_up(peer)

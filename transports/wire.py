@@ -162,7 +162,10 @@ class Wire(ABC):
         return None
 
     def route(self, peer: int) -> Wire:
-        """Return the wire that carries the messages with a peer, after `check`: this one, or one within it."""
+        """Return the wire that carries the messages with a peer, after `check`: this one, or one within it.
+
+        It has the answers of `takes_threads`, `promise_wait`, `catch_up` and `patience` for the peer.
+        """
         self.check(peer)
         return self
 

@@ -50,7 +50,7 @@ class Wrapper(Transport):
         return self.inner.spans_hosts(ranks)
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Self]:
+    async def open(self) -> AsyncIterator[Self]:
         """Open the inner transport for the length of a block."""
         async with self.inner.open():
             yield self
@@ -273,7 +273,7 @@ class Delaying(Wrapper):
         self.later: Later = Later()
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Self]:
+    async def open(self) -> AsyncIterator[Self]:
         """Open the inner transport, and begin messages, for the length of a block."""
         async with self.inner.open(), trio.open_nursery() as nursery:
             self.later.runs = True

@@ -119,7 +119,7 @@ class Job:
     stopped: bool = False  # Whether it got a signal of the launcher before it had sent a report
     missed: bool = False  # Whether it ended well, without entering a world in which another process waits for it
     standstill: tuple[str, int] = ("", 0)  # State at the last looks, and their number
-    queued_s: float = 0.0  # As in `Look`, at the beginning of the grace
+    queued_s: float = 0.0  # As in `KernelState`, at the beginning of the grace
     # known at its end
     peak_bytes: int = 0  # The most memory that it had at once; 0: not known
     tail: Sequence[str] = ()  # The last lines that it wrote to stderr; to its log, if there is one
@@ -277,8 +277,7 @@ class Jobs:
         """Report that this host's first process waits for the others to join, and later that it has joined.
 
         Node 0 reports this by itself. On other nodes the launcher does, not the process: the last lines of a process
-        that
-        ends without a report count as its error.
+        that ends without a report count as its error.
         """
         spec = self._spec
         entering = self.jobs[spec.here[0]].entering

@@ -90,7 +90,7 @@ class Stranger(Wrapper):
         return StrangeWire(wire, self)
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Self]:
+    async def open(self) -> AsyncIterator[Self]:
         async with self.inner.open(), trio.open_nursery() as self.nursery:
             yield self
             self.nursery.cancel_scope.cancel()

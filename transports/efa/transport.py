@@ -211,13 +211,12 @@ class Efa(MatchedTransport):
                     link.check_acknowledged()
                 link.tick(limit, self._silence_s)
 
-    def lose(self, ranks: Sequence[int], reason: str) -> bool:
+    def lose(self, ranks: Sequence[int], reason: str) -> None:
         """Give up ranks of lost processes, which an idle wire would notice late."""
-        lost = [member for member in self.links if not set(ranks).isdisjoint(self.placement[member])]
-        for member in lost:
-            self._joining.meeting.lose(member, reason)
-            self.links[member].give_up(reason)
-        return bool(lost)
+        for member, link in self.links.items():
+            if not set(ranks).isdisjoint(self.placement[member]):
+                self._joining.meeting.lose(member, reason)
+                link.give_up(reason)
 
 
 def factory(bootstrap: Bootstrap) -> Efa:

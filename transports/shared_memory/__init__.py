@@ -4,8 +4,7 @@
 #
 #   transport    SharedMemory itself, and its factory
 #   joining      the processes of this host: handshake, passing of memory, and a trial of reading it
-#   messages     messages of ranks: endpoints, and unmatched messages
-#   memory_link  the link to another process: calls under way, loss, goodbye
+#   memory_link  the link to another process: messages under way, loss, goodbye
 #   board        the rows in which the ranks of a group match operations, and memory on loan to them
 #   engine       compiled code that carries messages and collectives (native/), and its events in the event loop
 #   memory_limit the memory of the machine or the container

@@ -219,7 +219,7 @@ class MemoryLink(PeerLink):
         has_left: Whether the process has said goodbye: arrived messages stay.
         count: Number of calls that have ended.
         on_loss: Called when the process is lost or has left.
-        take_in: Delivers ends and notes of the engine.
+        deliver_events: Delivers ends and notes of the engine.
     """
 
     peer: Peer
@@ -332,9 +332,8 @@ class MemoryLink(PeerLink):
         if self.gone is None:
             self.gone = reason
             self.engine.lose(self.member)
-            for call in sorted(
-                self.calls, key=lambda call: not call.receives
-            ):  # receives first: their errors name the missing message
+            # receives first: their errors name the missing message
+            for call in sorted(self.calls, key=lambda call: not call.receives):
                 call.settle()
             self.on_loss()
 

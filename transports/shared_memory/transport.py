@@ -205,14 +205,13 @@ class SharedMemory(LinkedTransport[MemoryLink]):
             if self.events is not None:
                 nursery.start_soon(self.events.run)
 
-    def lose(self, ranks: Sequence[int], reason: str) -> bool:
+    def lose(self, ranks: Sequence[int], reason: str) -> None:
         """Give up ranks of other processes that are known to be lost."""
-        lost = [i for i, placed in enumerate(self.placement) if not set(ranks).isdisjoint(placed)]
-        for member in lost:
-            self._joining.meeting.lose(member, reason)
-            if member in self.links:
-                self.links[member].give_up(reason)
-        return not self.links.keys().isdisjoint(lost)
+        for member, placed in enumerate(self.placement):
+            if not set(ranks).isdisjoint(placed):
+                self._joining.meeting.lose(member, reason)
+                if member in self.links:
+                    self.links[member].give_up(reason)
 
 
 class _MemoryWire(LinkedWire[SharedMemory]):
