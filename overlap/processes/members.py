@@ -394,9 +394,12 @@ class Client:
         match message:
             case Pong(sent_ns=sent_ns, server_ns=server_ns):
                 self.clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=now_ns))
-                number, join = len(self.clock), Join(detail=self._config.detail, process=self._config.process)
-                asks = [SendControl(0, Ping(sent_ns=now_ns))] if number < _CLOCK_SAMPLES else []
-                return [SendControl(0, join), *asks] if number == 1 else asks
+                actions: list[Action] = []
+                if len(self.clock) == 1:
+                    actions.append(SendControl(0, Join(detail=self._config.detail, process=self._config.process)))
+                if len(self.clock) < _CLOCK_SAMPLES:
+                    actions.append(SendControl(0, Ping(sent_ns=now_ns)))
+                return actions
             case Refused(reason=reason):
                 return [CutConnection(0, reason if is_gathering else f"has excluded this process: {reason}")]
             case Waiting():
