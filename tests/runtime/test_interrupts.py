@@ -19,6 +19,7 @@ import trio
 
 import overlap
 from overlap import signals
+from overlap.diagnostics import is_ours
 from overlap.runtime.interpreter import GC_THRESHOLD, SWITCH_INTERVAL_S, BlasLimit, tuned_interpreter
 from overlap.runtime.interrupts import _find_called, calls_program, deferring_interrupts, finalizer, interruptible
 from overlap.signals import Terminated, handling_signals
@@ -328,23 +329,34 @@ def test_at_many_lines(clock: str) -> None:
 # Trio opens sockets of a loop before it protects them against interrupts.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
-def test_at_600_random_times() -> None:
-    """Each run ends by the interrupt, unless it ends before."""
-    chance, ident, ended = Random(3), threading.get_ident(), 0
+def test_at_600_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run ends by the interrupt, unless it ends before.
+
+    The interpreter drops an interrupt in a callback of a weak reference, such as one of the standard library while
+    Trio begins. Callbacks of ours defer it.
+    """
+    ignored: list[Any] = []  # callables in which an interrupt was dropped
+
+    def note_ignored(unraisable: "sys.UnraisableHookArgs") -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            ignored.append(unraisable.object)
+
+    monkeypatch.setattr(sys, "unraisablehook", note_ignored)
+    chance, ident = Random(3), threading.get_ident()
     for _ in range(600):
+        ignored.clear()
         signal.pthread_sigmask(signal.SIG_BLOCK, {INT})
         timer = threading.Timer(chance.uniform(0, 0.03), signal.pthread_kill, (ident, INT))
         timer.start()
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {INT})
-            while True:
+            while not ignored:
                 began_s = time.monotonic()
                 assert overlap.run(main, ranks=2) == [128.0, 128.0]
+            assert not is_ours(ignored[0].__code__)
         except KeyboardInterrupt:
             assert time.monotonic() - began_s < 5
-            ended += 1
         timer.join()
-    assert ended == 600
 
 
 # -- what worlds change in the interpreter comes back when the last of them ends, in whatever order they end -----------
