@@ -33,7 +33,7 @@ from .failure import Failure
 from .match import History, Key, Match, RankCall, minority_and_majority, mismatch
 from .operation import Operation
 from .plan import CallPlan
-from .signature import parse, signature_of
+from .signature import CallSignature, parse, signature_of
 
 if TYPE_CHECKING:
     from transports import Envelope, PlainSignature, Wire
@@ -70,6 +70,13 @@ class BaseEngine(ABC):
             operation: The first of them. Its own call may leave dtype and shape open. For a thread that checks whether
                 it may run it, it has no port yet, but such a check is never the first for a communicator.
         """
+
+    def look(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
+        """Let an operation without an array wait for the call of another rank in memory; whether it does.
+
+        Then the engine calls `Communicator.learn`.
+        """
+        return False
 
     @abstractmethod
     def carry(self, lane: Lane, send: Message[object], receive: Message[object], pattern: Call) -> None:
@@ -185,10 +192,12 @@ class Communicator:
         if match.remote_calls:
             self.history.answer(seq, match.remote_calls.values(), self._far)
         if call.dtype is None and match.pattern is not None and not match.pattern.has_all_values:
-            self._assume_or_ask(match, operation)
+            self._assume(match, operation)
         # start it
         if match.error is None:
             self.start_arrived(match, operation, plan)
+            if match.pattern is not None and not match.pattern.has_all_values:
+                self._look_or_ask(match, operation)
         elif not operation.done:
             self._fail_end(match, operation, Failure(match.error()))
 
@@ -462,14 +471,9 @@ class Communicator:
 
     def _fail_where_met(self, match: Match, operation: Operation, error: SignatureMismatchError) -> None:
         """Fail a match here and in other processes, because a message has met a rank with another call."""
-        own, other = operation.context.rank, error.dst if error.src == operation.context.rank else error.src
-        assert other is not None, "this is a bug in overlap: a message of no rank"
-        try:
-            theirs = parse(error.theirs.text, error.theirs.fingerprint)
-        except ProtocolError as invalid:
-            lost = LinkLostError(f"rank {other} sent what is no message of overlap: {invalid}", src=other, dst=own)
-            lost.evident = True
-            self.fail_one(match, operation, Failure(lost))
+        own, other = operation.context.rank, _other_end(error, operation)
+        theirs = self._parse_met(match, operation, error)
+        if theirs is None:
             return
         if match.assumed and theirs.call is not None and operation.call.agrees(theirs.call):
             match.pattern, match.assumed = theirs.call, False
@@ -480,14 +484,52 @@ class Communicator:
             self._report_failure(operation.seq, differ)
             self._fail(match, differ)
 
-    def _assume_or_ask(self, match: Match, operation: Operation) -> None:
-        """Receive what fits the array for the result, which needs no answer; without an array, ask the others."""
+    def _parse_met(self, match: Match, operation: Operation, error: SignatureMismatchError) -> CallSignature | None:
+        """Return the signature that an operation has met; None if it is invalid, which fails the operation."""
+        try:
+            return parse(error.theirs.text, error.theirs.fingerprint)
+        except ProtocolError as invalid:
+            own, other = operation.context.rank, _other_end(error, operation)
+            lost = LinkLostError(f"rank {other} sent what is no message of overlap: {invalid}", src=other, dst=own)
+            lost.evident = True
+            self.fail_one(match, operation, Failure(lost))
+            return None
+
+    def _assume(self, match: Match, operation: Operation) -> None:
+        """Receive what fits the array for the result, if there is one."""
         assumed = call_by_out(operation) if self.here == 1 and match.error is None else None
         if assumed is not None:
             match.pattern, match.assumed = assumed, True
-        elif match.error is None:
-            call = RankCall(operation.context.rank, operation.call, operation.call_site)
-            self._far.send_wait(self.history, operation.seq, call)
+
+    def _look_or_ask(self, match: Match, operation: Operation) -> None:
+        """Look for dtype and shape where the others post their calls, or ask the other processes."""
+        if not self._engine.look(self, match, operation):
+            self._ask_for_call(operation)
+
+    def _ask_for_call(self, operation: Operation) -> None:
+        """Report an operation without an array, which the others answer with dtype and shape."""
+        call = RankCall(operation.context.rank, operation.call, operation.call_site)
+        self._far.send_wait(self.history, operation.seq, call)
+
+    def learn(self, match: Match, operation: Operation, met: SignatureMismatchError) -> None:
+        """Start an operation without an array, now that a row shows the call of another rank, unless they differ."""
+        if operation.done:
+            self.ended(match, operation)
+            return
+        theirs = self._parse_met(match, operation, met)
+        if theirs is None:
+            return
+        assert match.pattern is not None
+        if theirs.call is None and signature_of(operation.call, operation.place).agrees(theirs.fingerprint):
+            self._ask_for_call(operation)  # the call is too long for a row
+        elif theirs.call is None or not match.pattern.agrees(theirs.call):
+            self._fail_where_met(match, operation, met)
+        else:
+            if not match.pattern.has_all_values:
+                match.pattern = theirs.call
+                self._check_results(match)
+            if match.error is None:
+                self._start_settled_ends(match)
 
     def ask(self, before_ns: int) -> None:
         """Report the operations that wait since an instant."""
@@ -573,3 +615,10 @@ class Communicator:
     def _is_broken(self, seq: int) -> bool:
         """Whether no operation from this one, or from one before it, goes on."""
         return self._broken is not None and seq >= self._broken_from
+
+
+def _other_end(error: SignatureMismatchError, operation: Operation) -> int:
+    """Return the world rank whose message an operation has met."""
+    other = error.dst if error.src == operation.context.rank else error.src
+    assert other is not None, "this is a bug in overlap: a message of no rank"
+    return other

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import CodeType
 from typing import TypeAlias
 
@@ -108,6 +108,7 @@ def _hash(values: object, bits: int) -> int:
     return (int.from_bytes(digest, "big") & ((1 << bits) - 1)) or 1
 
 
+@lru_cache(maxsize=_CACHED)
 def parse(text: bytes, expected: int | None = None) -> CallSignature:
     """Return the signature that a message of another process carries.
 

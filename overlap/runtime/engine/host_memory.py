@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # not there without a compiler
     from transports.shared_memory.engine import Engine, Run, Table
 
 # Flags of a table, see native/collectives.c.
-_GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL = 1, 2, 4, 8, 16, 32
+_GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL, _LOOKS = 1, 2, 4, 8, 16, 32, 64
 # Reductions with partial results of another dtype than the result, by number in native/arithmetic.c.
 _NARROW = {"float16": 1, "bfloat16": 2}
 _MEANS = {"i": 3, "u": 4}
@@ -80,6 +80,20 @@ class HostMemory:
         if board is None or not (call.reducer is None or _reducer(call.reducer, call.size)):
             return None
         return HostPlan(self, communicator, board, call, communicator.members.index(operation.context.rank))
+
+    def look(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
+        """Let an operation without an array wait for the row of another rank, which shows its call.
+
+        Returns:
+            Whether it waits; else there is no such row, or no board yet.
+        """
+        plan = self.plan(communicator, operation.call, operation)
+        if not isinstance(plan, HostPlan) or not plan.takes_threads():
+            return False
+        run = HostLook(plan, operation)
+        run.wait(match)
+        run.begin()
+        return True
 
     def unmet(self, communicator: Communicator) -> Iterator[tuple[int, int, PlainSignature]]:
         """Yield rows that ranks here have not read, and that are of other calls; as `BaseEngine.unmet`."""
@@ -453,6 +467,31 @@ class HostRun(KnownRun):
         self.memory = None
 
 
+class HostLook(HostRun):
+    """Wait of a rank without an array for any row of its operation; it posts none."""
+
+    __slots__ = ()
+
+    def submit(self) -> None:
+        """Let the engine look for a row."""
+        plan, operation = self._plan, self.operation
+        tag = (operation.seq & 0xFFFF) << CHANNEL_BITS  # of no call: every row is of another one
+        self.run = plan.board.submit(
+            _looking_table(plan.position, plan.call.size, plan.call.root), self, operation.seq, tag, 0, 0,
+            operation.priority, 0, 0, signature=plan.sign(operation.place),
+        )  # fmt: skip
+
+    def _settle(self, error: BaseException | None) -> None:
+        """Start the operation with the call of the row that the engine has found."""
+        if not isinstance(error, SignatureMismatchError):
+            super()._settle(error)
+            return
+        assert self._match is not None, "this is a bug in overlap: an operation ends before its match"
+        self._close()
+        self.operation.stopped()
+        self._plan.communicator.learn(self._match, self.operation, error)
+
+
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
@@ -471,6 +510,13 @@ def _reducer(reducer: Reducer, size: int) -> tuple[object, object, int, int, byt
     except (LookupError, ValueError, TypeError):
         return None
     return packed
+
+
+@lru_cache(maxsize=256)
+def _looking_table(position: int, size: int, root: int) -> Table:
+    """Return the table of a rank that moves nothing, and waits for the row of the root, or of any other rank."""
+    needed = bytes(rank == root for rank in range(size))
+    return engine.Table(position, size, _LOOKS, 0, 0, (0, 0), needed, [], [], [], None)
 
 
 def _table(call: Call, position: int) -> Table:

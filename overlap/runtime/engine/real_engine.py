@@ -84,6 +84,12 @@ class RealEngine(BaseEngine):
             plan = self._host_memory.plan(communicator, call, operation)
         return plan or self.program(communicator, call, operation)
 
+    def look(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
+        """Let an operation without an array wait for the call of another rank in the memory that they share."""
+        if communicator.direct or (operation.call.algorithm or self._algorithm) not in _IN_MEMORY:
+            return False
+        return self._host_memory.look(communicator, match, operation)
+
     def wire(self, context: RankContext, peer: int) -> Wire | None:
         """Return the wire of the messages with a world rank; None: they match inside this process."""
         if peer == context.rank or self.direct((context.rank, peer)):

@@ -37,8 +37,9 @@ enum { ARRIVED = 1, SLICED = 2, TAKEN = 3, LAST = 255 };
 /* Where an input lies: nowhere, on the board, in mapped memory, in private memory, in mapped memory of its owner's. */
 enum { NOWHERE, ON_BOARD, MAPPED, PRIVATE, NO_HOME, COMMON };
 
-/* Flags of a table. FROM_ONE: only one rank gives an input, and a receiving rank needs no other. */
-enum { GIVES = 1, RINGS = 2, SLICES = 4, SHARED = 8, FROM_ONE = 16, NEEDS_ALL = 32 };
+/* Flags of a table. FROM_ONE: only one rank gives an input, and a receiving rank needs no other. LOOKS: its run posts
+   nothing; with a tag of no call it ends in a mismatch once another rank has posted. */
+enum { GIVES = 1, RINGS = 2, SLICES = 4, SHARED = 8, FROM_ONE = 16, NEEDS_ALL = 32, LOOKS = 64 };
 
 typedef struct {
     _Atomic uint64_t word;        /* tag and phase */
@@ -645,7 +646,8 @@ static int end_mismatch(Engine *engine, Run *run)
         atomic_store(&row_of(run->board, run->table->position, run->number)->number_mode, (run->number + 1) << 8 | NO_HOME);
     run->position = found;
     end_run(engine, run, MISMATCH);
-    ring_others(engine, run->board);
+    if (!(run->table->flags & LOOKS))
+        ring_others(engine, run->board);
     return 1;
 }
 
@@ -882,7 +884,7 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
         /* without common reading another rank may be homeless: then all must know */
         run->all = table->flags & NEEDS_ALL ||
                    (run->mode != ON_BOARD && !board->reads && !(table->flags & FROM_ONE));
-        run->phase = ROW, run->end.submitting = SUBMITTING;
+        run->phase = table->flags & LOOKS ? MEETING : ROW, run->end.submitting = SUBMITTING;
         Run **last = &engine->runs;
         while (*last != NULL)
             last = &(*last)->next;
