@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Awaitable, Callable
+from random import Random
 
 import numpy as np
 import pytest
 import trio
 
 import overlap
+from overlap.processes.control import ControlPlane
+from overlap.runtime.match import History, RankCall
 
 from .companies import Wires, by_shared_memory, by_sockets, run_far
 
@@ -91,3 +94,97 @@ def test_calls_that_agree_are_reported_and_fail_nothing(wires: Wires) -> None:
         return [result for result in results if result is not None]
 
     assert [len(results) for results in run_far(main, 3, 1, wires=wires)] == [84, 84, 82]
+
+
+# -- ranks without an array: they read the call of another rank at the board -----------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of operations that processes report as waiting."""
+    seqs: list[int] = []
+    send = ControlPlane.send_wait
+
+    def seen(self: ControlPlane, of: History, seq: int, call: RankCall) -> None:
+        seqs.append(seq)
+        send(self, of, seq, call)
+
+    monkeypatch.setattr(ControlPlane, "send_wait", seen)
+    return seqs
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_ranks_without_an_array_ask_nobody(each: int, asked: list[int]) -> None:
+    """Dtype, shape, root and kind change; whoever comes first."""
+    chance = Random(each)
+    calls = [(chance.random() < 0.5, chance.choice(["f4", "i8", "c16"]), chance.randrange(40)) for _ in range(60)]
+
+    async def main(rank: overlap.Rank) -> None:
+        size = rank.world_size
+        await rank.barrier()  # the board is open then
+        for seq, (whole, dtype, count) in enumerate(calls):
+            root = seq % size
+            x = np.arange(count * size, dtype=dtype).reshape(size, count)
+            if (seq + rank.rank) % 3 == 0:
+                await trio.sleep(0.001)
+            issue = rank.broadcast if whole else rank.scatter
+            result = await issue(x if rank.rank == root else None, root=root)
+            expected = x if whole else x[rank.rank : rank.rank + 1]
+            assert np.array_equal(result, expected)
+            assert result.dtype == dtype
+
+    assert run_far(main, 2, each, wires=by_shared_memory) == [None] * 2 * each
+    assert asked == []
+
+
+def test_a_call_that_is_too_long_for_a_row_is_asked_for(asked: list[int]) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        await rank.barrier()
+        tree = {f"a long name of layer {i}": np.full(i, 1.0) for i in range(40)}
+        given = await rank.broadcast(tree if rank.rank == 0 else None)
+        assert {name: array.tolist() for name, array in given.items()} == {n: a.tolist() for n, a in tree.items()}
+
+    assert run_far(main, 2, 1, wires=by_shared_memory) == [None, None]
+    assert set(asked) == {1}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_without_an_array_sees_another_call(first: int) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        await rank.barrier()
+        if rank.rank != first:
+            await trio.sleep(0.01)
+        await (rank.all_reduce(np.ones(3)) if rank.rank == 0 else rank.broadcast(None, timeout_s=5))
+
+    for error in run_far(main, 2, 1, wires=by_shared_memory):
+        assert isinstance(error, overlap.RankFailedError)
+        assert "ranks disagree: CollectiveMismatchError: operation #1" in str(error)
+        assert "rank 0 called all_reduce" in str(error)
+        assert "rank 1 called broadcast" in str(error)
+
+
+def test_an_array_of_another_shape_for_the_result_is_refused_once_the_call_is_known() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        await rank.barrier()
+        x = np.ones(3) if rank.rank == 0 else None
+        await rank.broadcast(x, out=np.empty(4) if rank.rank == 2 else None)
+
+    for error in run_far(main, 2, 2, wires=by_shared_memory):
+        assert isinstance(error, overlap.RankFailedError)
+        assert "(4,)" in str(error)
+
+
+def test_a_wait_for_the_call_of_another_rank_ends_at_its_deadline() -> None:
+    over = trio.Event()
+
+    async def main(rank: overlap.Rank) -> None:
+        await rank.barrier()
+        if rank.rank == 0:
+            await over.wait()
+            return
+        with pytest.raises(overlap.DeadlineError):
+            await rank.broadcast(None, timeout_s=0.01)
+        over.set()
+
+    first, second = run_far(main, 2, 1, wires=by_shared_memory)
+    assert second is None, (first, second)

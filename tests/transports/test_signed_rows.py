@@ -55,6 +55,23 @@ ALL_REDUCE = made("all_reduce", "sum", np.float32, 6, 3)
 BROADCAST = made("broadcast", None, np.float32, 6, 3)
 
 
+def test_a_rank_that_only_looks_posts_nothing_and_ends_at_the_first_row(host: Host) -> None:
+    table = native.Table(1, 3, 64, 0, 0, (0, 0), b"\1\0\0", [], [], [], None)  # LOOKS in native/collectives.c
+    looking = host.boards[1], table, None, 70, 70 << 8, 0, 0, 0, 0, 0, 1 << 40, b"open"
+    runs = [host.engines[1].submit(*looking) for _ in range(2)]
+    assert host.engines[1].cancel(runs[1])
+    assert [run.state for run in runs] == [PENDING, CANCELLED]
+    sent = begin(host, 0, BROADCAST, 70, call=5)
+    assert host.wait(1, runs[0]) == MISMATCH
+    assert runs[0].position == 0
+    assert host.boards[1].row(0, 70)[2:] == (5 << 40, b"call 5")
+    assert host.boards[1].row(1, 70)[0] == 0
+    received = [begin(host, rank, BROADCAST, 70, call=5) for rank in (1, 2)]
+    assert [host.wait(rank + 1, run) for rank, run in enumerate(received)] == [DONE] * 2
+    assert host.wait(0, sent) == DONE
+    assert host.engines[1].submit(*looking).state == MISMATCH
+
+
 def test_ranks_that_wait_see_another_call_and_read_its_signature(host: Host) -> None:
     runs = [begin(host, rank, ALL_REDUCE, 70, call=5 + (rank == 1)) for rank in range(2)]
     assert [host.wait(rank, run) for rank, run in enumerate(runs)] == [MISMATCH] * 2
