@@ -65,7 +65,7 @@ def named_program(args: argparse.Namespace, *, command: str) -> Program:
         folder, program = os.path.dirname(os.path.realpath(name)), partial(runpy.run_path, name, run_name="__main__")
     if not sys.flags.safe_path and (hidden := find_shadowed_package([folder])):
         raise UsageError(f"{command}: {hidden}")  # the program would import it in place of a package of ours
-    return partial(_with_argv, [name, *arguments], folder, program)
+    return partial(_run_with_argv, [name, *arguments], folder, program)
 
 
 def _check_script(path: str, command: str) -> None:
@@ -129,7 +129,7 @@ def module_spec(name: str, command: str) -> ModuleSpec:
     return spec
 
 
-def _with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, object]:
+def _run_with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, object]:
     """Set argv and the first entry of the import path as python does, and run the program."""
     sys.argv[:] = argv
     if not sys.flags.safe_path:

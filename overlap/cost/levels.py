@@ -66,7 +66,7 @@ def block_exits(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int])
 
 
 def _held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> float:
-    """Return the delay of steps by the ways out of blocks, beyond their wires, for each byte of the vector."""
+    """Return by how much ways out of blocks delay the steps beyond what wires do, for each byte of the vector."""
     levels, total_s = list(_level_blocks(cluster, ranks)), 0.0
     for part in parts:
         for placed in part.placed.placed_rounds:

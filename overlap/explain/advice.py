@@ -341,7 +341,7 @@ def _advise_late_rank(facts: Facts) -> AdviceItems:
 
 
 def _cause_ns(facts: Facts, late: LateRank, *, of_others: bool) -> float:
-    """Return the time of what a rank was late for, in that step, or the median of the other ranks."""
+    """Return a late rank's time for the cause of its delay, in the step of the delay; or the others' median of it."""
     ranks = facts.costs[late.step].items()
     found = [each.costs_ns.get(late.cause, 0) for rank, each in ranks if (rank != late.rank) is of_others]
     return median(found) if found else 0

@@ -194,7 +194,7 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
 
 
 def _last_ended(profile: RankProfile, rows: Rows) -> Rows:
-    """Return, for each of some work in order of start, the work up to it that ends last; of equal ones the latest."""
+    """Return, for each row of work in order of start, the row that ends last among it and those before it."""
     ends_ns = profile.end_ns[rows]
     is_last = ends_ns == np.maximum.accumulate(ends_ns)
     found: Rows = rows[np.maximum.accumulate(np.where(is_last, np.arange(len(rows)), 0))]
@@ -223,7 +223,7 @@ def work_pieces(profile: RankProfile, work: WorkRows, rows: Rows, cause: str, wh
 
 
 def _follows_event_wait(profile: RankProfile, launch: Rows) -> NDArray[np.bool_]:
-    """Return a mask over launches: the call before, on its thread, lets a stream wait for an event."""
+    """Return a mask over launches: whether the thread's call before it lets a stream wait for an event."""
     calls = profile.rows(RUNTIME)
     calls = calls[np.lexsort((profile.start_ns[calls], profile.thread[calls]))]
     waits = profile.matches(calls, _EVENT_WAIT)

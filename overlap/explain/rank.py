@@ -89,12 +89,9 @@ class RankReport(ProfiledRank):
         """Move all instants to another clock, which shows `by_ns` when this one shows 0."""
         self.begin_ns += by_ns
         self.windows = {step: (low + by_ns, high + by_ns) for step, (low, high) in self.windows.items()}
-        self.pieces = replace(
-            self.pieces, start_ns=self.pieces.start_ns + by_ns, end_ns=self.pieces.end_ns + by_ns
-        )  # fmt: skip
-        self.calls = [
-            replace(call, start_ns=call.start_ns + by_ns, end_ns=call.end_ns + by_ns) for call in self.calls
-        ]  # fmt: skip
+        pieces, calls = self.pieces, self.calls
+        self.pieces = replace(pieces, start_ns=pieces.start_ns + by_ns, end_ns=pieces.end_ns + by_ns)
+        self.calls = [replace(call, start_ns=call.start_ns + by_ns, end_ns=call.end_ns + by_ns) for call in calls]
 
 
 def measure_file(path: str | os.PathLike[str]) -> RankReport:

@@ -86,7 +86,7 @@ def facts_of(timeline: Timeline, activity: Activity, pieces: Pieces, *, step: in
 
 
 def _hidden_question(timeline: Timeline, rows: dict[int, Breakdown]) -> list[str]:
-    """Return that nobody can tell what was hidden, if there is communication and no compute."""
+    """Return the open question of what was hidden, where communication is recorded and no compute; [] elsewhere."""
     if any(row.compute_ns for row in rows.values()) or not any(row.comm_ns for row in rows.values()):
         return []
     how = "; overlap.torch.record(model, optimizer) records that of modules" if "torch" in timeline.meta else ""

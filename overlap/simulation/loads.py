@@ -152,8 +152,6 @@ class Loads:
                 loads.append(load)
         is_used = busy_s > 0
         messages[is_used] /= busy_s[is_used]  # means, weighted by busy time
-        if parts and parts[0].placed.placement.memory_bytes_per_s is not None:
-            is_used[resources.memories(ranks)] = True
         self.resources: NDArray[np.int64] = np.flatnonzero(is_used)
         self._busy_s_per_byte, self._messages = busy_s[is_used], messages[is_used]
         self._rounds = [

@@ -178,9 +178,7 @@ def columns_from_raw(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
     rows = [encoder.encode(raw) for raw in raws]
     names = (*INT64_COLUMNS, *INT32_COLUMNS)
     columns = dict(zip(names, np.array(rows, np.int64).reshape(len(rows), len(names)).T, strict=True))
-    return SpanColumns.from_named(
-        columns | {"rank": np.full(len(rows), rank)}, encoder.texts, encoder.groups
-    )  # fmt: skip
+    return SpanColumns.from_named(columns | {"rank": np.full(len(rows), rank)}, encoder.texts, encoder.groups)
 
 
 def columns_from_spans(spans: Sequence[Span]) -> SpanColumns:

@@ -83,7 +83,9 @@ def main(args: argparse.Namespace) -> int:
     args.output = output_path(args.output, option="--output")
     _check_output(args)
     if args.output is not None and not args.output.endswith(".svg"):
-        return 0 if _merge_files(args.files, args.output) else EXIT_FAILED
+        timeline = merged([read_trace(file) for file in args.files])
+        written = try_to_write(lambda: write_trace(timeline, args.output), args.output, option="--output")
+        return 0 if written else EXIT_FAILED
     check_width(args.width)
     timeline, profiles = _read_files(args.files)
     if wrong := oddities(timeline):
@@ -135,11 +137,6 @@ def _check_output(args: argparse.Namespace) -> None:
                 f"-o, --{option.replace('_', '-')}: one or the other; -o only writes a file: the files as one trace "
                 "file, or the picture as SVG"
             )
-
-
-def _merge_files(files: Sequence[str], path: str) -> bool:
-    timeline = merged([read_trace(file) for file in files])
-    return try_to_write(lambda: write_trace(timeline, path), path, option="--output")
 
 
 def _read_step(text: str | None, timeline: Timeline) -> int | None:

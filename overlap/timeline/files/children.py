@@ -104,8 +104,7 @@ def _write_results(function: str, files: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    from overlap.timeline.files.children import (
-        _write_results as main,  # so that reports are of classes that the parent has
-    )
+    # by the name of the module, so that reports are of classes that the parent has
+    from overlap.timeline.files.children import _write_results as main
 
     main(sys.argv[1], sys.argv[2:])

@@ -55,7 +55,8 @@ def select_work(profile: RankProfile) -> WorkRows:
     device = profile.rows(KERNEL, COPY, SET)
     if len(device):
         processes = np.array([str(process) for process, _ in profile.threads])[profile.thread[device]]
-        took = {each: int(_lengths_ns(profile, device[processes == each]).sum()) for each in np.unique(processes)}
+        lengths_ns = profile.end_ns[device] - profile.start_ns[device]
+        took = {each: int(lengths_ns[processes == each].sum()) for each in np.unique(processes)}
         device = device[processes == max(took, key=lambda each: took[each])]
     launch = _launches(profile, device)
     if not (profile.kind[device] == KERNEL).any():
@@ -68,10 +69,6 @@ def select_work(profile: RankProfile) -> WorkRows:
         compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
         on_device=True, launch=launch, calls=device[:0],
     )  # fmt: skip
-
-
-def _lengths_ns(profile: RankProfile, rows: Rows) -> Int64s:
-    return profile.end_ns[rows] - profile.start_ns[rows]
 
 
 def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:

@@ -66,19 +66,15 @@ class Activity:
             np.flatnonzero(columns.is_kind(kind)) for kind in ("compute", "program", "comm", "copy")
         )
         comm = comm[np.argsort(columns.called_ns[comm], kind="stable")]  # the oldest first
-        begins_ns, ends_ns, ranks = columns.start_ns, columns.end_ns, np.unique(np.concatenate([columns.rank, cut[0]]))
+        owner, begins_ns, ends_ns = columns.rank, columns.start_ns, columns.end_ns
+        ranks = np.unique(np.concatenate([owner, cut[0]]))
         # Edges of units by name: ranks, and instants at which something of them begins or ends.
         edges: dict[str, tuple[Int64s, Int64s]] = {
-            **{
-                name: (columns.rank[rows], instants_ns[rows])
-                for name, rows, instants_ns in (
-                    ("computes", compute, begins_ns), ("computed", compute, ends_ns),
-                    ("program", program, begins_ns), ("program end", program, ends_ns),
-                    ("copies", copy, begins_ns), ("copied", copy, ends_ns),
-                    ("called", comm, columns.called_ns), ("started", comm, begins_ns),
-                    ("moves", comm, columns.moved_ns), ("moved", comm, ends_ns),
-                )
-            },
+            "computes": (owner[compute], begins_ns[compute]), "computed": (owner[compute], ends_ns[compute]),
+            "program": (owner[program], begins_ns[program]), "program end": (owner[program], ends_ns[program]),
+            "copies": (owner[copy], begins_ns[copy]), "copied": (owner[copy], ends_ns[copy]),
+            "called": (owner[comm], columns.called_ns[comm]), "started": (owner[comm], begins_ns[comm]),
+            "moves": (owner[comm], columns.moved_ns[comm]), "moved": (owner[comm], ends_ns[comm]),
             "window": (cut[0], cut[1]), "window end": (cut[0], cut[2]),
             "first": (ranks, np.full(len(ranks), window[0])), "last": (ranks, np.full(len(ranks), window[1])),
         }  # fmt: skip
