@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import trio
 
 from ..diagnostics import calling, is_of_tasks
 from ..errors import UsageError
@@ -15,7 +16,7 @@ from ..runtime.group import Group
 from ..runtime.stream import Stream
 from .files import CODES, DamagedError, SavedFile
 from .saves import STATES, Saves, file_names
-from .store import Site, Store, in_thread
+from .store import Site, Store
 from .trees import Tree, pack_tree, unpack_tree
 
 
@@ -65,7 +66,7 @@ class SavedState:
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank: expected 0 to {self.world_size - 1}, a rank that saved the state, got {rank!r}")
         try:
-            return await in_thread(partial(read_tree, self._folder / file_names(self.world_size)[rank]))
+            return await trio.to_thread.run_sync(read_tree, self._folder / file_names(self.world_size)[rank])
         except (OSError, DamagedError) as error:
             raise UsageError(
                 f"state: the part of rank {rank} at step {self.step} cannot be read: {error}; "
@@ -80,6 +81,7 @@ class RankState:
         folder: Folder of the states; None if none is named.
         real: Whether anything is kept: in virtual time nothing is.
         writing: Checkpoints under way, by the ranks of their group: all of a group use one stream.
+        open_store: Returns a store of saves in the same attempt; takes the first arguments of `Store`, and `keep`.
 
     Args:
         world: The group of all ranks, as this rank has it.
@@ -102,13 +104,9 @@ class RankState:
         self.real: bool = real
         self.writing: dict[tuple[int, ...], Future[None]] = {}
         self._world, self._stream = world, stream
-        self._open_store = partial(Store, real=real, note=note, drawn=set[int]())
+        self.open_store: Callable[..., Store] = partial(Store, real=real, note=note, drawn=set[int]())
         self._store = self.open_store(Saves(folder, STATES), world, stream, keep=2)
         self._last_step = -1
-
-    def open_store(self, saves: Saves, group: Group, stream: Stream, *, keep: int) -> Store:
-        """Return a store of saves in the same attempt; arguments as for `Store`."""
-        return self._open_store(saves, group, stream, keep=keep)
 
     async def save(self, step: int, tree: Tree) -> None:
         """Save a tree of arrays; when this returns, the trees of all ranks are on the disk.
@@ -156,8 +154,10 @@ class RankState:
             return None
         save, ranks, _ = newest
         self._last_step = save.step
-        folder, own_rank = self._store.saves.path(save), self._world.rank if ranks == self._world.size else None
-        own = None if own_rank is None else await in_thread(partial(read_tree, folder / file_names(ranks)[own_rank]))
+        folder, own_rank, own = self._store.saves.path(save), None, None
+        if ranks == self._world.size:
+            own_rank = self._world.rank
+            own = await trio.to_thread.run_sync(read_tree, folder / file_names(ranks)[own_rank])
         return SavedState(folder, save.step, ranks, own, own_rank)
 
 

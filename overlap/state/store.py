@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import CodeType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import trio
@@ -26,7 +26,6 @@ from ..runtime.stream import Stream
 from .files import About, DamagedError, SavedFile, write_file
 from .saves import WHOLE, Save, Saves, complete, file_names
 
-T = TypeVar("T")
 Site: TypeAlias = tuple[CodeType, int]  # Code and instruction
 Seen: TypeAlias = "Sequence[set[int]]"  # Files of a save that a rank sees, by their numbers, rank by rank
 
@@ -94,7 +93,7 @@ class Store:
         group = self._group
         if not self._real:
             return await self._wait_for_ranks(name, site)
-        await in_thread(self._check_folder)
+        await trio.to_thread.run_sync(self._check_folder)
         # The first save, or one that goes back to an earlier step, begins a row of saves with a nonce of its own.
         if self._last is None or step <= self._last.step:
             self._last = Save(step, await self._draw_nonce(f"{name} begins", site))
@@ -102,7 +101,7 @@ class Store:
         paths = [self.saves.path(save) / file for file in file_names(group.size)]
         fields = About(step=step, nonce=save.nonce, rank=group.rank, ranks=group.size, **about)
         try:
-            await in_thread(partial(write_file, paths[group.rank], arrays, fields))
+            await trio.to_thread.run_sync(write_file, paths[group.rank], arrays, fields)
         except OSError as error:
             advice = "make room there, or name another folder"
             place = f" (saved at {saved_at})" if saved_at else ""
@@ -112,11 +111,11 @@ class Store:
         await self._wait_for_ranks(name, site)
         if merge is not None:
             if group.rank == 0:
-                await in_thread(partial(_merge_files, paths, merge))
+                await trio.to_thread.run_sync(_merge_files, paths, merge)
             await self._wait_for_ranks(name, site)
         self._kept = [*(kept for kept in self._kept if kept.step < step), save][-self._keep :]
         self._note(step)
-        return await in_thread(partial(self.saves.remove, self._is_superseded))
+        return await trio.to_thread.run_sync(self.saves.remove, self._is_superseded)
 
     async def newest(
         self, *, name: str, site: Site | None, own: bool = False
@@ -139,7 +138,7 @@ class Store:
         if not self._real:
             return None
         gather = partial(self._group.all_gather_object, stream=self._stream, name=name, call_site=site)
-        offers: list[Any] = await gather(await in_thread(self._find_offer))
+        offers: list[Any] = await gather(await trio.to_thread.run_sync(self._find_offer))
         # For each save, and the number of ranks that wrote it: the files that each rank sees.
         seen: dict[tuple[Save, int], list[set[int]]] = {}
         for rank, offer in enumerate(offers):
@@ -151,7 +150,8 @@ class Store:
         for save, ranks in sorted(seen, reverse=True):
             trouble, files = self._find_missing(save, ranks, seen[save, ranks], own=own), []
             if not trouble:
-                checked = await gather(await in_thread(partial(self._check_files, save, ranks, seen[save, ranks])))
+                own_check = await trio.to_thread.run_sync(self._check_files, save, ranks, seen[save, ranks])
+                checked = await gather(own_check)
                 trouble = next((reason for reason, _ in checked if reason), "")
                 present = [header for _, headers in checked for header in headers if not trouble]
                 files = [SavedFile(self.saves.path(save) / file, text) for file, text in present]
@@ -268,8 +268,3 @@ def _merge_files(paths: Sequence[Path], merge: Callable[[Sequence[SavedFile], Pa
     merge([SavedFile(path) for path in paths], paths[0].with_name(file_names(WHOLE)[0]))
     for path in paths:
         path.unlink()
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Run a function that waits for the disk in a thread."""
-    return await trio.to_thread.run_sync(work)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
+import trio
 
 from ...errors import UsageError
 from ...notice import notify
@@ -19,7 +20,6 @@ from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
 from ...state.files import CODES, OWN, About, SavedFile
 from ...state.saves import CHECKPOINTS, Saves
-from ...state.store import in_thread
 from ...state.trees import pack_tree, unpack_tree
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
@@ -222,7 +222,7 @@ class Checkpoints:
         same_rank = metadata([about.ranks == self._group.size and self._part in notes], np.int8)
         agreed = await self._group.all_reduce(same_rank, op="min", stream=self._stream, name="restore", call_site=site)
         same = bool(agreed[0])
-        own = await in_thread(partial(self._read_pieces, reader, model.wanted(), files if same else []))
+        own = await trio.to_thread.run_sync(self._read_pieces, reader, model.wanted(), files if same else [])
         part_notes = notes[self._part] if self._part in notes else next(iter(notes.values()))
         difference = model.resume(save.step, part_notes, own)
         return self._report_restored(about, difference, same=same)
