@@ -189,8 +189,37 @@ class WaitingWorld:
 
     @cached_property
     def stuck(self) -> dict[int, list[int]]:
-        """Ranks that can never go on, with the absent ranks of their waits that never can."""
-        return _stuck(self)
+        """Ranks that can never go on, with the absent ranks of their waits that never can.
+
+        A collective waits for all that it lacks, a receive from any source for one of them.
+        """
+        free = (Seen.GOES_ON, Seen.ELSEWHERE, Seen.NO_RECORD)
+        can = {rank for rank, view in self.views.items() if view.seen in free or view.may_end}
+        can |= {rank for rank, view in self.views.items() if view.seen is Seen.WAITS and rank not in self.waits}
+        lacking = {rank: [(end, self.absent(end)) for end in ends] for rank, ends in self.waits.items()}
+        waiters: dict[tuple[int, ...], list[int]] = defaultdict(list)  # the ranks of one group wait for the same ranks
+        for rank, waits in lacking.items():
+            for _, absent in waits:
+                waiters[absent].append(rank)
+        users: dict[int, list[list[int]]] = defaultdict(list)  # ranks that wait for a rank
+        for absent, ranks in waiters.items():
+            for other in absent:
+                users[other].append(ranks)
+        pending = list(can)
+        while pending:
+            for rank in chain.from_iterable(users[pending.pop()]):
+                if rank not in can and any(
+                    (any if end.call.any_source else all)(other in can for other in absent)
+                    for end, absent in lacking[rank]
+                ):
+                    can.add(rank)
+                    pending.append(rank)
+        never = {absent: [other for other in absent if other not in can] for absent in waiters}
+        return {
+            rank: never[waits[0][1]] if len(waits) == 1 else [other for _, absent in waits for other in never[absent]]
+            for rank, waits in lacking.items()
+            if rank not in can
+        }
 
     def moves(self, rank: int) -> bool:
         """Whether a rank has moved since the last look, and runs no function."""
@@ -363,39 +392,6 @@ def _loose_cycle(world: WaitingWorld) -> WaitVerdict | None:
         for rank, view in world.views.items()
     }
     return _cycle(world, {rank: others for rank, others in waits.items() if others}, may_end=True)
-
-
-def _stuck(world: WaitingWorld) -> dict[int, list[int]]:
-    """Return the ranks that can never go on, with the absent ranks of their waits that never can.
-
-    A collective waits for all that it lacks, a receive from any source for one of them.
-    """
-    free = (Seen.GOES_ON, Seen.ELSEWHERE, Seen.NO_RECORD)
-    can = {rank for rank, view in world.views.items() if view.seen in free or view.may_end}
-    can |= {rank for rank, view in world.views.items() if view.seen is Seen.WAITS and rank not in world.waits}
-    lacking = {rank: [(end, world.absent(end)) for end in ends] for rank, ends in world.waits.items()}
-    waiters: dict[tuple[int, ...], list[int]] = defaultdict(list)  # the ranks of one group wait for the same ranks
-    for rank, waits in lacking.items():
-        for _, absent in waits:
-            waiters[absent].append(rank)
-    users: dict[int, list[list[int]]] = defaultdict(list)  # ranks that wait for a rank
-    for absent, ranks in waiters.items():
-        for other in absent:
-            users[other].append(ranks)
-    pending = list(can)
-    while pending:
-        for rank in chain.from_iterable(users[pending.pop()]):
-            if rank not in can and any(
-                (any if end.call.any_source else all)(other in can for other in absent) for end, absent in lacking[rank]
-            ):
-                can.add(rank)
-                pending.append(rank)
-    never = {absent: [other for other in absent if other not in can] for absent in waiters}
-    return {
-        rank: never[waits[0][1]] if len(waits) == 1 else [other for _, absent in waits for other in never[absent]]
-        for rank, waits in lacking.items()
-        if rank not in can
-    }
 
 
 def _other_tag(world: WaitingWorld, rank: int) -> WaitVerdict | None:
