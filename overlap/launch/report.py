@@ -22,7 +22,7 @@ import trio
 import transports
 from transports import TransportError
 
-from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, shorten_line
+from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, first_of_group, shorten_line
 from ..notice import NO_MEMORY, notify, write_stderr
 from .output import OutputError, discard
 from .verdict import CARD_COLUMNS
@@ -123,21 +123,13 @@ def unwrap_groups(error: BaseException) -> BaseException:
     """Unwrap the groups of nurseries: return an interrupt or an exit, or a single error, or the first lost output."""
     if isinstance(error, BaseExceptionGroup):
         for wanted in (KeyboardInterrupt, SystemExit):
-            if error.subgroup(wanted) is not None:
-                return next(leaf for leaf in _single_errors(error) if isinstance(leaf, wanted))
-        leaves = list(_single_errors(error))
-        unwritten = all(isinstance(leaf, (BrokenPipeError, OutputError)) for leaf in leaves)  # several nodes write
-        return leaves[0] if len(leaves) == 1 or unwritten else error
+            if (found := error.subgroup(wanted)) is not None:
+                return first_of_group(found)
+        first = first_of_group(error)
+        alone = error.split(lambda each: each is first)[1] is None
+        unwritten = error.split((BrokenPipeError, OutputError))[1] is None  # several nodes write
+        return first if alone or unwritten else error
     return error
-
-
-def _single_errors(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """Yield the errors in a group and in the groups inside it."""
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _single_errors(error)
-        else:
-            yield error
 
 
 def _exit_code(end: SystemExit) -> int:
