@@ -19,7 +19,7 @@ from transports.base import Transport
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, LinkLostError, TransportClosedError
 from transports.request import Done, Request
-from transports.signature import PlainSignature, Signature
+from transports.signature import PlainSignature
 from transports.wire import Envelope, Wire, check_tag, describe_ranks
 
 
@@ -77,11 +77,9 @@ class WrappedWire(Wire):
         self.inner = inner
         self._peers = frozenset(peers)
 
-    def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
-    ) -> Request | None:
-        """Begin a send of the inner wire."""
-        return self.inner.begin_send(dst, tag, data, priority=priority, signature=signature, done=done)
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, done: Done, **options: Any) -> Request | None:
+        """Begin a send of the inner wire; options are those of `Wire.begin_send`."""
+        return self.inner.begin_send(dst, tag, data, done=done, **options)
 
     def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
         """Begin a receive of the inner wire; options are those of `Wire.begin_recv`."""
