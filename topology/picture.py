@@ -83,7 +83,7 @@ def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, colum
     lines = [
         line.rstrip() for index in range(len(rows)) for line in _row_lines(cluster, rows, index, cells, width, style)
     ]
-    notes = [_numa(cluster, row) for row in rows]
+    notes = [_numa_note(cluster, row) for row in rows]
     for at, note in zip(_bottom_lines(lines), notes, strict=True):
         if len(lines[at]) + len(note) <= columns:
             lines[at] += note
@@ -114,7 +114,7 @@ def _box_texts(cluster: Cluster, device: int, *, short: bool) -> list[str]:
     if short:
         lines[1] = lines[1].replace("ranks ", "r ").replace("rank ", "r ")
     if cluster.machine.network is not None:
-        lines.append(f"{cluster.machine.network.link} {_nic(cluster, device)}")
+        lines.append(f"{cluster.machine.network.link} {_nic_note(cluster, device)}")
     return lines
 
 
@@ -124,7 +124,7 @@ def _describe_ranks(cluster: Cluster, device: int) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}" if ranks else "no rank"
 
 
-def _nic(cluster: Cluster, device: int) -> int:
+def _nic_note(cluster: Cluster, device: int) -> int:
     return device * min(cluster.nics_per_node, cluster.devices_per_node) // cluster.devices_per_node
 
 
@@ -139,12 +139,12 @@ def _row_lines(
     closes = len(rows[0]) > 2 and cluster.wiring.grid is not None and cluster.wiring.are_adjacent(row[0], row[-1])
     stubs = _edge_line(["│" if up else " " for up in above], width, gap) if index == 0 and any(above) else None
     lines = [stubs] if stubs else []
-    lines.append(_join_boxes([_border("┌", "┴" if up else "─", "┐", width) for up in above], gap))
+    lines.append(_join_boxes([_border_line("┌", "┴" if up else "─", "┐", width) for up in above], gap))
     for number in range(max(len(cells[device]) for device in row)):
         texts = [cells[device][number].ljust(width) for device in row]
         wired = number == 0
         lines.append(_text_line(texts, sides if wired else [False] * len(sides), gap, closes=wired and closes))
-    lines.append(_join_boxes([_border("└", "┬" if down else "─", "┘", width) for down in below], gap))
+    lines.append(_join_boxes([_border_line("└", "┬" if down else "─", "┘", width) for down in below], gap))
     if any(below):
         lines.append(_edge_line(["│" if down else " " for down in below], width, gap))
     return lines
@@ -161,12 +161,12 @@ def _has_wire(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, c
     return cluster.wiring.are_adjacent(rows[upper % len(rows)][column], rows[lower % len(rows)][column])
 
 
-def _numa(cluster: Cluster, row: Sequence[int]) -> str:
+def _numa_note(cluster: Cluster, row: Sequence[int]) -> str:
     nodes = sorted({cluster.machine.numa[device] for device in row}) if cluster.machine.numa else []
     return f"  NUMA {','.join(map(str, nodes))}" if nodes else ""
 
 
-def _border(left: str, middle: str, right: str, width: int) -> str:
+def _border_line(left: str, middle: str, right: str, width: int) -> str:
     half = (width + 2) // 2
     return left + "─" * half + middle + "─" * (width + 1 - half) + right
 
@@ -216,7 +216,7 @@ def _device_table(cluster: Cluster) -> str:
             str(device),
             _describe_ranks(cluster, device).removeprefix("ranks ").removeprefix("rank "),
             _neighbour_text(cluster, device),
-            str(_nic(cluster, device)) if cluster.nics_per_node else "none",
+            str(_nic_note(cluster, device)) if cluster.nics_per_node else "none",
             str(numa[device]) if numa else "-",
             str(pcie[device]) if pcie else "-",
         ]

@@ -66,7 +66,7 @@ class Grid:
         position, way = src, [src]
         for axis in reversed(range(len(self.dims))):
             start, goal = self.coordinates(src)[axis], self.coordinates(dst)[axis]
-            for _ in range(abs(delta := self._delta(axis, start, goal))):
+            for _ in range(abs(delta := self._axis_steps(axis, start, goal))):
                 moved = self.moved(position, axis, 1 if delta > 0 else -1)
                 assert moved is not None
                 position = moved
@@ -76,11 +76,11 @@ class Grid:
     def distance(self, src: int, dst: int) -> int:
         """Count the wires on a shortest way."""
         return sum(
-            abs(self._delta(axis, start, goal))
+            abs(self._axis_steps(axis, start, goal))
             for axis, (start, goal) in enumerate(zip(self.coordinates(src), self.coordinates(dst), strict=True))
         )
 
-    def _delta(self, axis: int, start: int, goal: int) -> int:
+    def _axis_steps(self, axis: int, start: int, goal: int) -> int:
         """Return the steps along an axis from start to goal, the shorter way where the axis wraps."""
         side, straight = self.dims[axis], goal - start
         if not self.wraps[axis]:

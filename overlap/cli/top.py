@@ -222,11 +222,11 @@ def draw_window(look: WindowFigures, world: RunningWorld, console: Console) -> G
         step = format_ns(look.step_ns[rank]) if rank in look.step_ns else ""
         flight = format_bytes(look.in_flight_bytes[rank]) if look.in_flight_bytes.get(rank) else ""
         cells = [*(figure(ns, unit_ns) for ns in times), step, flight, look.doing.get(rank, "")]
-        table.add_row(each.label, _bar(row, plain=console.plain), *cells)
+        table.add_row(each.label, _bar_text(row, plain=console.plain), *cells)
     return Group(*lines, table)
 
 
-def _bar(row: Breakdown, *, plain: bool) -> Text:
+def _bar_text(row: Breakdown, *, plain: bool) -> Text:
     """Return the window of a rank as cells: compute alone and with hidden communication, waiting, and the wire."""
     text, done_ns, cells = Text(), 0, 0
     parts = ((row.compute_only_ns, "█#", COMPUTE), (row.overlapped_ns, "▄=", HIDDEN), (row.waiting_ns, "░~", WAITING))

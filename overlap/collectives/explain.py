@@ -79,9 +79,9 @@ def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
     missing, surplus = sorted(want - got), sorted(got - want)
     problems = []
     if missing:
-        problems.append(f"lacks {_list(missing)}")
+        problems.append(f"lacks {_list_transfers(missing)}")
     if surplus:
-        problems.append(f"has more than once or should not have {_list(surplus)}")
+        problems.append(f"has more than once or should not have {_list_transfers(surplus)}")
     if not problems:
         in_order = schedule.algorithm in IN_RANK_ORDER
         problems.append(
@@ -103,6 +103,6 @@ def _last_write(schedule: Schedule, rank: int, slot: int) -> int | None:
     return int(s.step[np.flatnonzero(rows)[-1]]) if rows.any() else None
 
 
-def _list(origins: list[Origin]) -> str:
+def _list_transfers(origins: list[Origin]) -> str:
     names = [f"{o.buffer.name} slot {o.slot} of rank {o.rank}" for o in origins[:3]]
     return ", ".join(names) + (f" and {len(origins) - 3} more" if len(origins) > 3 else "")

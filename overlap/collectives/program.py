@@ -137,7 +137,7 @@ def _select_tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
     return _Tasks(row[order], kind[order], rank[order], queue[order], fused)
 
 
-def _accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
+def _list_accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
     """Return all accesses: sends and local steps read their source, receives and local steps write their target."""
     row = tasks.row
     reads, writes = np.flatnonzero(tasks.kind != _RECV), np.flatnonzero(tasks.kind != _SEND)
@@ -171,7 +171,7 @@ def _copies_itself(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -
 
 def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
     row, kind = tasks.row, tasks.kind
-    waits = find_waits(schedule, row, tasks.queue, lanes, _accesses(schedule, tasks))
+    waits = find_waits(schedule, row, tasks.queue, lanes, _list_accesses(schedule, tasks))
     count = schedule.count[row]
     peer = np.where(kind == _SEND, schedule.dst[row], schedule.src[row])
     base = _shared_extents(tasks.fused.base_buffer[row], tasks.fused.base_slot[row], count)

@@ -78,8 +78,8 @@ def _judge_records(files: Sequence[str], *, full: bool, width: int) -> Hang:
     views, verdict, notes = judge_records(world)
     lines = table(rows(views, world.flights[0].world_size, verdict), world.end_ns)
     footer = [*name_missing_processes(world), *more]
-    page = _page([job, sentence(verdict), *notes], lines, footer, full=full, width=width)
-    return _hang(verdict, verdict.missing, notes, page)
+    page = _page_lines([job, sentence(verdict), *notes], lines, footer, full=full, width=width)
+    return _make_report(verdict, verdict.missing, notes, page)
 
 
 def _judge_dumps(files: Sequence[Path], *, full: bool, width: int) -> Hang:
@@ -101,10 +101,12 @@ def _judge_dumps(files: Sequence[Path], *, full: bool, width: int) -> Hang:
     notes = [*own_notes, *notes, *refusals[:_MOST_NOTES]]
     now_ns = max((end.issued_ns for view in views for end in view.ends), default=0)
     lines = table(rows(views, size, verdict), now_ns)
-    return _hang(verdict, missing, notes, _page([sentence(verdict), *notes], lines, [], full=full, width=width))
+    return _make_report(
+        verdict, missing, notes, _page_lines([sentence(verdict), *notes], lines, [], full=full, width=width)
+    )
 
 
-def _hang(verdict: waits.WaitVerdict, missing: Sequence[int], notes: Sequence[str], page: Sequence[str]) -> Hang:
+def _make_report(verdict: waits.WaitVerdict, missing: Sequence[int], notes: Sequence[str], page: Sequence[str]) -> Hang:
     return Hang(
         sentence=sentence(verdict), verdict=verdict.kind.value, ranks=verdict.culprits, missing=missing, notes=notes,
         page=page, operations=[
@@ -114,7 +116,7 @@ def _hang(verdict: waits.WaitVerdict, missing: Sequence[int], notes: Sequence[st
     )  # fmt: skip
 
 
-def _page(
+def _page_lines(
     head: Sequence[str], ranks: Sequence[str], footer: Sequence[str], *, full: bool, width: int
 ) -> list[str]:  # fmt: skip
     """Return the lines of a page: paragraphs, a table of ranks, of which some may have no room, and more paragraphs."""

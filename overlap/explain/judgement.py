@@ -31,7 +31,7 @@ def explain(facts: Facts) -> Why:
         verdict=sentence(facts, changes), origin=facts.origin, ranks=tuple(ranks), world_size=facts.world_size,
         step=facts.step, step_ns=facts.walls_ns[facts.step],
         steps_ns={"all" if step is None else str(step): ns for step, ns in facts.walls_ns.items()},
-        causes=tuple(_causes(facts)), advice=changes, undecided=tuple(facts.undecided), notes=tuple(facts.notes),
+        causes=tuple(_sum_causes(facts)), advice=changes, undecided=tuple(facts.undecided), notes=tuple(facts.notes),
         traffic=tuple(asdict(each) for each in facts.traffic),
         costs=tuple(
             (rank, step, cause, ns)
@@ -47,7 +47,7 @@ def wording(facts: Facts) -> Mapping[str, str]:
     return OWN_WORDING if facts.ours else WORDING
 
 
-def _causes(facts: Facts) -> list[Cause]:
+def _sum_causes(facts: Facts) -> list[Cause]:
     """Return the causes of the shown step, the largest first, each with its share and its most expensive call sites."""
     total_ns, causes = facts.step_ns or 1, []
     rank = f" on rank {facts.profile.rank}" * (len(facts.shown) > 1) if facts.profile else ""
@@ -83,7 +83,7 @@ def sentence(facts: Facts, changes: Sequence[Advice]) -> str:
     average_ns = sum(sum(rank.costs_ns.values()) for rank in facts.shown) / len(facts.shown)
     if wall_ns - average_ns >= _SIMILAR_SHARE * wall_ns:
         text += f" on the longest of {len(facts.shown)} ranks; {figure(average_ns, unit_ns)} on average"
-    computed = _mean(compute_ns, unit_ns) if (compute_ns := facts.cost_ns(COMPUTE)) else "not recorded"
+    computed = _time_text(compute_ns, unit_ns) if (compute_ns := facts.cost_ns(COMPUTE)) else "not recorded"
     text += f": compute {computed}{_busy_part(facts)}"
     mentioned = [cause for cause, ns in facts.mean_ns.items() if ns >= MENTIONED_SHARE * total_ns]
     text += _exposed_part(facts, mentioned, unit_ns)
@@ -91,14 +91,14 @@ def sentence(facts: Facts, changes: Sequence[Advice]) -> str:
     for cause in sorted(others, key=lambda cause: -facts.mean_ns[cause]):
         ns = facts.mean_ns[cause]
         reason = f", and it cannot be told why: {reason}" if (reason := unknown_reason(facts, cause)) else ""
-        lost = f"{_mean(ns, unit_ns)} ({ns / total_ns:.0%}) {wording(facts)[cause].partition(':')[0]}"
+        lost = f"{_time_text(ns, unit_ns)} ({ns / total_ns:.0%}) {wording(facts)[cause].partition(':')[0]}"
         text += f"; {lost}{reason}{_largest_site(facts, cause)}"
     worth = [item for item in changes if item is not facts.first and item.gain_ns != 0]
     tried = next((item for item in worth if item.cause in (COMPUTE, *mentioned)), None)
     return printable(text + (_tried_part(facts, tried) if tried else ""))
 
 
-def _mean(mean_ns: float, unit_ns: int) -> str:
+def _time_text(mean_ns: float, unit_ns: int) -> str:
     """Return a time as text in a unit; tiny ones keep one significant digit."""
     return f"{mean_ns / unit_ns:.1g}" if 0 < 20 * mean_ns < unit_ns else figure(mean_ns, unit_ns)
 
@@ -146,8 +146,8 @@ def _exposed_part(facts: Facts, mentioned: Sequence[str], unit_ns: int) -> str:
     if COMM in mentioned:
         where = f"; wait or wire cannot be told: {facts.unknown}" if facts.unknown else ""
         parts.append((facts.cost_ns(COMM), f"communicating{_largest_site(facts, COMM)}{where}"))
-    lost = ", ".join(f"{_mean(ns, unit_ns)} {text}" for ns, text in parts)
-    return f", exposed {_mean(exposed_ns, unit_ns)} ({exposed_ns / total_ns:.0%}){lost and ': '}{lost}"
+    lost = ", ".join(f"{_time_text(ns, unit_ns)} {text}" for ns, text in parts)
+    return f", exposed {_time_text(exposed_ns, unit_ns)} ({exposed_ns / total_ns:.0%}){lost and ': '}{lost}"
 
 
 def _tried_part(facts: Facts, item: Advice) -> str:

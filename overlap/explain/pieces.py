@@ -86,21 +86,21 @@ class Pieces:
 
     def split(self, cover: Merged) -> tuple[Pieces, Pieces]:
         """Return the parts of the pieces inside a union, and those outside."""
-        inside, outside = (self._intersect(each) for each in (cover, complement(cover)))
+        inside, outside = (self._cut_to_union(each) for each in (cover, complement(cover)))
         return inside, outside
 
-    def _intersect(self, cover: Merged) -> Pieces:
+    def _cut_to_union(self, cover: Merged) -> Pieces:
         row, start_ns, end_ns = intersect_each(self.start_ns, self.end_ns, cover)
         return replace(self.take(row), start_ns=start_ns, end_ns=end_ns)
 
     def of_rank(self, rank: int, window: Interval) -> Pieces:
         """Return the pieces of a rank, cut at the edges of a window. Cost: the size of that part."""
-        return self._inside(*(np.array([each]) for each in (rank, *window)))[1]
+        return self._cut_to_windows(*(np.array([each]) for each in (rank, *window)))[1]
 
     def within(self, windows: Mapping[int, Interval]) -> Pieces:
         """Return the pieces of the ranks that have a window, cut at its edges."""
         low_ns, high_ns = np.array([*windows.values()], np.int64).reshape(-1, 2).T
-        return self._inside(np.array([*windows], np.int64), low_ns, high_ns)[1]
+        return self._cut_to_windows(np.array([*windows], np.int64), low_ns, high_ns)[1]
 
     def costs(self) -> dict[str, int]:
         """Return the time of each cause in nanoseconds, the largest first, without causes that take none."""
@@ -147,7 +147,7 @@ class Pieces:
         done = [waits.take(slice(0))]
         passed = waits.rank[:, None]
         while len(waits):
-            index, parts = every._inside(waits.late, waits.start_ns, waits.end_ns)
+            index, parts = every._cut_to_windows(waits.late, waits.start_ns, waits.end_ns)
             late = waits.late[index]
             passed = np.concatenate([passed[index], late[:, None]], axis=1)
             further = parts.is_cause(WAIT) & (parts.late >= 0) & (passed.shape[1] < MAX_CHAIN_RANKS)
@@ -164,7 +164,7 @@ class Pieces:
             waits, passed = parts.take(further), passed[further]
         return self.take(~waiting), Pieces.concatenate(done)
 
-    def _inside(self, rank: Int64s, low_ns: Int64s, high_ns: Int64s) -> tuple[Rows, Pieces]:
+    def _cut_to_windows(self, rank: Int64s, low_ns: Int64s, high_ns: Int64s) -> tuple[Rows, Pieces]:
         """Return the pieces of ranks in n windows, cut at their edges, and before it the window of each piece."""
         indices, rows = [np.zeros(0, np.intp)], [np.zeros(0, np.intp)]
         order = np.argsort(rank, kind="stable")

@@ -77,7 +77,7 @@ def facts_of(timeline: Timeline, activity: Activity, pieces: Pieces, *, step: in
             for at, rows in every.items()
         },
         sites=sites, last={step: late_ranks(pieces, step)},
-        traffic=_traffic(timeline, activity) if has_traffic else (),
+        traffic=_traffic_by_line(timeline, activity) if has_traffic else (),
         communicates=any(row.comm_ns for row in shown.values()), ours=not foreign,
         torch="torch" in timeline.meta, first=_starved_advice(timeline), cut=CUT in timeline.meta,
         unknown="other ranks are not in the trace" if partial else "",
@@ -133,7 +133,7 @@ def _last_exposed(columns: SpanColumns, issued: Mask, pieces: Pieces) -> dict[in
     return found
 
 
-def _traffic(timeline: Timeline, activity: Activity) -> list[Traffic]:
+def _traffic_by_line(timeline: Timeline, activity: Activity) -> list[Traffic]:
     """Return the operations of a step by line, means of the ranks that count, the most exposed first."""
     ranks = len(activity.windows)
     return [

@@ -40,7 +40,7 @@ def pieces_of_spans(activity: Activity) -> Pieces:
 def _all_pieces(activity: Activity) -> tuple[Pieces, Rows]:
     """Return all pieces of all ranks, and the call site of each span; a program by itself is of unknown cause."""
     columns, did = activity.columns, activity.pieces()
-    sites, site = _sites(columns)
+    sites, site = _span_sites(columns)
     last = np.where(did.row >= 0, last_rows(columns)[did.row], -1)
     awaited = np.where(last >= 0, columns.rank[last], did.rank)
     late = np.where((did.doing == WAITING) & (awaited != did.rank), awaited, -1)
@@ -52,7 +52,7 @@ def _all_pieces(activity: Activity) -> tuple[Pieces, Rows]:
     ), site  # fmt: skip
 
 
-def _sites(columns: SpanColumns) -> tuple[tuple[CallSite, ...], Rows]:
+def _span_sites(columns: SpanColumns) -> tuple[tuple[CallSite, ...], Rows]:
     """Return call sites, and for each span the index of its own; a kept loop has the rank that keeps it."""
     compute, program = columns.is_kind("compute"), columns.is_kind("program")
     name, line = np.where(program, columns.rank, columns.name), np.where(program, columns.name, columns.call_site)

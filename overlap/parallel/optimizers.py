@@ -67,7 +67,7 @@ def check_optimizer(argument: str, optimizer: object) -> None:
         raise UsageError(f"{argument}: expected an optimizer, such as parallel.Adam(1e-3), got one of type {name}")
 
 
-def _blocks(*arrays: Array, size: int = _BLOCK) -> Iterator[tuple[Numbers, ...]]:
+def _slice_blocks(*arrays: Array, size: int = _BLOCK) -> Iterator[tuple[Numbers, ...]]:
     """Yield the arrays in slices of `size` elements, which stay in a core's cache."""
     for start in range(0, arrays[0].size, size):
         yield tuple(cast("Numbers", array[start : start + size]) for array in arrays)
@@ -108,7 +108,7 @@ class SGD:
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         """Make one step, in place. Cost: two passes; three with momentum."""
         lr = _learning_rate(self.lr, step)
-        for p, g, *velocity in _blocks(param, grad, *state.values(), size=_WIDE_BLOCK):
+        for p, g, *velocity in _slice_blocks(param, grad, *state.values(), size=_WIDE_BLOCK):
             for v in velocity:
                 v *= self.momentum
                 v += g
@@ -170,7 +170,7 @@ def _make_adam_step(rule: Adam, param: Array, grad: Array, state: dict[str, Arra
     first, second = rule.betas
     rate, root = _learning_rate(rule.lr, step) / (1 - first**step), sqrt(1 - second**step)
     # m and v: running means of the gradient and of its square; the correction of their start is in rate and root.
-    for p, g, m, v in _blocks(param, grad, state["mean"], state["square"]):
+    for p, g, m, v in _slice_blocks(param, grad, state["mean"], state["square"]):
         m *= first
         m += (1 - first) * g
         v *= second

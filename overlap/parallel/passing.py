@@ -53,7 +53,7 @@ class StagePassing:
         return self._group.recv(
             cast("Like", self._boundaries[min(source, stage)]),
             self._schedule.owners[source],
-            self._tag(kind, stage, microbatch),
+            self._message_tag(kind, stage, microbatch),
             stream=self._stream,
             name=RoleName(f"{Action(source, kind, microbatch)} to {stage}", "stage"),
             call_site=users_frame(),
@@ -76,7 +76,7 @@ class StagePassing:
             self._group.send(
                 cast("Array", self._check_boundary(kind, stage, value)),
                 self._schedule.owners[stage],
-                self._tag(kind, stage, microbatch),
+                self._message_tag(kind, stage, microbatch),
                 stream=self._stream,
                 name=RoleName(f"{Action(_source_stage(kind, stage), kind, microbatch)} to {stage}", "stage"),
                 call_site=users_frame(),
@@ -92,7 +92,7 @@ class StagePassing:
         sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         return Checked(value, partial(check_passed, kind is ActionKind.FORWARD, source, sizes, np.dtype(dtype)))
 
-    def _tag(self, kind: ActionKind, stage: int, microbatch: int) -> int:
+    def _message_tag(self, kind: ActionKind, stage: int, microbatch: int) -> int:
         """Return a tag that is unique in a batch: messages between two ranks may arrive in another order."""
         return (microbatch * self._schedule.stages + stage) * 2 + (kind is ActionKind.BACKWARD)
 

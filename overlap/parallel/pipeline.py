@@ -342,13 +342,17 @@ class BatchPass:
 
     def _detach_gradient(self, dx: object) -> object:
         """Return a future of a gradient alone, so that the other results of its compute are freed."""
-        return self._pipeline.work.compute(_identity, dx, name="turn", role="program") if isinstance(dx, Future) else dx
+        return (
+            self._pipeline.work.compute(_return_argument, dx, name="turn", role="program")
+            if isinstance(dx, Future)
+            else dx
+        )
 
 
 def _parameter_name(stage: int, name: str) -> str:
     return f"{stage}.{name}" if name else str(stage)
 
 
-def _identity(value: object) -> object:
+def _return_argument(value: object) -> object:
     """Return the argument, for a compute that only copies a future."""
     return value

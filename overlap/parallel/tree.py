@@ -91,7 +91,7 @@ def _rebuild_branch(like: object, leaves: Mapping[str, object], path: Path) -> o
         if name not in leaves:
             raise UsageError(f"leaves: {name!r} is missing; expected one for each leaf of the tree")
         return leaves[name]
-    parts = {key: _rebuild_branch(value, leaves, (*path, key)) for key, value in _items(like)}
+    parts = {key: _rebuild_branch(value, leaves, (*path, key)) for key, value in _branch_items(like)}
     return parts if isinstance(like, Mapping) else sequence_like(like, list(parts.values()))
 
 
@@ -124,13 +124,13 @@ def last_future(tree: object) -> Future[object] | None:
 def _leaf_paths(tree: object, above: Path) -> Iterator[Path]:
     """Yield the paths of all leaves below a branch, whose own path is `above`."""
     if isinstance(tree, (Mapping, list, tuple)):
-        for key, branch in _items(tree):
+        for key, branch in _branch_items(tree):
             yield from _leaf_paths(branch, (*above, key))
     else:
         yield above
 
 
-def _items(tree: object) -> Iterator[tuple[str | int, object]]:
+def _branch_items(tree: object) -> Iterator[tuple[str | int, object]]:
     """Return keys or indices of a branch, with their values."""
     return iter(tree.items()) if isinstance(tree, Mapping) else enumerate(cast("Sequence[object]", tree))
 
@@ -155,14 +155,14 @@ class Names:
     def __init__(self, params: object) -> None:
         self.form: object = rebuild(params, {name: name for name in flatten(params)})
         self._parts: dict[str, object] = {}
-        self._top = [str(key) for key, _ in _items(params)]
+        self._top = [str(key) for key, _ in _branch_items(params)]
         self._index_part(self.form, ())
 
     def _index_part(self, node: object, path: Path) -> object:
         """Note the names of a branch and of the branches in it; return it as dicts of parameter names."""
         part = node
         if isinstance(node, (Mapping, list, tuple)):
-            part = {key: self._index_part(value, (*path, key)) for key, value in _items(node)}
+            part = {key: self._index_part(value, (*path, key)) for key, value in _branch_items(node)}
         if path:
             self._parts[_join_path(path)] = part
         return part
@@ -241,7 +241,7 @@ class RunningSum:
 
     def __init__(self, work: MemoryWork, like: object) -> None:
         self.count: int = 0
-        self._work, self._moved_bytes = work, 3 * _nbytes(like)
+        self._work, self._moved_bytes = work, 3 * _tree_bytes(like)
         self._strip_arrays = _strip_arrays(like)
         self._first: object = None
         self._own: object = None
@@ -291,7 +291,7 @@ def _sum_trees(first: Any, second: Any, form: object) -> object:
 def _add_into(own: object, tree: object) -> None:
     """Add a tree to another one in place; arrays without data stay."""
     if isinstance(own, (Mapping, list)):
-        for key, branch in _items(own):
+        for key, branch in _branch_items(own):
             _add_into(branch, pick(tree, (key,)))
     elif not has_no_data(cast("Array", own)):
         own += tree  # type: ignore[operator]
@@ -302,7 +302,7 @@ def has_no_data(array: Array) -> bool:
     return array.size > 1 and not any(array.strides)
 
 
-def _nbytes(tree: object) -> int:
+def _tree_bytes(tree: object) -> int:
     """Return the bytes of all arrays in a tree; futures that are not done count 0."""
     leaves = (pick(tree, path) for path in _leaf_paths(tree, ()))
     there = (each.result() if isinstance(each, Future) and each.done else each for each in leaves)

@@ -324,9 +324,9 @@ class _OutsideWaits:
             UsageError: With the kind of wait.
         """
         if _count_file_waits(statistics.io_statistics) > self._files:
-            raise _refusal("real input or output (a socket, a pipe or a process)")
+            raise _outside_wait_error("real input or output (a socket, a pipe or a process)")
         if self._limiter.statistics().tasks_waiting or trio.testing.active_thread_count():
-            raise _refusal("a thread (trio.to_thread)")
+            raise _outside_wait_error("a thread (trio.to_thread)")
 
 
 def _count_file_waits(statistics: object) -> int:
@@ -335,7 +335,7 @@ def _count_file_waits(statistics: object) -> int:
     return sum(getattr(statistics, name, 0) for name in names)
 
 
-def _refusal(kind: str) -> UsageError:
+def _outside_wait_error(kind: str) -> UsageError:
     """Return the error of a program that waits for something outside virtual time."""
     return UsageError(
         f"clock: the program waits for {kind}, which takes no virtual time; do that before or after the run, declare a "

@@ -70,14 +70,14 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
             elif func.__name__ not in _NO_DATA:
                 tensors = list(nested_tensors((args, kwargs)))
                 if len(tensors) > 1 and any(tensor.requires_grad for tensor in tensors):
-                    self._enter(tensors)
+                    self._replace_data(tensors)
         return func(*args, **kwargs)
 
     def call(self, original: Callable[..., Any], module: nn.Module, args: Any, keywords: Any) -> Any:
         """Call a module; record the data that enters it, unless another module calls it."""
         if self.over or self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
             return original(module, *args, **keywords)
-        self._enter(nested_tensors((args, keywords)))
+        self._replace_data(nested_tensors((args, keywords)))
         before = torch.default_generator.get_state()
         self.half |= torch.is_autocast_enabled("cpu")
         self._depth += 1
@@ -88,12 +88,12 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
             if not torch.equal(before, torch.default_generator.get_state()):
                 self.steps[-1].draws = frame_line(users_frame())
 
-    def _enter(self, tensors: Any) -> None:
+    def _replace_data(self, tensors: Any) -> None:
         """Record data, and replace it in place: the program goes on with the same tensor."""
         step = self.steps[-1]
         if not self._begun:
             self._begun = True
-            self._begin()
+            self._replace_weights()
         gradients = {id(parameter.grad) for parameter in self._names().values()} if step.losses else ()
         for tensor in tensors:
             if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.numel():
@@ -109,7 +109,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
             self.half |= tensor.dtype in (torch.bfloat16, torch.float16)
             step.data.append(tensor.detach().clone())
 
-    def _begin(self) -> None:
+    def _replace_weights(self) -> None:
         """Record the weights before the first two updates, and replace them."""
         update = len(self.steps) - 1
         if update > 1:

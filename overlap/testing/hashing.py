@@ -71,15 +71,15 @@ class _Sets(ast.NodeTransformer):
     def visit_Set(self, node: ast.Set) -> ast.AST:
         """Replace a literal by a call of the rank's set type."""
         self.generic_visit(node)
-        return _call(node, ast.List(elts=node.elts, ctx=ast.Load()))
+        return _call_set_type(node, ast.List(elts=node.elts, ctx=ast.Load()))
 
     def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
         """Replace a comprehension by a call of the rank's set type."""
         self.generic_visit(node)
-        return _call(node, ast.GeneratorExp(elt=node.elt, generators=node.generators))
+        return _call_set_type(node, ast.GeneratorExp(elt=node.elt, generators=node.generators))
 
 
-def _call(node: ast.expr, argument: ast.expr) -> ast.AST:
+def _call_set_type(node: ast.expr, argument: ast.expr) -> ast.AST:
     """Return the call of the rank's set type with an argument, at the place of a node."""
     name = ast.Name(id=NAME, ctx=ast.Load())
     return ast.copy_location(ast.Call(func=name, args=[ast.copy_location(argument, node)], keywords=[]), node)

@@ -117,12 +117,14 @@ class TestedProgram:
         if is_silent and not verdicts and run.size > 1:
             verdicts.append(_SILENT)
         if self._setting.as_one:
-            differences, run.as_one = AsOne(run, recorded, self._repeat).compare()
+            differences, run.as_one = AsOne(run, recorded, self._run_with_joined_data).compare()
             verdicts += differences
         run.verdicts = [_with_advice(verdict) for verdict in verdicts if verdict.kind not in self._setting.allow]
         return run
 
-    def _repeat(self, size: int, source: Substitute, updates: int, every: bool) -> tuple[Run, list[Batches]]:
+    def _run_with_joined_data(
+        self, size: int, source: Substitute, updates: int, every: bool
+    ) -> tuple[Run, list[Batches]]:
         """Run the program for some updates with another number of ranks, whose data comes from a source."""
         setting = Setting(ranks=size, timeout_s=self._setting.timeout_s, real_timeout_s=self._setting.real_timeout_s)
         recorded: dict[int, Batches] = {}

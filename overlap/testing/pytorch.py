@@ -205,7 +205,7 @@ def _get_future(work: Work) -> torch.futures.Future[Any]:
     rank = current_rank()
     if work._future is None:
         start: torch.futures.Future[None] = torch.futures.Future()
-        work._future = start.then(work._value)
+        work._future = start.then(work._wait_for_tensors)
         if rank is not None and rank.at_once:
             work._handle.exception()
         if rank is None or has_ended(work._handle):

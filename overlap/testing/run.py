@@ -47,7 +47,7 @@ class RanksFailed(AssertionError):
     def __init__(self, run: Run, verdict: Verdict, *, more: str = "") -> None:
         self.run, self.verdict = run, verdict
         warned = [f"{named_ranks(ranks)} warned: {text.partition(chr(10))[0]}" for text, ranks in run.warnings.items()]
-        parts = [*warned, str(verdict), more, _outputs(run, verdict), f"repeat: {run.line}"]
+        parts = [*warned, str(verdict), more, _output_lines(run, verdict), f"repeat: {run.line}"]
         super().__init__("\n".join(filter(None, parts)))
 
 
@@ -243,9 +243,9 @@ class Run:
 
         `bound` is the largest absolute difference of two elements; 0 means bit by bit.
         """
-        return self._first_problem(lambda run: run._equals(other, bound))
+        return self._first_problem(lambda run: run._compare_weights(other, bound))
 
-    def _equals(self, other: Run, bound: float) -> Answer:
+    def _compare_weights(self, other: Run, bound: float) -> Answer:
         """Compare the whole weights of two runs; `bound` is the largest absolute difference allowed."""
         own_weights, other_weights = whole_weights(self.weights), whole_weights(other.weights)
         if not own_weights or not other_weights:
@@ -367,7 +367,7 @@ def whole_weights(ranks: Sequence[Mapping[str, Weight]]) -> dict[str, Weight]:
     return whole
 
 
-def _outputs(run: Run, verdict: Verdict) -> str:
+def _output_lines(run: Run, verdict: Verdict) -> str:
     """Return the last lines that the ranks at fault have printed, without warnings."""
     shown = []
     warned = {line for text in run.warnings for line in text.splitlines()}

@@ -70,7 +70,7 @@ class RecordingInjector(FaultInjector):
         rank, message = operation.context.rank, operation if isinstance(operation, Message) else None
         if isinstance(place, Port):
             operation.port, operation.seq = place, place.next_seq  # as it is about to be
-        key = self._identity(place.communicator if isinstance(place, Port) else operation.lane)
+        key = self._place_name(place.communicator if isinstance(place, Port) else operation.lane)
         if id(operation) in self.unfinished:  # a receive from any source, which has found one
             issue = self.unfinished[id(operation)][0]
             issue.call = structs.replace(issue.call, key=key, members=operation.members, any_source=False)
@@ -159,7 +159,7 @@ class RecordingInjector(FaultInjector):
                 leak = f"has ended without waiting for {issue.title}, which is under way"
                 self.record.leaks.append((rank, leak, issue.call.site))
 
-    def _identity(self, place: Any) -> str:
+    def _place_name(self, place: Any) -> str:
         """Return the name of a communicator or a lane that is the same on every rank.
 
         Numbers of messages restart when a lane is opened again.

@@ -83,17 +83,17 @@ class Timeline:
         """Return the picture that notebooks show: of the median step, or of the whole run without steps."""
         if not len(self.columns.rank):
             return "<pre>a timeline without spans</pre>"
-        html: str = self._view()._repr_html_()
+        html: str = self._make_view()._repr_html_()
         return html
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Draw the same picture as text in a terminal's IPython; elsewhere print the repr."""
         if sys.stdout.isatty() and len(self.columns.rank):
-            self._view()._repr_pretty_(printer, cycle)
+            self._make_view()._repr_pretty_(printer, cycle)
         else:
             printer.text(repr(self))
 
-    def _view(self) -> Any:
+    def _make_view(self) -> Any:
         draw, steps = (import_module(name, __package__) for name in (".draw.view", ".measure.steps"))
         return draw.TimelineView(self, step=steps.median_step(self))
 

@@ -95,7 +95,7 @@ def _create_group(options: Any, _: object = None) -> ProcessGroup:
     Finalize(None, _at_exit, (weakref.ref(connection),), exitpriority=0)
     world = connection.rank.world
     return ProcessGroup(
-        options.store, world, timeout, leave=lambda: _leave(connection), abort=lambda: _abort(connection)
+        options.store, world, timeout, leave=lambda: _leave_world(connection), abort=lambda: _abort_world(connection)
     )
 
 
@@ -110,7 +110,7 @@ def _at_exit(reference: weakref.ref[Connection]) -> None:
         connection.fail(error)
 
 
-def _leave(connection: Connection) -> None:
+def _leave_world(connection: Connection) -> None:
     """Close a world in a thread, and wait for it a moment: late ranks do not delay the program."""
     _drop_world(connection)
     errors: list[BaseException] = []
@@ -144,7 +144,7 @@ def _close(connection: Connection) -> None:
         raise backend_error(error)
 
 
-def _abort(connection: Connection) -> None:
+def _abort_world(connection: Connection) -> None:
     _drop_world(connection)
     connection.fail(dist.DistBackendError("the process group was aborted"))
 

@@ -193,10 +193,10 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         """Return a future of the written tensors; C++ sees its error, too."""
         for_backward = self._future is None and typed.is_for_backward(2)
         if for_backward and typed.needs_typed_future(self._tensors):
-            self._future = typed.future(lambda: cast("list[torch.Tensor]", self._value(None)))
+            self._future = typed.future(lambda: cast("list[torch.Tensor]", self._wait_for_tensors(None)))
         if self._future is None:
             start: torch.futures.Future[None] = torch.futures.Future()
-            self._future = start.then(self._value)  # C++ only sees errors that are raised in `then`
+            self._future = start.then(self._wait_for_tensors)  # C++ only sees errors that are raised in `then`
             if self._handle.done:
                 start.set_result(None)
             elif for_backward:
@@ -223,7 +223,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
 
         call_at_end(self._handle, record_end)
 
-    def _value(self, _: object) -> object:
+    def _wait_for_tensors(self, _: object) -> object:
         self.wait()
         return self._tensors
 

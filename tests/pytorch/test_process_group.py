@@ -21,7 +21,7 @@ from overlap import Connection  # noqa: E402
 from overlap.processes.control import ControlPlane  # noqa: E402
 from overlap.runtime.match import History, RankCall  # noqa: E402
 from overlap.torch import ProcessGroup, Work  # noqa: E402
-from overlap.torch.backend import _leave  # noqa: E402
+from overlap.torch.backend import _leave_world  # noqa: E402
 from tests.errors import error_of  # noqa: E402
 
 from .pairs import Ranks, connected, do, ranks  # noqa: E402
@@ -488,6 +488,6 @@ def test_a_group_whose_ranks_took_different_roots_says_so_when_it_ends() -> None
             group.broadcast([torch.ones(2)], root=world.rank.rank).wait()
 
         assert do([partial(gives, world) for world in worlds]) == [None, None]
-        ended = do([partial(_leave, world) for world in worlds])
+        ended = do([partial(_leave_world, world) for world in worlds])
     assert [type(error) for error in ended] == [dist.DistBackendError] * 2
     assert all("root=0" in str(error) and "root=1" in str(error) for error in ended)

@@ -12,7 +12,7 @@ from rich.style import Style
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, TimelineView
 from overlap.timeline.draw.axis import ruler, tick_step_ns
-from overlap.timeline.draw.lanes import Canvas, _paint, coverage, draw_lanes, draw_row, stream_lane
+from overlap.timeline.draw.lanes import Canvas, _paint_units, coverage, draw_lanes, draw_row, stream_lane
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.intervals import intersect, merge
@@ -249,7 +249,7 @@ def test_an_interval_paints_the_units_between_the_nearest_edges(pairs, window, u
         first = min(((start - low) * units * 2 + length) // (2 * length), units - 1)
         last = max(((end - low) * units * 2 + length) // (2 * length), first + 1)
         row[first:last] = bytes([2]) * (last - first)
-    assert _paint((low, low + length), units, cover.kept, cover.compute) == bytes(row)
+    assert _paint_units((low, low + length), units, cover.kept, cover.compute) == bytes(row)
 
 
 def test_the_height_counts_on_a_terminal_only(training):

@@ -76,19 +76,19 @@ def draw_lanes(cover: Coverage, canvas: Canvas, waits: Waits = NO_WAITS) -> tupl
 
     In ASCII, `#` is compute, `%` a kept event loop, `=` hidden, `!` wire, `~` waiting and `.` idle.
     """
-    compute = _draw((cover.kept, cover.compute), canvas, b".%#", _compute_cell)
-    return compute, _label_waits(_draw(_comm_layers(cover), canvas, b".=~!", _comm_cell), waits, canvas)
+    compute = _draw_lane((cover.kept, cover.compute), canvas, b".%#", _compute_cell)
+    return compute, _label_waits(_draw_lane(_comm_layers(cover), canvas, b".=~!", _comm_cell), waits, canvas)
 
 
 def stream_lane(active: Merged, cover: Coverage, canvas: Canvas) -> list[Piece]:
     """Draw the communication of one stream: the part of `cover` in the intervals in which the stream was active."""
-    return _draw([intersect(layer, active) for layer in _comm_layers(cover)], canvas, b".=~!", _comm_cell)
+    return _draw_lane([intersect(layer, active) for layer in _comm_layers(cover)], canvas, b".=~!", _comm_cell)
 
 
 def draw_row(cover: Coverage, canvas: Canvas) -> list[Piece]:
     """Draw one row of half blocks: compute above, communication below; in ASCII, `=` is both."""
-    compute = _paint(canvas.window, canvas.cells, cover.compute)
-    comm = _paint(canvas.window, canvas.cells, *_comm_layers(cover))
+    compute = _paint_units(canvas.window, canvas.cells, cover.compute)
+    comm = _paint_units(canvas.window, canvas.cells, *_comm_layers(cover))
     table = row_glyphs(ascii=canvas.ascii, color=canvas.color)
     return _join_styles([table[busy + 2 * kind] for busy, kind in zip(compute, comm, strict=True)])
 
@@ -136,7 +136,7 @@ def _label_run(run: str, rank: int | None) -> str:
     return run
 
 
-def _paint(window: Interval, units: int, *layers: Merged) -> bytes:
+def _paint_units(window: Interval, units: int, *layers: Merged) -> bytes:
     """Return one byte per unit: the number (from 1) of the last layer that covers it, 0 where none does."""
     row = np.zeros(units, np.uint8)
     low, length = window[0], max(window[1] - window[0], 1)
@@ -150,13 +150,13 @@ def _paint(window: Interval, units: int, *layers: Merged) -> bytes:
     return row.tobytes()
 
 
-def _draw(
+def _draw_lane(
     layers: Sequence[Merged], canvas: Canvas, glyphs: bytes, cell: Callable[[bytes, bool], Piece]
 ) -> list[Piece]:  # fmt: skip
     """Return a lane: in ASCII, `glyphs` has the character of each layer; else `cell` draws each cell from its units."""
     if canvas.ascii:
-        return [(_paint(canvas.window, canvas.cells, *layers).translate(glyphs.ljust(256)).decode("ascii"), "")]
-    row = _paint(canvas.window, canvas.cells * _UNITS_PER_CELL, *layers)
+        return [(_paint_units(canvas.window, canvas.cells, *layers).translate(glyphs.ljust(256)).decode("ascii"), "")]
+    row = _paint_units(canvas.window, canvas.cells * _UNITS_PER_CELL, *layers)
     starts = range(0, len(row), _UNITS_PER_CELL)
     return _join_styles([cell(row[at : at + _UNITS_PER_CELL], canvas.color) for at in starts])
 

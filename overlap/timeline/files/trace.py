@@ -148,7 +148,7 @@ class SectionWriter:
                     start_ns, end, in_step, issued, texts[site], own_lane, own_role, seq, nbytes, met, awaited,
                     priority, "" if op == name else texts[op], texts[algorithm], texts[dtype], *groups[group],
                 )  # fmt: skip
-            tid = self._row(events, rank, kind, texts[lane], start_ns, end_ns)
+            tid = self._row_of_lane(events, rank, kind, texts[lane], start_ns, end_ns)
             events.append(SpanEvent(rank, tid, (start_ns + offset_ns) / 1000, dur, KINDS[kind], texts[name], args))
         try:
             lines = _ENCODER.encode_lines(events)
@@ -156,7 +156,7 @@ class SectionWriter:
             lines = b"".join(_encode(event) + b"\n" for event in events)
         return b",\n" + lines[:-1].replace(b"\n", b",\n") if events else b""
 
-    def _row(
+    def _row_of_lane(
         self, events: list[SpanEvent | NoteEvent], rank: int, kind: int, lane: str, start_ns: int, end_ns: int
     ) -> int:
         """Return the `tid` of the first free row of a lane; add the events that name a new one to `events`."""

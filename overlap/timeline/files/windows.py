@@ -58,7 +58,7 @@ def select_work(profile: RankProfile) -> WorkRows:
         lengths_ns = profile.end_ns[device] - profile.start_ns[device]
         took = {each: int(lengths_ns[processes == each].sum()) for each in np.unique(processes)}
         device = device[processes == max(took, key=lambda each: took[each])]
-    launch = _launches(profile, device)
+    launch = _launch_rows(profile, device)
     if not (profile.kind[device] == KERNEL).any():
         return _host_work(profile, launch)
     comm_name = np.fromiter((bool(COMM_KERNEL.match(name)) for name in profile.names), bool, len(profile.names))
@@ -79,7 +79,7 @@ def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
     return WorkRows(compute=compute, comm=comm, copies=calls[:0], on_device=False, launch=launch, calls=calls)
 
 
-def _launches(profile: RankProfile, device: Rows) -> Rows:
+def _launch_rows(profile: RankProfile, device: Rows) -> Rows:
     """Return, for each row of the profile, the row of the launch of the same correlation; -1 where none is."""
     calls = profile.rows(RUNTIME)
     calls = calls[profile.correlation[calls] >= 0]
@@ -115,12 +115,12 @@ def step_windows(profile: RankProfile, work: WorkRows) -> dict[int | None, Inter
         return _sort_steps(host) or {None: _rows_extent(profile, work.rows if len(work.rows) else slice(None))}
     launched = _launched_extents(profile, work, host)
     marked = _chain_windows({step: host[step] for step in launched})
-    if not marked or (device and not launched) or _lags(profile, work, marked):
+    if not marked or (device and not launched) or _device_lags(profile, work, marked):
         marked = _lagging_windows(profile, work, host, device or launched)
     return _sort_steps(marked) or {None: _recording_window(profile, work)}
 
 
-def _lags(profile: RankProfile, work: WorkRows, windows: Mapping[int, Interval]) -> bool:
+def _device_lags(profile: RankProfile, work: WorkRows, windows: Mapping[int, Interval]) -> bool:
     """Whether more than `LAG_SHARE` of the work in some windows, or launched in them, runs outside of its own one."""
     rows = work.rows
     start_ns, end_ns, launch = profile.start_ns[rows], profile.end_ns[rows], work.launch[rows]

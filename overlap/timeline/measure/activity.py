@@ -97,15 +97,15 @@ class Activity:
             WIRE: (comm, unit_at["moves"], unit_at["moved"]), WAITING: (comm, unit_at["started"], unit_at["moves"]),
             QUEUED: (comm, unit_at["called"], unit_at["started"]),
         }  # fmt: skip
-        covered = [self._covered(begin, stop) for _, begin, stop in self._owners.values()]
-        covered.append(self._covered(unit_at["copies"], unit_at["copied"]))
+        covered = [self._covered_units(begin, stop) for _, begin, stop in self._owners.values()]
+        covered.append(self._covered_units(unit_at["copies"], unit_at["copied"]))
         self.doing: NDArray[np.int8] = np.full(len(self.length_ns), IDLE, np.int8)
         for doing in range(COPY, -1, -1):
             self.doing[covered[doing]] = doing
         self.moves: Mask = covered[WIRE] & (self.doing != PROGRAM)
         self.is_hidden: Mask = (covered[WIRE] | covered[WAITING]) & (self.doing == COMPUTE)
 
-    def _covered(self, begin: Rows, stop: Rows) -> Mask:
+    def _covered_units(self, begin: Rows, stop: Rows) -> Mask:
         """Return a mask over units: those that a range from unit `begin` up to `stop` has."""
         count = len(self.length_ns) + 1
         changes = np.bincount(begin, minlength=count) - np.bincount(stop, minlength=count)
