@@ -7,15 +7,18 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-from .settling import LOCK, Settling, wait_for_lock
+from .settling import LOCK, wait_for_lock
 from .state import DONE
 
+if TYPE_CHECKING:
+    from .future import Future
 
-def call_back(callback: Callable[[Any], object], future: Settling) -> None:
+
+def call_back(callback: Callable[[Any], object], future: Future[Any]) -> None:
     """Call a callback; an error that it raises is logged, and changes nothing.
 
     KeyboardInterrupt and SystemExit end the rank of the future, and so the world. A loop would not survive them.
@@ -26,12 +29,12 @@ def call_back(callback: Callable[[Any], object], future: Settling) -> None:
         if not isinstance(error, Exception) and not trio.lowlevel.in_trio_run():
             raise  # in the program's own thread a Ctrl-C is the program's
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            future._interrupt(error)
+            future.context.interrupt(error)
             return
         logging.getLogger("overlap").exception("a callback of %r raised", future)
 
 
-def call_when_done(future: Settling, callback: Callable[[], None]) -> None:
+def call_when_done(future: Future[Any], callback: Callable[[], None]) -> None:
     """Call `callback` on the loop's thread once a future is settled; at once if it is. The loop's thread only."""
     future._claim()
     if future.done:
@@ -44,7 +47,7 @@ def call_when_done(future: Settling, callback: Callable[[], None]) -> None:
         callback()
 
 
-def call_anywhere(future: Settling, callback: Callable[[Any], object]) -> None:
+def call_anywhere(future: Future[Any], callback: Callable[[Any], object]) -> None:
     """Call `callback(future)` once a future is settled: at once if it is, else in the thread that settles it.
 
     The thread may be one of the program, so that no loop has to be woken. The callback must neither block nor use
@@ -62,7 +65,7 @@ def call_anywhere(future: Settling, callback: Callable[[Any], object]) -> None:
         future._call_anywhere()
 
 
-def await_in_asyncio(future: Settling) -> Generator[object, object, None]:
+def await_in_asyncio(future: Future[Any]) -> Generator[object, object, None]:
     """Wait on a loop of asyncio, which another thread wakes."""
     import asyncio  # imported already by a program that awaits there
 
@@ -82,7 +85,7 @@ def await_in_asyncio(future: Settling) -> Generator[object, object, None]:
         raise
 
 
-def wait_in_thread(future: Settling, unless: Settling | None = None) -> None:
+def wait_in_thread(future: Future[Any], unless: Future[Any] | None = None) -> None:
     """Wait in a thread of ours without an event loop. It is no wait of the program, see `is_waited_for`.
 
     Args:

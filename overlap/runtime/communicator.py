@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from threading import get_ident
 from typing import TYPE_CHECKING, cast
 
@@ -155,7 +155,6 @@ class Communicator:
             self._far = shared.far
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
-        self._tag_base = -1
         self._moving: dict[int, Match] = {}  # matches with all ends here, until they are over
         self._broken: Callable[[], BaseException] | None = None  # error of all operations from a number on
         self._broken_from = 0
@@ -252,7 +251,7 @@ class Communicator:
     @property
     def identity(self) -> str:
         """Name in few characters, the same on every rank."""
-        return f"{self.key.tag_base():x}"
+        return f"{self._tag_base:x}"
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match, here and in other processes, because one rank has no input for it."""
@@ -315,11 +314,13 @@ class Communicator:
         """Drop a match that will not take place."""
         self._matches.pop(seq, None)
 
-    def tag(self, pattern: Call, seq: int) -> int:
+    def tag(self, seq: int) -> int:
         """Return the first transport tag of operation `seq`; its channels have the tags after it."""
-        if self._tag_base < 0:
-            self._tag_base = self.key.tag_base()
         return self._tag_base + ((seq & 0xFFFF) << 8)
+
+    @cached_property
+    def _tag_base(self) -> int:
+        return self.key.tag_base()
 
     def settle(self, match: Match, operation: Operation, error: BaseException | None) -> None:
         """End an operation whose bytes have stopped moving: with its result, or with an error for all its ends."""

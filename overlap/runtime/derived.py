@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import UsageError
 from .callbacks import call_when_done
 from .failure import Failure
-from .future import Future, Item, Loop, is_elsewhere, outcome, source_of
+from .future import Future, Item, is_elsewhere, outcome, source_of
 from .settling import settle_and_deliver
+
+if TYPE_CHECKING:
+    from .context import RankContext
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -22,10 +25,10 @@ class Derived(Future[T_co]):
         parts: The other futures, such as operations that have not been issued yet.
         make: Makes the result from the parts' results; called once, on the event loop's thread.
         label: Name in messages; by default the name of the first part.
-        context: The loop, or what all operations of its rank share.
+        context: What all operations of its rank share.
     """
 
-    context: Loop
+    context: RankContext
     _parts: Sequence[Future[Any]]
     _make: Callable[[list[Any]], T_co]
     _label: str
@@ -33,7 +36,7 @@ class Derived(Future[T_co]):
     __slots__ = tuple(__annotations__)
 
     def __init__(
-        self, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T_co], context: Loop, label: str = ""
+        self, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T_co], context: RankContext, label: str = ""
     ) -> None:
         super().__init__()
         self._parts, self._make, self.context, self._label = parts, make, context, label

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 import numpy as np
 import trio
-from trio.lowlevel import Abort, Task, checkpoint, current_task, wait_task_rescheduled
+from trio.lowlevel import Abort, Task, current_task, wait_task_rescheduled
 
 from ..errors import FutureCancelledError, UsageError, shown
 from .callbacks import await_in_asyncio, call_back
@@ -21,36 +21,12 @@ from .state import DONE, FAILED, OperationState
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .context import RankContext
+
 T_co = TypeVar("T_co", covariant=True)
 K = TypeVar("K")
 V = TypeVar("V")
 S = TypeVar("S", bound=np.generic)
-
-
-class Loop(Protocol):
-    """The event loop that delivers a future; see `RankContext`."""
-
-    @property
-    def thread(self) -> int | None:
-        """Ident of the loop's thread; None if that is not known."""
-
-    @property
-    def pause(self) -> Callable[[], Coroutine[object, object, None]]:
-        """Checkpoint function for a task that awaits an ended future."""
-
-    def interrupt(self, error: BaseException) -> None:
-        """End the rank because a callback has raised KeyboardInterrupt or SystemExit; the loop's thread only."""
-
-
-class _AnyLoop:
-    """Event loop of futures without a rank."""
-
-    thread = None
-    pause = staticmethod(checkpoint)
-
-    def interrupt(self, error: BaseException) -> None:
-        """Raise the error: there is no rank to end."""
-        raise error
 
 
 class Future(Settling, NotAValue, Generic[T_co]):
@@ -73,7 +49,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
 
     __slots__ = ()
 
-    context: Loop = _AnyLoop()
+    context: RankContext
 
     @property
     def failed(self) -> bool:
@@ -160,9 +136,6 @@ class Future(Settling, NotAValue, Generic[T_co]):
         except TimeoutError:
             return False
         return True
-
-    def _interrupt(self, error: BaseException) -> None:
-        self.context.interrupt(error)
 
     def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
         """Call `callback(future)` once it is done: at once if it is, else on the event loop's thread.
@@ -280,7 +253,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
         Raises:
             UsageError: If the task runs on another loop than the future's.
         """
-        if self.context.thread not in (None, threading.get_ident()):
+        if self.context.thread != threading.get_ident():
             raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
         return False
 
@@ -314,7 +287,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
 class Item(Future[object]):
     """Future of one item of another future's result; it has no state of its own."""
 
-    context: Loop
+    context: RankContext
     _whole: Future[Any]
     _index: object
     __slots__ = tuple(__annotations__)
@@ -357,7 +330,7 @@ class Item(Future[object]):
     def _block(self, timeout: float | None = None) -> bool:
         return self._whole._block(timeout)
 
-    def _source(self) -> Settling:
+    def _source(self) -> Future[Any]:
         return self._whole._source()
 
     def _claim(self) -> None:
@@ -387,7 +360,7 @@ def outcome(future: Future[Any]) -> tuple[object, Failure | None]:
 
 def is_elsewhere(future: Future[Any], thread: int) -> bool:
     """Whether an unsettled future belongs to a world on another thread's event loop."""
-    return not future.done and future.context.thread not in (None, thread)
+    return not future.done and future.context.thread != thread
 
 
 def is_waited_for(future: Future[Any]) -> bool:
@@ -398,7 +371,7 @@ def is_waited_for(future: Future[Any]) -> bool:
 
 def source_of(future: Future[Any]) -> Future[object]:
     """Return the future of the operation that settles another one: itself, or the whole of an item."""
-    return cast("Future[object]", future._source())
+    return future._source()
 
 
 def consumers(future: Future[Any]) -> Iterator[Future[Any]]:

@@ -27,12 +27,17 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 from trio import RunFinishedError
 
 from .settling import LONGEST_WAIT_S
+
+if TYPE_CHECKING:
+    from transports.shared_memory.engine import Run
+
+    from .operation import Operation
 
 T = TypeVar("T")
 
@@ -192,9 +197,21 @@ class _Sleep(trio.abc.Instrument):
 
 
 class OperationRun(ABC):
-    """One rank's end of a running operation. No protocol: `isinstance` would take 8 to 14 us."""
+    """One rank's end of an operation in an engine that any thread may submit to, and wait in.
 
-    __slots__ = ()
+    No protocol: `isinstance` would take 8 to 14 us.
+
+    Attributes:
+        operation: The operation.
+        run: Its run in the engine, once that has begun.
+        memory: Memory that is held as long as the engine may touch it.
+    """
+
+    __slots__ = ("memory", "operation", "run")
+
+    operation: Operation
+    run: Run | None
+    memory: object
 
     @abstractmethod
     def cancel(self) -> object:
@@ -203,3 +220,7 @@ class OperationRun(ABC):
     @abstractmethod
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
         """Wait for a while, in a thread that waits for the operation, and end the operation in the loop's place."""
+
+    @abstractmethod
+    def match_late(self) -> None:
+        """Match an operation that a thread has submitted first, and that has not ended in time; on the loop."""

@@ -16,20 +16,6 @@ if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Run
 
 
-class KnownRun(OperationRun):
-    """An end of an operation that a thread submits by the addresses of its arrays, and waits for."""
-
-    __slots__ = ("memory", "operation", "run")
-
-    operation: Operation
-    run: Run | None  # In the engine
-    memory: object  # Held as long as the engine may touch it
-
-    @abstractmethod
-    def match_late(self) -> None:
-        """Match an operation that has not ended in time, as others are from the start; the loop's thread only."""
-
-
 class CallPlan(ABC):
     """Carries out one rank's operations with one call; made once, by the first of them. Its text names it.
 
@@ -61,7 +47,7 @@ class CallPlan(ABC):
     submit: Callable[..., Run | None] | None = None
     tag_base: int = 0
     engine: Engine
-    spare: KnownRun | None = None
+    spare: OperationRun | None = None
 
     def __init__(self, call: Call) -> None:
         self.call: Call = call
@@ -72,7 +58,7 @@ class CallPlan(ABC):
             self.signature, self.place = signature_of(self.call, place), place
         return self.signature
 
-    def make_spare(self, operation: Operation) -> KnownRun:
+    def make_spare(self, operation: Operation) -> OperationRun:
         """Return an end that serves one operation after the other; `operation` is the first."""
         raise AssertionError("this is a bug in overlap: a plan submits ends that it cannot make")
 

@@ -24,12 +24,12 @@ from .context import STEP_OF_TASK, RankContext
 from .derived import check_here
 from .failure import Failure
 from .future import Future
-from .handover import ABOUT_TO_SLEEP_S
+from .handover import ABOUT_TO_SLEEP_S, OperationRun
 from .interceptor import Interceptor
 from .match import Key, Match, Unfit
 from .operation import NOWHERE, CallArguments, CollectiveFuture
 from .outstanding import CallSite, check_timeout
-from .plan import CallPlan, KnownRun
+from .plan import CallPlan
 from .state import DONE, MATCHING
 from .stream import OpenLane, Stream, Streams, activate
 from .tree_operation import TreeOperation, check_tree, finish_part, tree_future
@@ -459,7 +459,7 @@ class Ports:
         return operation
 
     def _submit_known(
-        self, port: Port, plan: CallPlan, end: KnownRun, memory: Memory, submit: Callable[..., Run | None]
+        self, port: Port, plan: CallPlan, end: OperationRun, memory: Memory, submit: Callable[..., Run | None]
     ) -> Run | None:
         """Submit the end of a thread that has the loop's place and waits, then number and record its operation.
 
@@ -498,7 +498,7 @@ class Ports:
         lane.started += 1
         return run
 
-    def _end_known(self, port: Port, plan: CallPlan, end: KnownRun) -> None:
+    def _end_known(self, port: Port, plan: CallPlan, end: OperationRun) -> None:
         """End an operation that the engine has carried out, and keep its end for the next one."""
         operation, context, call, end_ns = end.operation, self.context, plan.call, self.context.now_ns()
         began_ns, (code, instruction) = operation.started_ns, operation.place
@@ -512,7 +512,7 @@ class Ports:
         operation.memory = end.memory = end.run = None
         plan.spare = end
 
-    def _wait_known(self, port: Port, plan: CallPlan, end: KnownRun, run: Run) -> None:
+    def _wait_known(self, port: Port, plan: CallPlan, end: OperationRun, run: Run) -> None:
         """Wait for an operation without the interpreter, and end it in the loop's place; a late one is the loop's."""
         ended = False
         try:
@@ -523,7 +523,7 @@ class Ports:
             if not ended:
                 self.context.handover.post_if_open(end.match_late)
 
-    def _end_waited(self, port: Port, plan: CallPlan, end: KnownRun, run: Run) -> bool:
+    def _end_waited(self, port: Port, plan: CallPlan, end: OperationRun, run: Run) -> bool:
         """End an operation that a thread has waited for, unless its end starts another one; False: the loop must."""
         operation, lane, outstanding = end.operation, cast(Stream, port.stream), self.context.outstanding
         if operation.state is not MATCHING or lane.queue or outstanding.draining:

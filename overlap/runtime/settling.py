@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from trio.lowlevel import Task, reschedule
 
@@ -23,6 +23,9 @@ from ..errors import FutureCancelledError
 from .failure import Failure
 from .interrupts import interruptible
 from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, MATCHING, OperationState, TransitionError
+
+if TYPE_CHECKING:
+    from .future import Future
 
 # Lock of all futures for settling, waiting and callbacks of several threads. Its holder does nothing else, so one lock
 # for all futures is no bottleneck, and a future need not carry its own.
@@ -86,19 +89,15 @@ class Settling:
         """State that programs see."""
         return self.state
 
-    def _source(self) -> Settling:
+    def _source(self) -> Future[Any]:
         """Return the future of the operation that settles this one."""
-        return self
+        return cast("Future[Any]", self)
 
     def _claim(self) -> None:
         """Note that the program uses the result, or passes it to another operation; any thread."""
 
     def _await_cancelled_elsewhere(self) -> None:
         """Note a cancelled await of a task on another thread's loop; any thread."""
-
-    def _interrupt(self, error: BaseException) -> None:
-        """End the rank because a callback has raised KeyboardInterrupt or SystemExit; the loop's thread only."""
-        raise error  # it has no rank
 
     def _enter(self, state: OperationState) -> None:
         """Move to another state that is no end; for ends see `_settle`."""

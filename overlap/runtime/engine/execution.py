@@ -17,7 +17,6 @@ from trio.lowlevel import Task, TrioToken, checkpoint, current_task, reschedule,
 from transports import Delivery, Request, Wire
 
 from ...collectives.reduce import Array
-from ..handover import Handover, OperationRun
 from ..signature import CallSignature
 from .arithmetic import apply, pieces_of
 from .host_bytes import as_numbers
@@ -43,7 +42,7 @@ class Station:
         return "shared memory" if self.wires and within_host else "wires"
 
 
-class Execution(OperationRun):
+class Execution:
     """One execution of one rank's program.
 
     Args:
@@ -104,9 +103,6 @@ class Execution(OperationRun):
         """Process arrived messages before a task sleeps until the end: this saves a wake-up."""
         if self._station.wires:
             linger(self._station.wires, self._rests)
-
-    def look_here(self, handover: Handover, longest_s: float | None) -> None:
-        """Do nothing: the steps after a message may start tasks, so the loop continues it."""
 
     def _end(self, error: BaseException | None) -> None:
         """Call the callback of the end, once."""

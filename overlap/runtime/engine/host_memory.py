@@ -29,11 +29,11 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Reducer
 from ...defaults import SLICED_BYTES
 from ..communicator import Communicator
-from ..handover import Handover
+from ..handover import Handover, OperationRun
 from ..match import CHANNEL_BITS, Match
 from ..memory.arrays import held
 from ..operation import Operation
-from ..plan import CallPlan, KnownRun
+from ..plan import CallPlan
 from ..state import MATCHING
 from .host_bytes import address_of, array_at
 from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
@@ -197,7 +197,7 @@ class HostPlan(CallPlan):
         operation.finish(operation.context.now_ns(), operation.describe(self.call, operation.started_ns))
         return True
 
-    def make_spare(self, operation: Operation) -> KnownRun:
+    def make_spare(self, operation: Operation) -> OperationRun:
         """Return an end in the engine, to be used again and again."""
         return HostRun(self, operation)
 
@@ -230,7 +230,7 @@ class HostPlan(CallPlan):
             self.board.open(self.position, run.begin)
 
 
-class HostRun(KnownRun):
+class HostRun(OperationRun):
     """One rank's end of an operation in the engine; also the operation's `scope`."""
 
     __slots__ = ("_match", "_over", "_plan")

@@ -53,7 +53,7 @@ class ProgramPlan(CallPlan):
         execution = Execution(
             *self._compiled.laid(operation),
             self._station,
-            tag=communicator.tag(self.call, operation.seq),
+            tag=communicator.tag(operation.seq),
             priority=operation.urgency,
             spawn=operation.context.spawn,
             signature=self.sign(operation.place) if communicator.spans else None,
