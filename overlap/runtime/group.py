@@ -218,29 +218,21 @@ class Group(GroupCalls):
                 raise UsageError(f"{argument}: expected an integer, got {shown(value)}")
             if not -_MOST <= value < _MOST:
                 raise UsageError(f"{argument}: expected an integer of 64 bits, got {shown(value)}")
-        choices = await self.gather_row([int(color is not None), color or 0, key], name="split", call_site=calling()[0])
+        own = metadata([int(color is not None), color or 0, key], np.int64)
+        gathered = self._ports.issue(ALL_GATHER, own, None, None, 0, "split", None, calling()[0])
+        notes = self._around.backend.notes(self._use.key, gathered.seq)
+        notes[self.rank] = own.tolist()
+        choices: list[list[int]] = (await gathered).reshape(self.size, own.size).tolist()
+        if self._context.arrays.shapes_only:  # the values are in the notes alone
+            if len(notes) < self.size:
+                raise UsageError(
+                    "split: a simulation of representatives has no choices of the other ranks; use rank.mesh"
+                )
+            choices = [notes[rank] for rank in range(self.size)]
         if color is None:
             return None
         chosen = sorted((k, rank) for rank, (takes_part, c, k) in enumerate(choices) if takes_part and c == color)
         return self.group([rank for _, rank in chosen], name=name or f"{self.name}/{color}")
-
-    async def gather_row(
-        self, row: Sequence[int], *, name: str, call_site: CallSite, stream: Stream | str | None = None
-    ) -> list[list[int]]:
-        """Return the rows of integers of all ranks, also where arrays have no data. For this package."""
-        own = metadata(row, np.int64)
-        stream = None if stream is None else self._streams.find(stream)
-        gathered = self._ports.issue(ALL_GATHER, own, None, stream, 0, name, None, call_site)
-        notes = self._around.notes(self._use.key, gathered.seq)
-        notes[self.rank] = own.tolist()
-        rows: list[list[int]] = (await gathered).reshape(self.size, len(row)).tolist()
-        if not self._context.arrays.shapes_only:
-            return rows
-        if len(notes) < self.size:
-            raise UsageError(
-                f"{name}: a simulation of representatives has no choices of the other ranks; use rank.mesh"
-            )
-        return [notes[rank] for rank in range(self.size)]
 
 
 class Mesh:

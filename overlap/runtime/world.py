@@ -473,10 +473,6 @@ class World:
 
     # -- for groups of its ranks ---------------------------------------------------------------------------------
 
-    def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return the values that ranks of this process pass to each other with an operation, by group rank."""
-        return self.backend.notes(key, seq)
-
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member checks."""
         self._rules.check(ranks)

@@ -113,20 +113,19 @@ class Engine:
             end.close()
         self.incoming.wake_watchers()
 
-    def end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False, keep_moving: bool = False) -> None:
+    def end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False) -> None:
         """Fail the waiting calls, because the other process is lost or has left.
 
         Args:
             reason: The cause, for messages.
             evident: This side has seen the fault itself, see `LinkLostError`.
             keep_arrived: Arrived messages can still be received.
-            keep_moving: Accepted messages still finish.
         """
         if self.gone is None:
             self.gone, self._evident = reason, evident
-        sends = self.outgoing.clear(keep_moving=keep_moving)
+        sends = self.outgoing.clear()
         # Receives first: a caller that waits both ways should name the message that did not arrive.
-        for end in (*self.incoming.clear(keep_arrived=keep_arrived, keep_moving=keep_moving), *sends):
+        for end in (*self.incoming.clear(keep_arrived=keep_arrived), *sends):
             end.lose(self.gone)
             if isinstance(end.error, LinkLostError):
                 end.error.evident = self._evident

@@ -427,12 +427,10 @@ class Incoming:
         self.posted.clear()
         return receives
 
-    def clear(self, *, keep_arrived: bool, keep_moving: bool) -> list[Receive]:
-        """Drop everything but kept messages; return the unfinished receives."""
-        unfinished = self.give_up_waiting()
-        if not keep_moving:
-            unfinished += self.filling.values()
-            self.filling.clear()
+    def clear(self, *, keep_arrived: bool) -> list[Receive]:
+        """Drop everything, or all but whole messages; return the unfinished receives."""
+        unfinished = [*self.give_up_waiting(), *self.filling.values()]
+        self.filling.clear()
         self._early_arrivals.clear()
         self._offers.clear()
         self._withdrawn.clear()

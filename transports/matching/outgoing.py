@@ -288,14 +288,12 @@ class Outgoing:
                 self.answer(MessageKind.ABANDON, send.number)
         return unaccepted
 
-    def clear(self, *, keep_moving: bool) -> list[Send]:
-        """Drop everything, or all but accepted messages; return the unfinished messages."""
-        moving = {number: send for number, send in self.sends.items() if keep_moving and send.progress is FLOWING}
-        unfinished = [send for send in (*self.waiting, *self.sends.values()) if send.number not in moving]
-        self.sends = moving
+    def clear(self) -> list[Send]:
+        """Drop everything; return the unfinished messages."""
+        unfinished = list(dict.fromkeys((*self.waiting, *self.sends.values())))
+        self.sends.clear()
         self._announcing.clear()
         self._in_lane.clear()
         self._answers.clear()
-        if not keep_moving:
-            self._flowing.clear()
-        return list(dict.fromkeys(unfinished))
+        self._flowing.clear()
+        return unfinished
