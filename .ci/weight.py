@@ -28,7 +28,7 @@ BUDGETS = {
     "overlap/parallel": 3_834,
     "overlap/processes": 2_791,
     "overlap/ray": 586,
-    "overlap/runtime": 10_177,
+    "overlap/runtime": 10_160,
     "overlap/simulation": 2_416,
     "overlap/state": 520,
     "overlap/survival": 605,
@@ -36,12 +36,12 @@ BUDGETS = {
     "overlap/timeline": 2_928,
     "overlap/torch": 1_648,
     "overlap/waits": 759,
-    "product": 55_559,
+    "product": 55_538,
     "tests": 65_547,
     "topology": 1_810,
     "transports/*.py": 2_944,
     "transports/efa": 1_501,
-    "transports/matching": 790,
+    "transports/matching": 786,
     "transports/shared_memory": 1_062,
 }
 
