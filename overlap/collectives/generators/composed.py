@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .. import pattern as read
 from ..pattern import Pattern
@@ -70,6 +70,7 @@ PHASES: Mapping[str, tuple[Phase, ...]] = {
 """Phases of a collective on two levels, in the order of time: tables are pipelined and priced by them."""
 
 Tables: TypeAlias = Callable[..., Schedule]
+"""Makes the table of one level, as `generate` does."""
 
 
 def phase_starts(collective: str, steps: Mapping[Scope, Sequence[int]]) -> list[int]:
@@ -124,19 +125,25 @@ def hierarchical(
     inside = _LevelAlgorithm(intra or _DEFAULTS[collective][0], size // count, intra_options or {})
     between = _LevelAlgorithm(inter or _DEFAULTS[collective][1], count, inter_options or {})
     if collective in READINGS:
-        schedule, steps = _compose_spread(table, collective, inside, between)
+        made = _compose_spread(table, collective, inside, between)
     elif collective in _BLOCKWISE:
-        schedule, steps = _compose_blocks(table, collective, root, inside, between)
+        made = _compose_blocks(table, collective, root, inside, between)
     else:
-        schedule, steps = _compose_from_root(collective, root, scatter, rings, inside, between)
-    return pipeline_phases(schedule, phase_starts(collective, steps), slices)
+        made = _compose_from_root(collective, root, scatter, rings, inside, between)
+    return pipeline_phases(made.schedule, phase_starts(collective, made.steps), slices)
 
 
-_Staged: TypeAlias = tuple[Schedule, Mapping[Scope, Sequence[int]]]  # a schedule, and the steps of its phases
+class _Composition(NamedTuple):
+    """A schedule on two levels."""
+
+    schedule: Schedule
+    steps: Mapping[Scope, Sequence[int]]  # by level: steps of each of its phases, in one or several parts
 
 
 @dataclass(frozen=True, slots=True)
 class _LevelAlgorithm:
+    """An algorithm inside nodes or between them."""
+
     algorithm: str
     size: int
     options: Options
@@ -150,40 +157,47 @@ class _LevelAlgorithm:
         return find_pattern(SPREADING, self.algorithm)(self.size, **self.options)
 
 
-def _compose_spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
-    """Return a composition of two levels for collectives that spread chunks, and the steps of each level."""
+def _compose_spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Composition:
+    """Return the composition of a collective in which every rank owns a chunk: patterns inside nodes and between.
+
+    An all-reduce may have any other of its algorithms between nodes, in the middle of the one inside.
+    """
     within = inside.spreading()
     if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds):
         inner = table(collective, between.algorithm, between.size, **between.options)
         schedule = with_inner(read.all_reduce("hierarchical", within), inner, inside.size)
-        return schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: (inner.steps,)}
+        return _Composition(schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: (inner.steps,)})
     across = between.spreading()
     schedule = READINGS[collective]("hierarchical", compose(across, within))
     both_ways = (across.steps,) * (2 if collective == "all_reduce" else 1)
-    return schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: both_ways}
+    return _Composition(schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: both_ways})
 
 
 def _compose_blocks(
     table: Tables, collective: str, root: int, inside: _LevelAlgorithm, between: _LevelAlgorithm
-) -> _Staged:
-    """Return a composition of two levels for collectives that move blocks, and the steps of each level."""
-    home, place = divmod(root, inside.size)
-    near = table(collective, inside.algorithm, inside.size, root=place, **inside.options)
-    far = table(collective, between.algorithm, between.size, root=home, **between.options)
+) -> _Composition:
+    """Return the composition of a collective whose blocks have one destination each: whole tables on both levels."""
+    root_node, root_place = divmod(root, inside.size)
+    near = table(collective, inside.algorithm, inside.size, root=root_place, **inside.options)
+    far = table(collective, between.algorithm, between.size, root=root_node, **between.options)
     steps = {Scope.INSIDE: (near.steps,), Scope.HOME: (near.steps,), Scope.BETWEEN: (far.steps,)}
-    return _BLOCKWISE[collective](near, far), steps
+    return _Composition(_BLOCKWISE[collective](near, far), steps)
 
 
 def _compose_from_root(
     collective: str, root: int, scatter: str, rings: Rings | None, inside: _LevelAlgorithm, between: _LevelAlgorithm
-) -> _Staged:
-    """Return a composition of a scatter at the root, transfers between nodes, and a gather in each node."""
+) -> _Composition:
+    """Return the composition of a broadcast: a scatter in the root's node, transfers between nodes, a gather in each.
+
+    A reduce is the same backwards.
+    """
     within = inside.spreading()
     across = find_pattern(FROM_ROOT, between.algorithm)(between.size, root // inside.size, **between.options)
     lower = read.reduce if collective == "reduce" else read.broadcast
     schedule = lower("hierarchical", two_level_broadcast(root, across, within, scatter=scatter, rings=rings), root)
-    return schedule, {
+    steps = {
         Scope.HOME: (scatter_steps(inside.size, scatter, root % inside.size, rings),),
         Scope.BETWEEN: (across.steps,) if between.size > 1 else (),
         Scope.INSIDE: (within.steps,),
     }
+    return _Composition(schedule, steps)
