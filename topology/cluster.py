@@ -310,5 +310,5 @@ def _parse_name(name: str) -> tuple[str, dict[str, int]]:
 def _agree_on(key: str, first: int | None, second: int | None) -> int | None:
     """Return a number that the name or an argument gives; refuse two different ones."""
     if first is not None and second is not None and first != second:
-        raise TopologyError(f"{key} is given twice: {first} and {second}")
+        raise TopologyError(f"{key} is given twice: {first} and {second}; give it once")
     return second if first is None else first

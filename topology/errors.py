@@ -106,7 +106,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
             )
         if stop - int(first) + len(ranks) >= MAX_RANKS:
             raise TopologyError(
-                f"{text!r} is not a list of ranks: it names more than {MAX_RANKS}, the most that a world has"
+                f"{text!r} is not a list of ranks: it names more than {MAX_RANKS}, the most of a world; name fewer"
             )
         ranks.extend(range(int(first), stop + 1))
     return tuple(ranks)

@@ -45,6 +45,6 @@ def parse_limit(text: str, names: Sequence[str]) -> Limit:
         )
     name, unit = match[1], match[4]
     if name == "step" and unit == "%":
-        raise UsageError(f"--fail-if: {text!r}: step is a time, not %")
+        raise UsageError(f"--fail-if: {text!r}: step is a time; write one, such as 'step > 40ms'")
     bound = float(match[3]) * (1 if unit == "%" else _UNITS_NS[unit])
     return Limit(name=name, above=match[2] == ">", bound=bound, unit=unit)

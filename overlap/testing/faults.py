@@ -85,7 +85,7 @@ def parse(text: str) -> tuple[Fault, ...]:
             try:
                 arguments_by_name[name.strip()] = float(value) if name.strip() == "by" else int(value)
             except ValueError:
-                raise UsageError(f"faults: {name.strip()} of {kind} should be a number, got {value!r}") from None
+                raise UsageError(f"faults: expected a number as {name.strip()} of {kind}, got {value!r}") from None
         if "rank" not in arguments_by_name:
             raise UsageError(f"faults: {kind} needs a rank, as in {kind}(rank=0)")
         faults.append(Fault(kind=kind, **arguments_by_name))

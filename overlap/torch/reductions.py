@@ -221,7 +221,7 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
     call: dict[str, Any] = {"timeout_s": limit_s, "call_site": users_frame()}
     sizes = group.all_gather(np.array([count, axes], np.int64), **call).result().reshape(-1, 2)
     if (sizes[:, 1] != axes).any():
-        raise CallError(f"tensor: all ranks must have as many sparse axes, they have {sizes[:, 1].tolist()}")
+        raise CallError(f"tensor: expected equally many sparse axes on all ranks, got {sizes[:, 1].tolist()}")
     counts = sizes[:, 0].tolist()
     width = local.values()[0:1].numel() if count else _values_per_index(local)
     places = flat_input(local.indices().t().contiguous()).reshape(-1, axes)

@@ -107,14 +107,14 @@ class Transfers(Issuing):
         for rank, outs in enumerate(output_lists):
             if len(list_tensors(outs, "output_lists")) != len(xs):
                 raise CallError(
-                    f"output_lists: number {rank} must have {len(xs)} tensors, as the inputs, has {len(outs)}"
+                    f"output_lists: expected {len(xs)} tensors in number {rank}, as the inputs are, got {len(outs)}"
                 )
             for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
                 same_kind([x, out], f"input {index}, output_lists[{rank}]")
                 if out.numel() != x.numel():
                     raise CallError(
-                        f"output_lists: tensor {index} of number {rank} must have {x.numel()} elements, as the input, "
-                        f"has {out.numel()}"
+                        f"output_lists: expected {x.numel()} elements in tensor {index} of number {rank}, as in the "
+                        f"input, got {out.numel()}"
                     )
         check_memory(xs)
         columns = list(zip(*output_lists, strict=True))

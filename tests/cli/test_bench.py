@@ -91,8 +91,14 @@ def test_every_size_of_the_world():
         (("allr", "-f", "inf"), "--stepfactor: expected 1.01 or more, so that sizes grow, got inf"),
         (("sendrecv", "--ranks", "1"), "--ranks: expected 2 or more, in multiples of --processes 1, got 1"),
         (("bcast", "-r", "2"), "--root: expected a rank from 0 to 1, got 2"),
-        (("allr", "-d", "float99"), "--datatype: 'float99' is no number type of numpy or ml_dtypes"),
-        (("allr", "-d", "object"), "--datatype: 'object' is no number type"),
+        (
+            ("allr", "-d", "float99"),
+            "--datatype: expected a number type of numpy or ml_dtypes, such as float32, got 'float99'",
+        ),
+        (
+            ("allr", "-d", "object"),
+            "--datatype: expected a number type of numpy or ml_dtypes, such as float32, got 'object'",
+        ),
         (("allr", "-o", "avg"), f"op: 'avg' is unknown; known are {', '.join(OPS)}"),
         (("allr", "-o", "xor"), f"op: 'xor' is unknown; known are {', '.join(OPS)}"),
         (("allr", "-d", "bool"), "op: 'sum' is not defined for bool"),

@@ -42,7 +42,7 @@ run: argument --engine: expected ray, got 'dask'
 $ overlap run --node-rank 0 x.py
 --node-rank needs --nnodes and --rdzv-endpoint, the same for all hosts
 $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 2 x.py
---node-rank 2: hosts are numbered from 0, and --nnodes is 2
+--node-rank: expected 0 to 1, as --nnodes is 2, got 2
 $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 1 x.py
 --node-rank: anybody who reaches a:1 could join the job; give
 $ overlap run --nnodes 2 --rdzv-endpoint a:0 --node-rank 1 x.py
@@ -128,7 +128,7 @@ $ overlap simulate --cluster trn1.32xlarge --ranks 33 train.py
 $ overlap simulate --cluster trn2.48xlarge --lnc 3 train.py
 ...trn2.48xlarge: lnc: expected 2 or 1, found 3
 $ overlap simulate --cluster 'trn2.48xlarge x2' --nodes 3 train.py
-...nodes is given twice: 2 and 3
+...nodes is given twice: 2 and 3; give it once
 $ overlap simulate --cluster trn1.32xlarge --ranks 8 --efficiency 1.5 train.py
 ...efficiency: expected more than 0, at most 1, got 1.5
 $ overlap simulate --cluster trn1.32xlarge --ranks 8 --dtype int4 train.py

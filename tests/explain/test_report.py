@@ -229,7 +229,7 @@ def test_the_page_of_the_documentation_has_each_cause():
     [
         ("speed > 5%", "--fail-if: 'speed > 5%' is no condition; write one of step, wire, then < or >, then a number "
                        "with %, ns, us, ms or s: 'wire > 5%'"),
-        ("step > 5%", "--fail-if: 'step > 5%': step is a time, not %"),
+        ("step > 5%", "--fail-if: 'step > 5%': step is a time; write one, such as 'step > 40ms'"),
     ],
 )  # fmt: skip
 def test_conditions_that_are_none(text, message):

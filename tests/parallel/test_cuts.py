@@ -186,8 +186,11 @@ def test_what_does_not_fit_is_told_on_every_rank(tmp_path):
         == f"{of} it has no 'c'; restore the model that was saved, or name another folder"
     )
     assert refused(tmp_path, lambda rank: {"c": a}) == "cuts: the model has no 'c'; it has a, b"
-    assert refused(tmp_path, lambda rank: {"a": parallel.Cut("a", 1, 0, 2)}) == "cuts: 'a' has shape (6,) and no axis 1"
-    assert refused(tmp_path, lambda rank: {"b": "b"}) == "cuts: 'b' is of type str; expected parallel.Cut"
+    assert (
+        refused(tmp_path, lambda rank: {"a": parallel.Cut("a", 1, 0, 2)})
+        == "cuts: expected an axis of 'a', whose shape is (6,), got 1"
+    )
+    assert refused(tmp_path, lambda rank: {"b": "b"}) == "cuts: expected parallel.Cut for 'b', got str"
 
 
 @pytest.mark.parametrize(

@@ -145,11 +145,11 @@ REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
     ),
     "coalesced outputs of another size": (
         lambda g: g.allgather_coalesced([[LONG, LONG], [LONG, SHORT]], [LONG, LONG]),
-        "output_lists: tensor 1 of number 1 must have 1 elements, as the input, has 2",
+        "output_lists: expected 1 elements in tensor 1 of number 1, as in the input, got 2",
     ),
     "coalesced outputs that are missing": (
         lambda g: g.allgather_coalesced([[LONG], [LONG]], [LONG, LONG]),
-        "output_lists: number 0 must have 2 tensors, as the inputs, has 1",
+        "output_lists: expected 2 tensors in number 0, as the inputs are, got 1",
     ),
     "joined outputs of another size": (
         lambda g: g.all_gather_single_coalesced([SHORT, SHORT], [LONG, SHORT]),

@@ -61,7 +61,9 @@ def find_dtype(name: str) -> np.dtype[np.generic]:
         dtype = dtype_of(_NCCL_DTYPES.get(name, name))
         check_dtype(dtype)
     except (TypeError, UsageError):
-        raise UsageError(f"--datatype: {name!r} is no number type of numpy or ml_dtypes") from None
+        raise UsageError(
+            f"--datatype: expected a number type of numpy or ml_dtypes, such as float32, got {name!r}"
+        ) from None
     return dtype
 
 

@@ -28,7 +28,7 @@ class Naming:
     def __init__(self, cuts: Mapping[str, Cut] | None) -> None:
         for name, cut in (cuts or {}).items():
             if not isinstance(cut, Cut):
-                raise UsageError(f"cuts: {name!r} is of type {type(cut).__name__}; expected parallel.Cut")
+                raise UsageError(f"cuts: expected parallel.Cut for {name!r}, got {type(cut).__name__}")
         self._cuts = cuts
         blocks = [[name, cut.name, cut.axis, cut.index, cut.of] for name, cut in sorted((cuts or {}).items())]
         self.digest: str = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(blocks).encode())
@@ -43,7 +43,9 @@ class Naming:
             if name not in tensors:
                 raise UsageError(f"cuts: the model has no {name!r}; it has {', '.join(tensors)}")
             if cut.of > 1 and cut.axis >= len(tensors[name][1]):
-                raise UsageError(f"cuts: {name!r} has shape {tuple(tensors[name][1])} and no axis {cut.axis}")
+                raise UsageError(
+                    f"cuts: expected an axis of {name!r}, whose shape is {tuple(tensors[name][1])}, got {cut.axis}"
+                )
 
     def find_cut(self, tensor: str) -> Cut:
         """Return the place of a tensor in the whole model; an optimizer's state has the place of its weight."""
