@@ -525,12 +525,16 @@ class Communicator:
             self._ask_for_call(operation)  # the call is too long for a row
         elif theirs.call is None or not match.pattern.agrees(theirs.call):
             self._fail_where_met(match, operation, met)
+        elif match.pattern.has_all_values:
+            self._start_settled_ends(match)
         else:
-            if not match.pattern.has_all_values:
-                match.pattern = theirs.call
-                self._check_results(match)
-            if match.error is None:
-                self._start_settled_ends(match)
+            self._adopt(match, theirs.call)
+
+    def _adopt(self, match: Match, call: Call) -> None:
+        """Start the ends here that wait for dtype and shape, now that a call of another rank has both."""
+        match.pattern = call
+        self._check_results(match)
+        self._start_settled_ends(match)
 
     def ask(self, before_ns: int) -> None:
         """Report the operations that wait since an instant."""
@@ -556,9 +560,7 @@ class Communicator:
         elif not match.pattern.agrees(theirs.call):
             self._dispute(match, match.first)
         elif match.pattern.dtype is None and theirs.call.dtype is not None:
-            match.pattern = theirs.call
-            self._check_results(match)
-            self._start_settled_ends(match)
+            self._adopt(match, theirs.call)
         elif match.error is None:
             self.history.compare(seq, theirs, self._far)
         return True
@@ -566,7 +568,8 @@ class Communicator:
     def compare_unmet(self, number: int, src: int, theirs: PlainSignature) -> None:
         """Compare a message, or a row of a board, that no rank here has met with the call here.
 
-        If that is over here, the sender finds the difference itself, or asks, unless it receives nothing.
+        An operation without an array starts if they agree. If the call is over here, the sender finds the difference
+        itself, or asks, unless it receives nothing.
 
         Args:
             number: Low 16 bits of the number of its operation.
@@ -577,12 +580,18 @@ class Communicator:
         behind = (last - number) & 0xFFFF
         seq = last - behind
         found = self.history.find(seq) if behind < 0x8000 and seq not in self._failed else None
-        if found is None or found[0].agrees(theirs.fingerprint):
+        match = self._matches.get(seq)
+        is_open = match is not None and match.pattern is not None and not match.pattern.has_all_values
+        if found is None or (not is_open and found[0].agrees(theirs.fingerprint)):
             return
         own = self.history.call(seq)
         try:
             call = parse(theirs.text, theirs.fingerprint)
         except ProtocolError:  # the link's own checks name it
+            return
+        if match is not None and is_open and found[0].agrees(theirs.fingerprint):
+            if call.call is not None:
+                self._adopt(match, call.call)
             return
         waits = call.call is not None and call.call.receives_at(self.members.index(src))
         if own is not None and (seq in self._matches or not waits):

@@ -10,6 +10,7 @@ import trio
 
 import overlap
 from overlap.processes.control import ControlPlane
+from overlap.runtime.communicator import Communicator
 from overlap.runtime.match import History, RankCall
 
 from .companies import Wires, by_shared_memory, by_sockets, run_far
@@ -96,12 +97,12 @@ def test_calls_that_agree_are_reported_and_fail_nothing(wires: Wires) -> None:
     assert [len(results) for results in run_far(main, 3, 1, wires=wires)] == [84, 84, 82]
 
 
-# -- ranks without an array: they read the call of another rank at the board -----------------------------------------
+# -- ranks without an array: they read the call of another rank in its row or message ---------------------------------
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of operations that processes report as waiting."""
+    """Numbers of operations whose call processes ask for; that others wait for long is reported to nobody."""
     seqs: list[int] = []
     send = ControlPlane.send_wait
 
@@ -110,14 +111,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         send(self, of, seq, call)
 
     monkeypatch.setattr(ControlPlane, "send_wait", seen)
+    monkeypatch.setattr(Communicator, "ask", lambda *_: None)
     return seqs
 
 
 @pytest.mark.parametrize("each", [1, 2])
-def test_ranks_without_an_array_ask_nobody(each: int, asked: list[int]) -> None:
+@pytest.mark.parametrize("wires", WIRES)
+def test_ranks_without_an_array_ask_nobody(wires: Wires, each: int, asked: list[int]) -> None:
     """Dtype, shape, root and kind change; whoever comes first."""
     chance = Random(each)
-    calls = [(chance.random() < 0.5, chance.choice(["f4", "i8", "c16"]), chance.randrange(40)) for _ in range(60)]
+    calls = [(chance.random() < 0.5, chance.choice(["f4", "i8", "c16"]), chance.randrange(1, 40)) for _ in range(60)]
 
     async def main(rank: overlap.Rank) -> None:
         size = rank.world_size
@@ -133,7 +136,7 @@ def test_ranks_without_an_array_ask_nobody(each: int, asked: list[int]) -> None:
             assert np.array_equal(result, expected)
             assert result.dtype == dtype
 
-    assert run_far(main, 2, each, wires=by_shared_memory) == [None] * 2 * each
+    assert run_far(main, 2, each, wires=wires) == [None] * 2 * each
     assert asked == []
 
 
@@ -149,32 +152,35 @@ def test_a_call_that_is_too_long_for_a_row_is_asked_for(asked: list[int]) -> Non
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_rank_without_an_array_sees_another_call(first: int) -> None:
+@pytest.mark.parametrize("wires", WIRES)
+def test_a_rank_without_an_array_sees_another_call(wires: Wires, first: int) -> None:
     async def main(rank: overlap.Rank) -> None:
         await rank.barrier()
         if rank.rank != first:
             await trio.sleep(0.01)
         await (rank.all_reduce(np.ones(3)) if rank.rank == 0 else rank.broadcast(None, timeout_s=5))
 
-    for error in run_far(main, 2, 1, wires=by_shared_memory):
+    for error in run_far(main, 2, 1, wires=wires):
         assert isinstance(error, overlap.RankFailedError)
         assert "ranks disagree: CollectiveMismatchError: operation #1" in str(error)
         assert "rank 0 called all_reduce" in str(error)
         assert "rank 1 called broadcast" in str(error)
 
 
-def test_an_array_of_another_shape_for_the_result_is_refused_once_the_call_is_known() -> None:
+@pytest.mark.parametrize("wires", WIRES)
+def test_an_array_of_another_shape_for_the_result_is_refused_once_the_call_is_known(wires: Wires) -> None:
     async def main(rank: overlap.Rank) -> None:
         await rank.barrier()
         x = np.ones(3) if rank.rank == 0 else None
         await rank.broadcast(x, out=np.empty(4) if rank.rank == 2 else None)
 
-    for error in run_far(main, 2, 2, wires=by_shared_memory):
+    for error in run_far(main, 2, 2, wires=wires):
         assert isinstance(error, overlap.RankFailedError)
         assert "(4,)" in str(error)
 
 
-def test_a_wait_for_the_call_of_another_rank_ends_at_its_deadline() -> None:
+@pytest.mark.parametrize("wires", WIRES)
+def test_a_wait_for_the_call_of_another_rank_ends_at_its_deadline(wires: Wires) -> None:
     over = trio.Event()
 
     async def main(rank: overlap.Rank) -> None:
@@ -186,5 +192,5 @@ def test_a_wait_for_the_call_of_another_rank_ends_at_its_deadline() -> None:
             await rank.broadcast(None, timeout_s=0.01)
         over.set()
 
-    first, second = run_far(main, 2, 1, wires=by_shared_memory)
+    first, second = run_far(main, 2, 1, wires=wires)
     assert second is None, (first, second)

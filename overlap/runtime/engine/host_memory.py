@@ -72,7 +72,7 @@ class HostMemory:
         self.given: dict[Communicator, dict[int, deque[tuple[int, int]]]] = {}
         self.patience: Patience = Patience(0.0)
 
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan | None:
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> HostPlan | None:
         """Return the plan of one rank's operations with a call; None if the engine cannot run it."""
         if communicator not in self._boards:
             self._boards[communicator] = self._open(communicator, operation)
@@ -80,20 +80,6 @@ class HostMemory:
         if board is None or not (call.reducer is None or _reducer(call.reducer, call.size)):
             return None
         return HostPlan(self, communicator, board, call, communicator.members.index(operation.context.rank))
-
-    def look(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
-        """Let an operation without an array wait for the row of another rank, which shows its call.
-
-        Returns:
-            Whether it waits; else there is no such row, or no board yet.
-        """
-        plan = self.plan(communicator, operation.call, operation)
-        if not isinstance(plan, HostPlan) or not plan.takes_threads():
-            return False
-        run = HostLook(plan, operation)
-        run.wait(match)
-        run.begin()
-        return True
 
     def unmet(self, communicator: Communicator) -> Iterator[tuple[int, int, PlainSignature]]:
         """Yield rows that ranks here have not read, and that are of other calls; as `BaseEngine.unmet`."""
@@ -228,6 +214,15 @@ class HostPlan(CallPlan):
             run.begin()
         else:
             self.board.open(self.position, run.begin)
+
+    def look(self, match: Match, operation: Operation) -> bool:
+        """Let an operation without an array wait for the row of another rank, unless the board is not ready."""
+        if not self.takes_threads():
+            return False
+        run = HostLook(self, operation)
+        run.wait(match)
+        run.begin()
+        return True
 
 
 class HostRun(OperationRun):

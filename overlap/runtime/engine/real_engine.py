@@ -35,10 +35,13 @@ if TYPE_CHECKING:
     from ..message import Message
     from .compiler import Compiler
     from .execution import Station
-    from .host_memory import HostMemory
+    from .host_memory import HostMemory, HostPlan
 
 # Algorithms, of a call or of the run, that need no program if ranks have memory in common.
 _IN_MEMORY = (None, "direct")
+
+# How often an operation that waits for a message looks whether it has ended.
+_WATCH_S = 0.05
 
 
 class RealEngine(BaseEngine):
@@ -76,19 +79,37 @@ class RealEngine(BaseEngine):
         programs.
         """
         plan: CallPlan | None = None
-        uneven = call.counts and not call.shared
-        if communicator.direct:
-            if call.algorithm in _IN_MEMORY:
-                plan = InProcessPlan(self._memory, call, communicator.here)
-        elif (call.algorithm or self._algorithm) in _IN_MEMORY and not uneven:
-            plan = self._host_memory.plan(communicator, call, operation)
+        if not communicator.direct:
+            plan = self._host_plan(communicator, call, operation)
+        elif call.algorithm in _IN_MEMORY:
+            plan = InProcessPlan(self._memory, call, communicator.here)
         return plan or self.program(communicator, call, operation)
 
+    def _host_plan(self, communicator: Communicator, call: Call, operation: Operation) -> HostPlan | None:
+        """Return the plan of a call out of the memory of this host; None: it needs a program."""
+        uneven = call.counts and not call.shared
+        if (call.algorithm or self._algorithm) not in _IN_MEMORY or uneven:
+            return None
+        return self._host_memory.plan(communicator, call, operation)
+
     def look(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
-        """Let an operation without an array wait for the call of another rank in the memory that they share."""
-        if communicator.direct or (operation.call.algorithm or self._algorithm) not in _IN_MEMORY:
-            return False
-        return self._host_memory.look(communicator, match, operation)
+        """Let an operation without an array wait for a row or message with the call; whether it does."""
+        plan = self._host_plan(communicator, operation.call, operation)
+        if plan is not None:
+            return plan.look(match, operation)
+        operation.context.spawn(self._watch_for_call, communicator, match, operation)
+        return True
+
+    async def _watch_for_call(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+        """Compare the first message of an operation without an array, which shows the call of the others."""
+        wire, came, tag = self._transport.wire(operation.context.rank), trio.Event(), communicator.tag(operation.seq)
+        with wire.watch(lambda: came.set()):
+            while operation.can_start and not cast("Call", match.pattern).has_all_values:
+                came = trio.Event()
+                for each in wire.unexpected(tag):
+                    communicator.compare_unmet(operation.seq & 0xFFFF, each.src, each.signature)
+                with trio.move_on_after(_WATCH_S):  # it may fail in the meantime
+                    await came.wait()
 
     def wire(self, context: RankContext, peer: int) -> Wire | None:
         """Return the wire of the messages with a world rank; None: they match inside this process."""
