@@ -17,13 +17,11 @@ class Segment:
 
     Attributes:
         nbytes: Size of the segment.
-        mapped: The mapping; it lasts as long as an object refers to it.
-        view: Bytes of the segment.
+        view: Bytes of the segment, which is mapped as long as an object refers to them.
     """
 
     def __init__(self, mapped: mmap.mmap, fd: int) -> None:
         self.nbytes: int = len(mapped)
-        self.mapped = mapped
         self.view: memoryview[int] = memoryview(mapped)
         self._fd = fd
 
@@ -77,16 +75,17 @@ class Heap:
     Args:
         start: Offset of the memory.
         stop: Offset of its end.
-
-    Attributes:
-        used_bytes: Bytes of the pieces in use.
     """
 
     def __init__(self, start: int, stop: int) -> None:
-        self.used_bytes: int = 0
         self._next, self._stop = start, stop
         self._free: defaultdict[int, list[int]] = defaultdict(list)
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # of the pieces in use, by start
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pieces in use."""
+        return sum(self._sizes.values())
 
     def take(self, nbytes: int) -> int | None:
         """Return the start of a free piece of at least `nbytes`; None without room."""
@@ -98,15 +97,11 @@ class Heap:
         else:
             return None
         self._sizes[start] = size
-        self.used_bytes += size
         return start
 
-    def free(self, start: int) -> int:
-        """Free a piece; return its size."""
-        size = self._sizes.pop(start)
-        self._free[size].append(start)
-        self.used_bytes -= size
-        return size
+    def free(self, start: int) -> None:
+        """Free a piece."""
+        self._free[self._sizes.pop(start)].append(start)
 
 
 def _piece_bytes(nbytes: int) -> int:
