@@ -16,6 +16,7 @@ import trio
 
 from ..errors import UsageError
 from ..kernel_facts import queued_ns, state_letter, waits_in_kernel
+from ..processes.identity import LOST_AFTER_S
 from ..processes.place import member_variables
 from ..processes.secret import write_to_nameless_file
 from ..processes.status import LONGEST_BYTES, Record, Status, read_record
@@ -32,6 +33,8 @@ _STANDSTILL = {
     "t": "is held by a debugger",
     "D": "waits in the kernel, for a disk or for memory",
 }
+# Longest wait for the folder of the witness: as for a process of several hosts that cannot reach it.
+_WITNESS_S = LOST_AFTER_S
 # Parts of the names of functions that wait for nothing but memory, of a control group or of the system.
 _FOR_MEMORY = ("mem_cgroup", "reclaim")
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system
@@ -150,7 +153,7 @@ class _Launcher:
             child.listening.cancel()
             for relay in child.relays:
                 relay.hurry()
-            survived = self._others_go_on(self.jobs.jobs[child.node])
+            survived = await self._others_go_on(self.jobs.jobs[child.node])
             drained = child.drained.is_set()
             self._perform(self.jobs.close(trio.current_time(), child.node, drained=drained, survived=survived))
 
@@ -163,14 +166,18 @@ class _Launcher:
                     self._perform(self.jobs.report(trio.current_time(), child.node, record))
             child.drained.set()
 
-    def _others_go_on(self, job: Job) -> bool:
-        """Whether the others go on after the end of a process: it reported no error, or a newer world lacks it."""
-        if self._spec.witness is None:
-            return False
-        folder = Path(self._spec.witness)
+    async def _others_go_on(self, job: Job) -> bool:
+        """Whether the others go on after the end of a process, by the witness; False if that does not answer."""
+        if self._spec.witness is not None:
+            with trio.move_on_after(_WITNESS_S):  # a folder that cannot be reached may block a call for ever
+                return await trio.to_thread.run_sync(self._ask_witness, self._spec.witness, job, abandon_on_cancel=True)
+        return False
+
+    def _ask_witness(self, witness: str, job: Job) -> bool:
+        """Whether a process that has ended reported no error and survives losses, or a newer world lacks it."""
         if job.status is None:
-            return job.entering is not None and has_survivor(folder, job.node)
-        world = newest_world(folder, self._spec.attempt)
+            return job.entering is not None and has_survivor(Path(witness), job.node)
+        world = newest_world(Path(witness), self._spec.attempt)
         return world is not None and job.node not in world.members
 
 

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap import UsageError
+from overlap.launch import launcher
+from overlap.launch.jobs import LaunchSpec
 from overlap.launch.lifeline import join_launcher, tie_to_pipe
 from overlap.launch.output import (
     LONGEST_BYTES,
@@ -103,6 +105,21 @@ def test_what_a_gone_process_has_written_is_shown_though_the_pipe_stays_open(pip
 
     clock = trio.testing.MockClock()
     trio.run(main, clock, clock=clock)
+
+
+async def test_a_witness_that_does_not_answer_holds_up_no_launcher(monkeypatch, tmp_path):
+    answers = threading.Event()
+    monkeypatch.setattr(launcher, "_WITNESS_S", 0.1)
+    monkeypatch.setattr(launcher._Launcher, "_ask_witness", lambda *_: answers.wait())
+    spec = LaunchSpec(
+        command=[sys.executable, "-c", "raise SystemExit(3)"], environ=os.environ, nodes=1, here=range(1),
+        ranks_per_node=1, endpoint=("127.0.0.1", 0), listener=None, job="", secret=b"of this test", prefix=False,
+        colour=False, log_dir=None, grace_s=1, report=print, witness=str(tmp_path),
+    )  # fmt: skip
+    with trio.fail_after(20):
+        outcome = await launcher.launch(spec)
+    answers.set()
+    assert [ending.returncode for ending in outcome.endings] == [3]
 
 
 async def test_many_writers_never_tear_a_line(pipe):
