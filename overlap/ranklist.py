@@ -29,8 +29,8 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 @lru_cache(maxsize=256)
-def parse_rank_list(text: str, limit: int = LIMIT) -> tuple[int, ...]:
-    """Read a list that `listed` wrote, at most `limit` ranks; blanks do not matter.
+def parse_rank_list(text: str) -> tuple[int, ...]:
+    """Read a list that `listed` wrote, at most `LIMIT` ranks; blanks do not matter.
 
     Raises:
         ValueError: A part is neither a number nor an ascending range, or the list is too long; names the part.
@@ -41,7 +41,7 @@ def parse_rank_list(text: str, limit: int = LIMIT) -> tuple[int, ...]:
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(f"{part.strip()!r} is not a rank or a range such as 3-5")
         first, last = int(match[1]), int(match[2] or match[1])
-        if len(ranks) + last - first >= limit:
-            raise ValueError(f"{part.strip()!r} makes more than {limit} ranks; name fewer")
+        if len(ranks) + last - first >= LIMIT:
+            raise ValueError(f"{part.strip()!r} makes more than {LIMIT} ranks; name fewer")
         ranks.extend(range(first, last + 1))
     return tuple(ranks)

@@ -102,9 +102,9 @@ class Kernel:
     clock: VirtualClock
     lineage: Lineage
 
-    def __init__(self, *, on_stall: Callable[[], BaseException | None] | None = None) -> None:
+    def __init__(self) -> None:
         self.clock, self.lineage = VirtualClock(), Lineage()
-        self.on_stall = on_stall
+        self.on_stall: Callable[[], BaseException | None] | None = None
         self.on_idle: Callable[[], bool] = _report_no_events
         self.on_instant: Callable[[], None] = _ignore_instant
         self.unnoticed: deque[Callable[[], None]] = deque()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -181,7 +180,6 @@ def explore(
     seeds: int,
     kinds: Sequence[str] = (),
     check: bool = True,
-    until_s: float = 1e9,
 ) -> list[Run]:
     """Try seeds, and return their runs; a failing one is shrunk first.
 
@@ -192,7 +190,6 @@ def explore(
         kinds: Kinds of faults that each seed draws; none by default. A run without faults then comes first, for seeds
             draw among its operations.
         check: Whether to raise for a seed that fails.
-        until_s: Instant of `time.monotonic` after which no other seed is begun.
 
     Raises:
         RanksFailed: For the first seed that fails, made smaller. With faults of its own a program may fail, and then
@@ -212,8 +209,6 @@ def explore(
         if runs and not shows_fault(run):
             run.folder = None  # a thousand files for each of many seeds
         runs.append(run)
-        if time.monotonic() > until_s:
-            break
     return runs
 
 

@@ -108,8 +108,8 @@ class Classifier:
         weights: Theirs, by name.
     """
 
-    def __init__(self, widths: Sequence[Sequence[int]] = WIDTHS, *, seed: int = 0) -> None:
-        random = np.random.default_rng(seed)
+    def __init__(self, widths: Sequence[Sequence[int]] = WIDTHS) -> None:
+        random = np.random.default_rng(0)
         self.blocks: dict[str, Block] = {
             f"block {i}": Block(block, last=block is widths[-1]) for i, block in enumerate(widths)
         }

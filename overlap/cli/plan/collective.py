@@ -54,12 +54,8 @@ def result(op: str, options: Mapping[str, Any]) -> Result:
         )
     asked = {name: options[name] for name in ("root", "exact") if name in options}
     chosen = plan(op, nbytes, machine, ranks, dtype=dtype, **asked)
-    return partial(describe, chosen), partial(_page_lines, machine, chosen, options.get("top", 8))
-
-
-def _page_lines(machine: Cluster, chosen: Plan, limit: int) -> list[str]:
-    advice = _advice_lines(machine, chosen)
-    return [*_summary_lines(machine, chosen), *advice, "", *_alternative_lines(chosen, limit)]
+    lines = [*_summary_lines(machine, chosen), *_advice_lines(machine, chosen), ""]
+    return partial(describe, chosen), lambda: [*lines, *_alternative_lines(chosen, options.get("top", 8))]
 
 
 def _find_machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:

@@ -127,7 +127,6 @@ class Family:
     # hold. Messages are taken to take no time.
     bubble: Callable[[int, int, Durations], int | None]
     chunks: int | None = 1  # Stages on each rank; None: as many as are asked for, from 1
-    folded: bool = False  # Whether they go down the ranks and up again
 
 
 def _equal_durations(t: Durations) -> bool:
@@ -158,13 +157,11 @@ FAMILIES = {
     "zb-v": Family(
         make=lambda p, m, v: zb_v(p, m),
         chunks=2,
-        folded=True,
         bubble=lambda p, m, t: (p - 1) * t.of(F) if m >= 2 * p - 1 and _equal_durations(t) else None,
     ),
     "dualpipe-v": Family(
         make=lambda p, m, v: dualpipe_v(p, m),
         chunks=2,
-        folded=True,
         bubble=lambda p, m, t: (p - 1) * t.of(F) if _equal_durations(t) else None,
     ),
 }

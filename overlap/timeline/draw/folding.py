@@ -28,8 +28,7 @@ class Fold:
     ranks: tuple[int, ...]  # Ascending
     drawn: int  # The rank that is shown: its exposed communication is the median
     spread: float  # The largest difference of their times, as part of the longest wall time
-    blamed_ns: int  # How long others waited for them
-    culprit: bool  # Whether that gives it a row of its own
+    culprit: bool  # Whether others waited for the rank so long that it has a row of its own
 
     @property
     def label(self) -> str:
@@ -48,19 +47,18 @@ def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) 
     points = {row.rank: np.array([getattr(row, f"{name}_ns") for name in _TIME_NAMES]) / wall_ns for row in rows}
     total_ns = sum(blamed_ns.values())
     has_waiting = total_ns > _WAITING_SHARE * sum(row.wall_ns for row in rows)
-    culprits = {
+    blamed = (
         rank for rank, ns in blamed_ns.items() if has_waiting and ns >= _BLAMED_SHARE * total_ns and rank in points
-    }
-    culprits = set(sorted(culprits, key=lambda rank: (-blamed_ns[rank], rank))[: max(room - 1, 0)])
+    )
+    culprits = sorted(blamed, key=lambda rank: (-blamed_ns[rank], rank))[: max(room - 1, 0)]
     others = sorted((row for row in rows if row.rank not in culprits), key=lambda row: (-row.exposed_ns, row.rank))
     tolerance, groups = _SIMILAR_SHARE, _group_alike(others, points, _SIMILAR_SHARE)
     while len(groups) > max(room - len(culprits), 1):
         tolerance *= 2
         groups = _group_alike(others, points, tolerance)
-    first = sorted(culprits, key=lambda rank: (-blamed_ns[rank], rank))
     return [
-        *(_make_fold([rank], points, blamed_ns, culprit=True) for rank in first),
-        *(_make_fold([row.rank for row in group], points, blamed_ns, culprit=False) for group in groups),
+        *(_make_fold([rank], points, culprit=True) for rank in culprits),
+        *(_make_fold([row.rank for row in group], points, culprit=False) for group in groups),
     ]
 
 
@@ -85,13 +83,10 @@ def _group_alike(rows: Sequence[Breakdown], points: Mapping[int, _Point], tolera
     return groups
 
 
-def _make_fold(ranks: list[int], points: Mapping[int, _Point], blamed_ns: Mapping[int, int], *, culprit: bool) -> Fold:
+def _make_fold(ranks: list[int], points: Mapping[int, _Point], *, culprit: bool) -> Fold:
     """Return the row of ranks that are sorted by exposed communication: it shows the middle one."""
     spread = float(np.ptp([points[rank] for rank in ranks], axis=0).max())
-    blamed = sum(blamed_ns.get(rank, 0) for rank in ranks)
-    return Fold(
-        ranks=tuple(sorted(ranks)), drawn=ranks[(len(ranks) - 1) // 2], spread=spread, blamed_ns=blamed, culprit=culprit
-    )
+    return Fold(ranks=tuple(sorted(ranks)), drawn=ranks[(len(ranks) - 1) // 2], spread=spread, culprit=culprit)
 
 
 _TABLE_HEADS = ("wall", "compute", "hidden", "hid%", "wait", "wire", "kept", "copy", "queued", "idle")

@@ -160,15 +160,11 @@ class TimelineView:
 
     def _choose_rows(self, height: int | None, used_lines: int) -> list[Fold]:
         """Return the rows to draw: one for each rank if all are drawn, or else as many as the screen has room for."""
-        blamed_ns = self._blamed_ns
         if self._shows_all_ranks:
-            return [
-                Fold(ranks=(rank,), drawn=rank, spread=0.0, blamed_ns=blamed_ns.get(rank, 0), culprit=False)
-                for rank in self._covers
-            ]
+            return [Fold(ranks=(rank,), drawn=rank, spread=0.0, culprit=False) for rank in self._covers]
         room = ROWS_WITHOUT_SCREEN if height is None else (height - _LINES_BESIDE_ROWS - used_lines) // _LINES_PER_ROW
         room = room if self._most_rows is None else self._most_rows
-        return fold(self._rows, blamed_ns, room=max(room, 1))
+        return fold(self._rows, self._blamed_ns, room=max(room, 1))
 
     def _widest_name(self, folds: Sequence[Fold], shown: bool) -> str:
         """Return the longest lane name and a blank: names of all lanes get its width."""
