@@ -505,12 +505,7 @@ class Communicator:
     def _look_or_ask(self, match: Match, operation: Operation) -> None:
         """Look for dtype and shape where the others post their calls, or ask the other processes."""
         if not self._engine.look(self, match, operation):
-            self._ask_for_call(operation)
-
-    def _ask_for_call(self, operation: Operation) -> None:
-        """Report an operation without an array, which the others answer with dtype and shape."""
-        call = RankCall(operation.context.rank, operation.call, operation.call_site)
-        self._far.send_wait(self.history, operation.seq, call)
+            self._ask(operation.seq, match)
 
     def learn(self, match: Match, operation: Operation, met: SignatureMismatchError) -> None:
         """Start an operation without an array, now that a row shows the call of another rank, unless they differ."""
@@ -522,7 +517,7 @@ class Communicator:
             return
         assert match.pattern is not None
         if theirs.call is None and signature_of(operation.call, operation.place).agrees(theirs.fingerprint):
-            self._ask_for_call(operation)  # the call is too long for a row
+            self._ask(operation.seq, match)  # the call is too long for a row
         elif theirs.call is None or not match.pattern.agrees(theirs.call):
             self._fail_where_met(match, operation, met)
         elif match.pattern.has_all_values:
@@ -539,11 +534,16 @@ class Communicator:
     def ask(self, before_ns: int) -> None:
         """Report the operations that wait since an instant."""
         for seq, match in self._matches.items():
-            if not match.asked and match.first is not None and match.started_ns <= before_ns:
-                match.asked = True
-                for end in match.ends:
-                    call = RankCall(end.context.rank, end.call, signature_of(end.call, end.place).site)
-                    self._far.send_wait(self.history, seq, call)
+            if match.first is not None and match.started_ns <= before_ns:
+                self._ask(seq, match)
+
+    def _ask(self, seq: int, match: Match) -> None:
+        """Report the calls of an operation here, once; others answer a call without dtype and shape."""
+        if not match.asked:
+            match.asked = True
+            for end in match.ends:
+                call = RankCall(end.context.rank, end.call, signature_of(end.call, end.place).site)
+                self._far.send_wait(self.history, seq, call)
 
     def compare_wait(self, seq: int, theirs: RankCall) -> bool:
         """Compare the call of a rank elsewhere that waits with the one here; False if no rank here has arrived yet."""
@@ -590,7 +590,9 @@ class Communicator:
         except ProtocolError:  # the link's own checks name it
             return
         if match is not None and is_open and found[0].agrees(theirs.fingerprint):
-            if call.call is not None:
+            if call.call is None:
+                self._ask(seq, match)
+            else:
                 self._adopt(match, call.call)
             return
         waits = call.call is not None and call.call.receives_at(self.members.index(src))

@@ -80,7 +80,7 @@ def test_ranks_that_only_receive_need_not_say_what(kind: str, late: bool) -> Non
         assert differs(got, want) is None, rank
 
 
-def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
+def test_a_root_tells_nobody_what_its_messages_show() -> None:
     told: list[tuple[int, int]] = []
 
     class Listening(ControlPlane):
@@ -101,7 +101,7 @@ def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
         patch.setattr(companies, "ControlPlane", Listening)
         patch.setattr(control, "_WATCH_S", 3600.0)
         assert run_far(main, 2, 1, wires=by_sockets) == [[14.0] * 7] * 2
-    assert sorted(told) == [(0, 5), (0, 6), (1, 5), (1, 6)]
+    assert told == []
 
 
 def test_a_root_answers_all_that_ask_at_once() -> None:
@@ -114,8 +114,9 @@ def test_a_root_answers_all_that_ask_at_once() -> None:
             super()._send(event)
 
     async def main(rank: overlap.Rank) -> float:
-        x = np.ones(2) if rank.rank == 1 else None
-        return float((await rank.broadcast(x, 1)).sum())
+        name = "a name that makes the call too long for the signature of a message, so that others ask for it"
+        tree = await rank.broadcast({name: np.ones(2)} if rank.rank == 1 else None, 1)
+        return float(tree[name].sum())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(companies, "ControlPlane", Listening)
