@@ -124,7 +124,7 @@ def expand(request: PlanRequest, algorithm: str, *, slices: int | None = None) -
         return Rejected(algorithm=algorithm, why=why)
     detail, options = fitting_options(algorithm, g) if collective in READINGS else ("", {})
     if collective not in READINGS and algorithm == "multi_ring":
-        detail, options = _count_text(len(g.rings), "ring"), {"rings": g.device_rings}
+        detail, options = _rings_text(len(g.rings)), {"rings": g.device_rings}
     root = request.root if collective in ROOTED else 0
     make = partial(generate, collective, algorithm, g.size, root=root, pairs=request.pairs, **options)
     if collective in READINGS and algorithm in ("ring", "multi_ring") and g.size > 1:
@@ -173,12 +173,12 @@ def fitting_options(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, obje
     if algorithm == "ring":
         return "", {"order": g.ring_order}
     if algorithm == "multi_ring":
-        return _count_text(len(g.rings), "ring"), {"orders": g.rings}
+        return _rings_text(len(g.rings)), {"orders": g.rings}
     if algorithm == "rdh" and g.why_no_cube is None:
         return f"over {len(g.devices)} devices as a cube", {"devices": g.devices}
     if algorithm == "kangaring":
         orders = _pair_orders(g)
-        return _count_text(len(orders), "ring"), {"couples": g.pairs(), "orders": orders}
+        return _rings_text(len(orders)), {"couples": g.pairs(), "orders": orders}
     grid = g.grid() if algorithm in ("swing", "bucket") else None
     return ("", {}) if grid is None else (f"sides {grid.dims}", {"dims": grid.dims})
 
@@ -194,5 +194,5 @@ def _pair_orders(g: Geometry) -> list[list[int]]:
     return [list(dict.fromkeys(pair_of[rank] for rank in order)) for order in g.rings]
 
 
-def _count_text(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+def _rings_text(count: int) -> str:
+    return f"{count} ring{'s' * (count != 1)}"

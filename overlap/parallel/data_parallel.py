@@ -109,7 +109,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
             ahead=ahead, batch=batch,
         )  # fmt: skip
-        check_optimizer("optimizer", optimizer)
+        check_optimizer(optimizer)
         super().__init__(rank, params, group, settings)
         if compare_every is not None:
             check_count("compare_every", compare_every)

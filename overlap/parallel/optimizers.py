@@ -54,17 +54,17 @@ class Optimizer(Protocol):
         """
 
 
-def check_optimizer(argument: str, optimizer: object) -> None:
+def check_optimizer(optimizer: object) -> None:
     """Refuse a value that is no optimizer.
 
     Raises:
-        UsageError: Naming the argument.
+        UsageError: With the value's class.
     """
     if isinstance(optimizer, type):
-        raise UsageError(f"{argument}: {optimizer.__name__} is a class; make one, as in Adam(1e-3)")
+        raise UsageError(f"optimizer: {optimizer.__name__} is a class; make one, as in Adam(1e-3)")
     if not all(callable(getattr(optimizer, method, None)) for method in ("fresh", "update")):
         name = type(optimizer).__name__
-        raise UsageError(f"{argument}: expected an optimizer, such as parallel.Adam(1e-3), got one of type {name}")
+        raise UsageError(f"optimizer: expected an optimizer, such as parallel.Adam(1e-3), got one of type {name}")
 
 
 def _slice_blocks(*arrays: Array, size: int = _BLOCK) -> Iterator[tuple[Numbers, ...]]:

@@ -129,7 +129,7 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
             ahead=ahead, batch=batch,
         )  # fmt: skip
-        check_optimizer("optimizer", optimizer)
+        check_optimizer(optimizer)
         super().__init__(rank, params, group, settings)
         self.stage, self._optimizer, leaves = stage, optimizer, flatten(params)
         self._shared = shared

@@ -127,7 +127,7 @@ class Reductions(Issuing):
         """Combine one tensor of all ranks; rank r keeps the r-th part of the result."""
         key: CallKey | None = None
         if type(opts) is dist.ReduceScatterOptions:
-            key = *_reduction_key("reduce_scatter", input, opts), output.dtype, output.numel()
+            key = "reduce_scatter", input.dtype, input.numel(), opts.reduceOp.op, output.dtype, output.numel()
         work = None if key is None else self._issue_again(key, input, output, opts, [output])
         if work is not None:
             return cast(Work, work)
@@ -167,11 +167,6 @@ class Reductions(Issuing):
             source = source.copy()
         out, copy_back = flat_output(output)
         return self._issue(copy_back, "reduce_scatter", source, op, out, counts=counts, limit=limit, key=key)
-
-
-def _reduction_key(name: str, x: torch.Tensor, opts: Any) -> CallKey:
-    """Return the key under which a reduction is kept; one that multiplies first never is."""
-    return name, x.dtype, x.numel(), opts.reduceOp.op
 
 
 # How tensors of one rank are combined; a mean is divided by the number of ranks only, as c10d does it.
