@@ -337,8 +337,9 @@ class Inbox:
         return self._find_oldest(receive, self._choices(receive)) is not None
 
     def _lanes_of(self, receive: Message[Any]) -> list[Lane]:
-        """Return the lanes with messages that a receive from any source could take."""
-        name, senders = receive.messages.lane_name(receive)[:3], range(receive.member.size)
+        """Return the lanes with messages that a receive could take, if it were the first."""
+        name, asked = receive.messages.lane_name(receive)[:3], receive.asked
+        senders = range(receive.member.size) if asked is None else (asked,)
         return [lane for src in senders if (lane := self.lanes.get((*name, src))) is not None]
 
     def _search_soon(self, name: QueueName) -> None:
@@ -410,8 +411,7 @@ class Inbox:
             announced = arrived or self._engine.oldest_announced(receive.context.rank, choices)
             if announced is not None and (announced.src, announced.tag) in choices:
                 offered.append((announced.since_ns, receive.member.label[1].index(announced.src)))
-        found = [(since_ns, src) for since_ns, src in offered if since_ns is not None]
-        return min([each for each in found if receive.asked in (None, each[1])], default=None)
+        return min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
 
     @staticmethod
     def _stop_waiting(queue: Queue) -> None:
