@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from ..errors import UsageError
-from ..runtime.derived import Checked
+from ..runtime.derived import Checked, futures_in
 from ..runtime.future import Future
-from ..runtime.trees import futures_in, sequence_like
+from ..runtime.trees import sequence_like
 from ..timeline.recording import call_site
 from .memory_work import MemoryWork
 from .returned import describe
@@ -118,7 +118,7 @@ def pick(tree: object, path: Path) -> object:
 
 def last_future(tree: object) -> Future[object] | None:
     """Return the last future in a tree; None if there is none."""
-    return next(reversed(futures_in(tree)), None)
+    return next(reversed(list(futures_in(tree))), None)
 
 
 def _leaf_paths(tree: object, above: Path) -> Iterator[Path]:

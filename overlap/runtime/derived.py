@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import UsageError
 from .callbacks import call_when_done
 from .failure import Failure
-from .future import Future, Item, is_elsewhere, outcome, source_of
+from .future import Future, Item, is_elsewhere, outcome
 from .settling import settle_and_deliver
 
 if TYPE_CHECKING:
@@ -117,13 +117,13 @@ def resolve(value: object) -> tuple[object, Failure | None]:
     return (rebuild(*plain) if hasattr(value, "_fields") else rebuild(plain)), None  # named tuples take their fields
 
 
-def sources(value: object) -> Iterator[Future[object]]:
-    """Yield the futures of operations in `value`, as `resolve` finds them."""
+def futures_in(value: object) -> Iterator[Future[Any]]:
+    """Yield the futures in `value`, as `resolve` finds them."""
     if isinstance(value, Future):
-        yield source_of(value)
+        yield value
         return
     for item in _items(value):
-        yield from sources(item)
+        yield from futures_in(item)
 
 
 def _items(value: object) -> list[object]:

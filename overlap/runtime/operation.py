@@ -32,10 +32,10 @@ from ..errors import PeerFailedError, UsageError
 from ..flight.recorder import Known
 from ..ranklist import listed
 from ..timeline.recording import RawMatch, RawSpan
-from .derived import sources
+from .derived import futures_in
 from .event_loop import Cancels
 from .failure import Failure
-from .future import Future
+from .future import Future, source_of
 from .handover import OperationRun
 from .memory.arrays import read_only
 from .outstanding import CallSite, IssuedFuture, checked_name, code_place
@@ -192,7 +192,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
     @property
     def inputs(self) -> Iterable[Future[object]]:
         """Futures of the sent data, until their results are taken."""
-        return sources(self.input)
+        return map(source_of, futures_in(self.input))
 
     @property
     def awaits(self) -> Sequence[int]:

@@ -20,13 +20,13 @@ from ..collectives.reduce import Array
 from ..errors import CollectiveMismatchError, NonFiniteError, PeerError, UsageError
 from ..timeline.recording import RawMatch
 from .context import RankContext
-from .derived import Derived, check_here, resolve
+from .derived import Derived, check_here, futures_in, resolve
 from .failure import Failure
 from .forms import outline_of
 from .operation import NOWHERE, CollectiveFuture, Operation
 from .settling import settle_and_deliver
 from .state import DONE
-from .trees import arrays_of, copy_tree, futures_in, make_unpacker, packs, unpacked_as
+from .trees import arrays_of, copy_tree, make_unpacker, packs, unpacked_as
 
 if TYPE_CHECKING:
     from .port import Port
@@ -202,7 +202,7 @@ def tree_future(x: object, context: RankContext) -> object:
     Raises:
         UsageError: If a leaf can be no array, or is a future of another world.
     """
-    futures = futures_in(x)
+    futures = list(futures_in(x))
     if not futures:
         return x
     for future in futures:

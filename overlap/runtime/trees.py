@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
@@ -162,7 +162,9 @@ def make_unpacker(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Calla
         values: dict[int, Array | None] = {}
         for pack, result in zip(packed, results, strict=True):
             values.update(pack.results(result, arrays))
-        return None if all(value is None for value in values.values()) else _rebuild(form, iter(sorted(values.items())))
+        if all(value is None for value in values.values()):
+            return None
+        return fill_tree(form, [value for _, value in sorted(values.items())])
 
     return make
 
@@ -206,11 +208,6 @@ def arrays_of(tree: object) -> list[Array]:
     return leaves
 
 
-def futures_in(tree: object) -> list[Future[object]]:
-    """Return the leaves of a tree that are futures."""
-    return [leaf for leaf in _leaves(tree) if isinstance(leaf, Future)]
-
-
 def copy_tree(tree: object, arrays: Arrays) -> object:
     """Return a tree with copies of its arrays; its futures and numbers as they are.
 
@@ -232,7 +229,12 @@ def leaves_of(tree: object) -> list[object]:
 
 def fill_tree(tree: object, leaves: Sequence[object]) -> object:
     """Return a tree of the form of another, with new leaves."""
-    return _rebuild(_form(tree), iter(enumerate(leaves)))
+    rest = iter(leaves)
+
+    def fill(item: object) -> object:
+        return with_items(item, fill) if isinstance(item, _FORMS) else next(rest)
+
+    return fill(tree)
 
 
 def _leaves(tree: object) -> Iterator[object]:
@@ -254,15 +256,6 @@ def with_items(tree: object, function: Callable[[object], object]) -> object:
 def _form(tree: object) -> object:
     """Return the tree without its arrays, which need not live on for its form."""
     return with_items(tree, _form) if isinstance(tree, _FORMS) else None
-
-
-def _rebuild(form: object, values: Iterator[tuple[int, object]]) -> object:
-    """Return a tree of a form with the next values as leaves."""
-    if isinstance(form, Mapping):
-        return {key: _rebuild(item, values) for key, item in form.items()}
-    if isinstance(form, (list, tuple)):
-        return sequence_like(form, [_rebuild(item, values) for item in form])
-    return next(values)[1]
 
 
 def sequence_like(form: object, items: list[object]) -> object:
