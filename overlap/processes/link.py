@@ -23,6 +23,7 @@ from .wire import FrameReader, Join, Message, MessageError, Ready, broken_protoc
 _READ_BYTES = 64 * 1024
 #: A reachable kernel has acknowledged bytes within this time: keep-alive asks it every second (`sockets`).
 _ANSWERED_LIMIT_MS = 5000
+_ENDED = "its connection ended without a goodbye"
 #: Milliseconds since the last acknowledgement, in 32 bits: `tcpi_last_ack_recv` of Linux' tcp_info.
 _LAST_ACKNOWLEDGED = struct.Struct("@56xI")
 
@@ -130,7 +131,7 @@ class ControlLink:
                             self.process = message.process
                         handle(message)
                 self._sends_nothing = True
-                self.cut("its connection ended without a goodbye")
+                self.cut(_ENDED)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 self._end_broken(error)
             except MessageError as error:
@@ -156,7 +157,9 @@ class ControlLink:
         self._sends_nothing = True
         self._outbox.clear()
         self._unsent_bytes = 0
-        self.cut(f"its connection broke ({error.__cause__ or error})")
+        cause = error.__cause__ or error
+        # the kernel of a process that has ended resets a connection with bytes that the process has not read
+        self.cut(_ENDED if isinstance(cause, ConnectionResetError) else f"its connection broke ({cause})")
         self._all_sent.set()
 
     async def _send_some(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import struct
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -333,12 +334,17 @@ async def test_a_connection_that_ends_too_soon_is_tried_again(make_company: Make
     assert company.lines == []
 
 
-async def test_a_member_may_go_and_another_come_before_the_world_is_complete(make_company: MakeCompany) -> None:
+@pytest.mark.parametrize("resets", [False, True])  # as the kernel does for a process that has not read all bytes
+async def test_a_member_may_go_and_another_come_before_the_world_is_complete(
+    resets: bool, make_company: MakeCompany
+) -> None:
     company = make_company(3)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(company.attend, 0, wait_and_leave, progress_s=0.05))
         first = await Puppet.enter(company, 1)
         assert await first.hear(Waiting) == Waiting(missing=[2])
+        if resets:
+            first.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await first.stream.aclose()
         gone = "process 1 went away before all had joined: its connection ended without a goodbye"
         await company.lines.holding(gone)
