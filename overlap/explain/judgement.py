@@ -83,7 +83,9 @@ def sentence(facts: Facts, changes: Sequence[Advice]) -> str:
     average_ns = sum(sum(rank.costs_ns.values()) for rank in facts.shown) / len(facts.shown)
     if wall_ns - average_ns >= _SIMILAR_SHARE * wall_ns:
         text += f" on the longest of {len(facts.shown)} ranks; {figure(average_ns, unit_ns)} on average"
-    computed = _time_text(compute_ns, unit_ns) if (compute_ns := facts.cost_ns(COMPUTE)) else "not recorded"
+    computed = "not recorded" + " (overlap.torch.record(model) does that)" * facts.torch
+    if compute_ns := facts.cost_ns(COMPUTE):
+        computed = _time_text(compute_ns, unit_ns)
     text += f": compute {computed}{_busy_part(facts)}"
     mentioned = [cause for cause, ns in facts.mean_ns.items() if ns >= MENTIONED_SHARE * total_ns]
     text += _exposed_part(facts, mentioned, unit_ns)

@@ -167,3 +167,4 @@ def test_a_program_of_torch_learns_what_records_its_computes():
         .undecided[0]
         .endswith("overlap.torch.record(model, optimizer) records that of modules")
     )
+    assert ": compute not recorded (overlap.torch.record(model) does that), exposed 50.0" in sentence(timeline)
