@@ -84,14 +84,11 @@ def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, colum
         line.rstrip() for index in range(len(rows)) for line in _row_lines(cluster, rows, index, cells, width, style)
     ]
     notes = [_numa_note(cluster, row) for row in rows]
-    for at, note in zip(_bottom_lines(lines), notes, strict=True):
+    bottoms = [at - 1 for at, line in enumerate(lines) if "└" in line]
+    for at, note in zip(bottoms, notes, strict=True):
         if len(lines[at]) + len(note) <= columns:
             lines[at] += note
     return lines
-
-
-def _bottom_lines(lines: Sequence[str]) -> list[int]:
-    return [at - 1 for at, line in enumerate(lines) if "└" in line]
 
 
 def _arrange_rows(cluster: Cluster) -> list[list[int]]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -141,13 +142,9 @@ def _page_lines(args: argparse.Namespace, run: Run, problem: str, took_s: float)
 
 
 def _json_document(args: argparse.Namespace, run: Run, problem: str = "") -> dict[str, object]:
-    verdicts = [
-        {"kind": verdict.kind, "text": verdict.text, "ranks": verdict.ranks, "lines": verdict.lines}
-        for verdict in run.verdicts
-    ]
     return {
-        "program": args.program, "ranks": run.size, "seed": run.seed, "verdicts": verdicts, "as_one": run.as_one,
-        "problem": problem, "operations": len(run.record.issues), "exposed": run.exposed,
+        "program": args.program, "ranks": run.size, "seed": run.seed, "verdicts": list(map(asdict, run.verdicts)),
+        "as_one": run.as_one, "problem": problem, "operations": len(run.record.issues), "exposed": run.exposed,
         "sent_bytes": run.sent_bytes, "repeat": run.line,
     }  # fmt: skip
 

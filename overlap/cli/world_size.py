@@ -94,8 +94,6 @@ def _check_hosts(config: RunConfig) -> None:
     if config.nnodes is None or config.rdzv_endpoint is None:
         raise UsageError("--node-rank needs --nnodes and --rdzv-endpoint, the same for all hosts")
     if config.node_rank >= config.nnodes:
-        raise UsageError(
-            f"--node-rank: expected 0 to {config.nnodes - 1}, as --nnodes is {config.nnodes}, got {config.node_rank}"
-        )
+        raise UsageError(f"--node-rank: expected less than --nnodes {config.nnodes}, got {config.node_rank}")
     if config.max_restarts and (config.processes or 1) > 1 and config.nnodes > 1:
         raise UsageError("--processes: --max-restarts on several hosts needs one process on each; leave one out")

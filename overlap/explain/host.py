@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 
 from ..timeline.files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Int64s, RankProfile
 from ..timeline.files.windows import GRAPH, STEP, Rows, WorkRows, lost_launches, outermost, rows_union, union_all
-from ..timeline.measure.intervals import (
-    Merged,
-    covered_ns,
-    cut_at_earlier,
-    intersect,
-    intersect_each,
-    subtract,
-    union,
-)
+from ..timeline.measure.intervals import Merged, covered_ns, cut_at_earlier, intersect, intersect_each, subtract, union
 from . import causes
 
 QUEUED_NS = 20_000

@@ -93,11 +93,11 @@ def test_every_size_of_the_world():
         (("bcast", "-r", "2"), "--root: expected a rank from 0 to 1, got 2"),
         (
             ("allr", "-d", "float99"),
-            "--datatype: expected a number type of numpy or ml_dtypes, such as float32, got 'float99'",
+            "--datatype: expected a type of numpy or ml_dtypes, such as float32, got 'float99'",
         ),
         (
             ("allr", "-d", "object"),
-            "--datatype: expected a number type of numpy or ml_dtypes, such as float32, got 'object'",
+            "--datatype: expected a type of numpy or ml_dtypes, such as float32, got 'object'",
         ),
         (("allr", "-o", "avg"), f"op: 'avg' is unknown; known are {', '.join(OPS)}"),
         (("allr", "-o", "xor"), f"op: 'xor' is unknown; known are {', '.join(OPS)}"),

@@ -42,7 +42,7 @@ run: argument --engine: expected ray, got 'dask'
 $ overlap run --node-rank 0 x.py
 --node-rank needs --nnodes and --rdzv-endpoint, the same for all hosts
 $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 2 x.py
---node-rank: expected 0 to 1, as --nnodes is 2, got 2
+--node-rank: expected less than --nnodes 2, got 2
 $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 1 x.py
 --node-rank: anybody who reaches a:1 could join the job; give
 $ overlap run --nnodes 2 --rdzv-endpoint a:0 --node-rank 1 x.py

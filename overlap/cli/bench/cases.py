@@ -61,9 +61,7 @@ def find_dtype(name: str) -> np.dtype[np.generic]:
         dtype = dtype_of(_NCCL_DTYPES.get(name, name))
         check_dtype(dtype)
     except (TypeError, UsageError):
-        raise UsageError(
-            f"--datatype: expected a number type of numpy or ml_dtypes, such as float32, got {name!r}"
-        ) from None
+        raise UsageError(f"--datatype: expected a type of numpy or ml_dtypes, such as float32, got {name!r}") from None
     return dtype
 
 

@@ -19,7 +19,6 @@ from ...notice import notify
 from ...signals import handling_signals
 from ...timeline.measure.metrics import Breakdown, breakdowns
 from ...timeline.measure.steps import issued_in, median_step, of_steps, rank_windows
-from ...timeline.span import CollectiveInfo
 from ...timeline.spans import Timeline
 from ...units import format_ns
 from ..program import Program, as_main
@@ -34,11 +33,6 @@ class Shape:
     nbytes: int  # The larger of input and result
     dtype: str  # Type of the elements; may be empty
     ranks: int  # Size of the group
-
-    @classmethod
-    def of(cls, info: CollectiveInfo) -> Shape:
-        """Return the shape of a recorded operation."""
-        return cls(op=info.op, nbytes=info.nbytes, dtype=info.dtype, ranks=len(info.ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +74,18 @@ def summarize_timeline(timeline: Timeline, cluster: Cluster) -> StepSummary:
     rows = of_steps(breakdowns(timeline, step=step))
     longest = min(rows, key=lambda row: (-row.wall_ns, -row.exposed_ns, -row.compute_ns, row.rank))
     spans = list(timeline.chosen(issued_in(timeline, rank_windows(timeline, step=step), step)))
-    shapes = tuple(sorted({Shape.of(info) for span in spans if (info := span.info)}))
+    shapes = {
+        Shape(op=info.op, nbytes=info.nbytes, dtype=info.dtype, ranks=len(info.ranks))
+        for span in spans if (info := span.info)
+    }  # fmt: skip
     return StepSummary(
         world_size=timeline.world_size,
         step=step,
         steps=len(timeline.steps()),
         longest=longest,
-        shapes=shapes,
+        shapes=tuple(sorted(shapes)),
         extrapolated=tuple(
-            each for each in shapes if not is_measured(cluster, each.ranks, each.op, each.nbytes, each.dtype)
+            each for each in sorted(shapes) if not is_measured(cluster, each.ranks, each.op, each.nbytes, each.dtype)
         ),
         rated="peak" in timeline.meta,
     )

@@ -16,10 +16,7 @@ from ...timeline.spans import Timeline
 from ...units import wrapped
 from ..console import Console
 from ..output import write_file
-from .tables import (
-    critical_path_table,
-    operations_table,
-)
+from .tables import critical_path_table, operations_table
 
 
 def print_pages(
