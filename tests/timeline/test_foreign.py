@@ -11,7 +11,7 @@ from overlap.cli import main
 from overlap.config import overriding
 from overlap.errors import OverlapError, UsageError
 from overlap.explain.oddities import oddities
-from overlap.timeline import TimelineView, breakdowns, merged, read_trace
+from overlap.timeline import TimelineView, breakdowns, merged, read_trace, write_trace
 from overlap.timeline.measure.operations import operations
 
 
@@ -229,3 +229,12 @@ def test_the_picture_of_a_profile_ends_with_the_sentence_of_why(tmp_path, capsys
     path = written(tmp_path, kineto(0, [event("cpu_op", "aten::mm", 0, 5)], world=1))
     assert main(["timeline", str(path)]) == 0
     assert capsys.readouterr().out.replace("\n", " ").endswith(f"{overlap.why(path).verdict} ")
+
+
+def test_a_picture_is_of_profiles_or_of_other_traces_and_of_ranks_that_they_have(tmp_path, capsys):
+    profile = written(tmp_path, kineto(0, [event("cpu_op", "aten::mm", 0, 5)], world=1))
+    assert main(["timeline", str(profile), "--rank", "7"]) == 2
+    assert "ranks: 7 not recorded here; recorded are 0" in capsys.readouterr().err
+    write_trace(read_trace(profile), tmp_path / "other.json")
+    assert main(["timeline", str(profile), str(tmp_path / "other.json")]) == 2
+    assert "name files of one kind" in capsys.readouterr().err
