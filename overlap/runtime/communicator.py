@@ -26,11 +26,11 @@ from transports import LinkLostError, SignatureMismatchError, TransportError
 from transports.matching.protocol import ProtocolError
 
 from ..collectives.call import Call
-from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
+from ..errors import CollectiveMismatchError, RankLeftError, UsageError
 from .arguments import call_by_out, check_result
 from .context import RankContext
 from .failure import Failure
-from .match import History, Key, Match, RankCall, minority_and_majority, mismatch
+from .match import History, Key, Match, RankCall, failed_before, gave_up, minority_and_majority, mismatch
 from .operation import Operation
 from .plan import CallPlan
 from .signature import CallSignature, parse, signature_of
@@ -268,9 +268,7 @@ class Communicator:
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end, and all present and later ones, here and elsewhere: the state of others is unknown."""
-        rank = self.members[operation.port.place]
-        message = f"rank {rank} gave up: {failure.error}"
-        error = partial(PeerFailedError.caused_by, failure.error, message, culprit=rank)
+        error = gave_up(operation, failure.error)
         operation.fail(failure)
         self._shared.break_off(self.key.id, error)
         if self.spans:
@@ -380,15 +378,14 @@ class Communicator:
 
         If a wire broke, a report of its cause is about to arrive and ends the world: that is the error to raise here.
         """
-        cause, rank = failure.error, self.members[operation.port.place]
+        cause = failure.error
         if self.spans and isinstance(cause, SignatureMismatchError):
             self._fail_where_met(match, operation, cause)
             return
         if self.spans and isinstance(cause, LinkLostError) and not cause.evident:
             self._far.hold_broken_end(operation, cause, partial(self.fail_one, match, operation, failure))
             return
-        message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {in_one_line(cause)}"
-        error = partial(PeerFailedError.caused_by, cause, message, culprit=rank)
+        error = failed_before(operation, cause)
         self._fail_end(match, operation, failure)
         self._fail(match, error)
         self._report_failure(operation.seq, error)

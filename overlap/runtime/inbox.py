@@ -20,11 +20,11 @@ import trio
 from transports import LinkLostError
 
 from ..collectives.reduce import Array
-from ..errors import PeerFailedError, RankLeftError, in_one_line
+from ..errors import RankLeftError
 from . import transfer
 from .failure import Failure
 from .lane import Lane, LaneName, Queue, QueueName, lane_id, wire_tag
-from .match import RankCall, mismatch
+from .match import RankCall, failed_before, gave_up, mismatch
 from .message import ARRIVALS, Message, Returned
 from .state import ADMITTED, DONE, ISSUED, MATCHING
 from .stream import activate_late
@@ -210,10 +210,9 @@ class Inbox:
     @staticmethod
     def _fail_unfit(send: Message[Any], receive: Message[Any], error: BaseException) -> None:
         """Fail both ends of a match that cannot be carried out."""
-        rank = receive.context.rank
-        text = f"rank {rank} failed before {receive.label} ({receive.call_site}): {in_one_line(error)}"
+        peers_error = failed_before(receive, error)
         receive.fail(Failure(error))
-        send.fail(Failure(PeerFailedError.caused_by(error, text, culprit=rank)))
+        send.fail(Failure(peers_error()))
 
     @staticmethod
     def _fail_different(lane: Lane, send: Message[Any], receive: Message[Any]) -> None:
@@ -230,9 +229,7 @@ class Inbox:
 
     def withdraw(self, message: Message[Any], failure: Failure) -> None:
         """Fail a message that cannot take part, and with it the other end, now or when that arrives."""
-        lane, error, seq, rank = message.lane, failure.error, message.seq, message.context.rank
-        text = f"rank {rank} failed before {message.label} ({message.call_site}): {in_one_line(error)}"
-        failed = partial(PeerFailedError.caused_by, error, text, culprit=rank)
+        lane, seq, failed = message.lane, message.seq, failed_before(message, failure.error)
         message.fail(failure)
         if not isinstance(lane, Lane):
             return
@@ -441,17 +438,12 @@ class Inbox:
 
     def give_up(self, message: Message[Any], failure: Failure) -> None:
         """Fail a message, and all present and later ones of its lane: the state of the other end is unknown."""
-        lane, rank = message.lane, message.context.rank
+        lane, error = message.lane, gave_up(message, failure.error)
         message.fail(failure)
         if isinstance(lane, Lane) and not message.flat:  # of PyTorch the message alone
-            text = f"rank {rank} gave up: {failure.error}"
-
-            def gave_up() -> PeerFailedError:
-                return PeerFailedError.caused_by(failure.error, text, culprit=rank)
-
-            self.shared.break_off(lane.id, gave_up)
+            self.shared.break_off(lane.id, error)
             if lane.by_wire and self.here is not None:
-                self.shared.far.send_operation_failed(lane, 0, gave_up(), onwards=True)
+                self.shared.far.send_operation_failed(lane, 0, error(), onwards=True)
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail the messages of a group or a lane that have not met their other end here."""

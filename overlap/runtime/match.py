@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..collectives.call import Call
-from ..errors import CollectiveMismatchError
+from ..errors import CollectiveMismatchError, PeerFailedError, in_one_line
 from .operation import Operation
 from .signature import CallSignature, signature_of
 
@@ -132,6 +132,19 @@ def mismatch(
         calls=(str(first[1]), str(second[1])),
         call_sites=(first[2], second[2]),
     )
+
+
+def failed_before(operation: Operation, cause: BaseException) -> Callable[[], PeerFailedError]:
+    """Return the maker of the error for the other ends of an operation that one end could not take part in."""
+    rank = operation.context.rank
+    message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {in_one_line(cause)}"
+    return partial(PeerFailedError.caused_by, cause, message, culprit=rank)
+
+
+def gave_up(operation: Operation, cause: BaseException) -> Callable[[], PeerFailedError]:
+    """Return the maker of the error for all that follows an operation whose rank waits for it no longer."""
+    rank = operation.context.rank
+    return partial(PeerFailedError.caused_by, cause, f"rank {rank} gave up: {cause}", culprit=rank)
 
 
 class History:
