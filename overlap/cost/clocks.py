@@ -119,7 +119,7 @@ class _TimedStep:
         latency: (messages,) Time from the end of the transfer to the arrival.
         serial: (messages,) Reduction after the arrival, where it cannot overlap; None if no message has one.
         local: (clocks,) Work of each rank before its first message; None: no rank has any.
-        beside: (clocks,) Copies of each rank that no message waits for; None: no rank has any.
+        unawaited: (clocks,) Copies of each rank that no message waits for; None: no rank has any.
 
     Args:
         placed_round: The round, on the wires of a cluster.
@@ -158,7 +158,7 @@ class _TimedStep:
             terms = (none, none, self.start, none, wire, copies, transfer - wire - copies)
             self.busy = np.column_stack([self.busy, *terms])
         self.local = _for_all_lanes(tick(placed_round.local_s_per_byte * slot_bytes), placed.lanes)
-        self.beside = _for_all_lanes(tick(placed_round.beside_s_per_byte * slot_bytes), placed.lanes)
+        self.unawaited = _for_all_lanes(tick(placed_round.unawaited_s_per_byte * slot_bytes), placed.lanes)
 
 
 def _for_all_lanes(duration: Ints, lanes: int) -> Ints | None:
@@ -245,8 +245,8 @@ class _Clocks:
         ready, free, left, port = self.ready, self.free, self.left, self.port
         if step.local is not None:  # it begins when the messages of a rank have arrived and left
             ready = _add(_choose(step.local > 0, _later(ready, left), ready), step.local, _MEMORY)
-        if step.beside is not None:  # no message waits for it: the ranks only finish later
-            left = _choose(step.beside > 0, _later(left, _add(ready, step.beside, _MEMORY)), left)
+        if step.unawaited is not None:  # no message waits for it: the ranks only finish later
+            left = _choose(step.unawaited > 0, _later(left, _add(ready, step.unawaited, _MEMORY)), left)
         if not len(step.src):
             return _Clocks(ready, free, left, port)
         # Of each message: when it starts, has been issued, has left its sender, and arrives.

@@ -56,7 +56,7 @@ class PlacedRound:
     adding_s_per_byte: Floats  # (messages,) time for reductions in that memory
     reducing_s_per_byte: Floats  # (messages,) time in the reducer of the receiver
     local_s_per_byte: Floats  # (size,) time in a rank's memory and reducer before its first message
-    beside_s_per_byte: Floats  # (size,) time in a rank's memory next to its messages
+    unawaited_s_per_byte: Floats  # (size,) time in a rank's memory that no message waits for
     load_s_per_byte: Floats  # (wires,) time on each wire, for one pass of the whole round
     # (cores,) time of each processor that ranks share, for one pass of the whole round; empty if ranks share none.
     core_s: Floats
@@ -277,9 +277,9 @@ def _place_round(
     others = np.bincount(round_.dst, round_.count)[round_.dst] - 1  # further messages to the same rank
     latency_s = _latencies_s(wires.latency_s[routes.wire], start, parameters)
     latency_s += others * by_kind(parameters.incast_s, inward)
-    copied = np.zeros(placement.size) if round_.beside is None else round_.beside
+    copied = np.zeros(placement.size) if round_.unawaited is None else round_.unawaited
     touched = round_.moving, round_.adding, round_.local, copied
-    moving, adding, local, beside = (
+    moving, adding, local, unawaited = (
         _memory_s_per_byte(amount, placement, parameters, contention) for amount in touched
     )
     # A message waits for the busier one of its two memories.
@@ -298,7 +298,7 @@ def _place_round(
         adding_s_per_byte=adding[busier],
         reducing_s_per_byte=round_.added[round_.dst] * reducer,
         local_s_per_byte=np.where(round_.local > 0, local, 0.0) + round_.local_added * reducer,
-        beside_s_per_byte=np.where(copied > 0, beside, 0.0),
+        unawaited_s_per_byte=np.where(copied > 0, unawaited, 0.0),
         load_s_per_byte=load,
         core_s=work.once_s,
         core_s_per_byte=work.s_per_byte,

@@ -63,7 +63,7 @@ def _sharing_time_s(work_s: Floats) -> Floats:
 
 def _memory_work_s(round_: Round, parameters: CostParameters) -> Floats:
     """Return (size,) the time of copies and additions in each rank's memory, for each byte of a slot."""
-    copied = round_.local if round_.beside is None else round_.local + round_.beside
+    copied = round_.local if round_.unawaited is None else round_.local + round_.unawaited
     return parameters.copied_s_per_byte * copied + parameters.reduction_s_per_byte * (round_.added + round_.local_added)
 
 

@@ -29,7 +29,7 @@ _PER_RANK = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
 
 # Collectives with a root that receives nothing, so that its copies delay nothing: in others, copies are before
 # receives in one queue.
-_BESIDE = ("broadcast", "scatter")
+_WITH_UNAWAITED = ("broadcast", "scatter")
 
 # Algorithms made of several equal ones, each on a channel of its own, with a part of the data.
 _APART = ("double_binary_tree",)
@@ -51,9 +51,8 @@ class Round:
     moving: Floats  # (size,) reads and writes of each rank's memory for copies
     adding: Floats  # (size,) reads and writes of each rank's memory for reductions
     local: Floats  # (size,) reads and writes of each rank's memory before its first message
-    # (size,) reads and writes of each rank's memory that delay its end, but none of its messages; none if
-    # None.
-    beside: Floats | None = None
+    # (size,) reads and writes of each rank's memory that no message waits for: they only delay its end; none if None.
+    unawaited: Floats | None = None
     count: Floats | None = None  # (messages,) number of messages in each row; one if None
     # (messages,) whether a row goes to its counterpart in another node, which does the same; none if None.
     far: NDArray[np.bool_] | None = None
@@ -65,7 +64,7 @@ class Round:
     def touched(self) -> Floats:
         """(size,) All reads and writes of each rank's memory, once."""
         before = self.moving + self.adding + self.local
-        return before if self.beside is None else before + self.beside
+        return before if self.unawaited is None else before + self.unawaited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,15 +93,16 @@ class Rounds:
     def without_local_work(self) -> Rounds:
         """Return these rounds without the local work at their start: an earlier phase has put the input in place."""
         none = np.zeros(self.size)
-        rounds = (replace(round_, local=none, local_added=none, beside=None) for round_ in self.rounds)
+        rounds = (replace(round_, local=none, local_added=none, unawaited=None) for round_ in self.rounds)
         return replace(self, rounds=tuple(rounds))
 
     def while_copying(self, rank: int) -> Rounds:
         """Return these rounds with `rank` copying the whole vector in parallel, and no local work of other ranks."""
-        beside = np.zeros(self.size)
-        beside[rank] = 2.0 * self.slots
+        unawaited = np.zeros(self.size)
+        unawaited[rank] = 2.0 * self.slots
         rest = self.without_local_work()
-        return replace(rest, rounds=(replace(rest.rounds[0], beside=beside), *rest.rounds[1:])) if rest.rounds else rest
+        first = [replace(round_, unawaited=unawaited) for round_ in rest.rounds[:1]]
+        return replace(rest, rounds=(*first, *rest.rounds[1:]))
 
     def copy_amounts(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
         """Return these rounds with the work of some ranks replaced by that of others, whose messages stand for theirs.
@@ -161,7 +161,7 @@ def _copy_round(round_: Round, plays: Ints, size: int) -> Round:
 
 def _change_amounts(round_: Round, change: Callable[[Floats], Floats]) -> dict[str, Any]:
     amounts = {name: change(getattr(round_, name)) for name in AMOUNTS}
-    return amounts if round_.beside is None else {**amounts, "beside": change(round_.beside)}
+    return amounts if round_.unawaited is None else {**amounts, "unawaited": change(round_.unawaited)}
 
 
 def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
@@ -179,9 +179,9 @@ def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
     Cost: one pass over the table, then work for each different step only.
     """
     amounts: _Amounts = schedule.count if moved is None else moved
-    beside = _parallel_copies(schedule)
+    unawaited = _unawaited_copies(schedule)
     bounds = np.searchsorted(schedule.step, np.arange(schedule.steps + 1))
-    first = np.flatnonzero(~_repeats_previous_step(schedule, amounts, beside, bounds))
+    first = np.flatnonzero(~_repeats_previous_step(schedule, amounts, unawaited, bounds))
     repeat = np.diff(np.append(first, schedule.steps))
     per_rank = schedule.size if schedule.collective in _PER_RANK else 1
     runs = zip(first.tolist(), repeat.tolist(), strict=True)
@@ -189,12 +189,12 @@ def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
     return Rounds(
         size=schedule.size,
         slots=schedule.slots_per_block * per_rank,
-        rounds=tuple(_read_round(schedule, amounts, beside[rows], rows, times) for rows, times in spans),
+        rounds=tuple(_read_round(schedule, amounts, unawaited[rows], rows, times) for rows, times in spans),
     )
 
 
 def _repeats_previous_step(
-    schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], bounds: NDArray[np.intp]
+    schedule: Schedule, moved: _Amounts, unawaited: NDArray[np.bool_], bounds: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
     """Return for each step whether it is the same round as the step before."""
     length = np.diff(bounds)
@@ -202,7 +202,7 @@ def _repeats_previous_step(
     # Runs of steps of one length are compared as tables: (steps, rows), each row of steps with the one before.
     edges = np.flatnonzero(np.diff(length)) + 1
     grouped = bool((schedule.group >= 0).any())
-    columns: list[_Amounts | NDArray[np.bool_]] = [schedule.src, schedule.dst, moved, schedule.op, beside]
+    columns: list[_Amounts | NDArray[np.bool_]] = [schedule.src, schedule.dst, moved, schedule.op, unawaited]
     for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), schedule.steps], strict=True):
         if stop - start < 2:
             continue
@@ -224,13 +224,13 @@ def _renumber_groups(group: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.where(group < 0, -1, group - least)
 
 
-def _read_round(schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], rows: slice, repeat: int) -> Round:
+def _read_round(schedule: Schedule, moved: _Amounts, unawaited: NDArray[np.bool_], rows: slice, repeat: int) -> Round:
     """Return the round of one step: its messages, and the slots of memory that each rank reads and writes.
 
     Args:
         schedule: The table.
         moved: Length of each row of the table, in slots.
-        beside: (rows,) Whether each row of the step is a copy that no message waits for.
+        unawaited: (rows,) Whether each row of the step is a copy that no message waits for.
         rows: Rows of the step in the table.
         repeat: Number of equal steps in a row.
     """
@@ -250,7 +250,7 @@ def _read_round(schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], 
     summed = added & ~_repeats_slot(group, schedule.dslot[rows], added)
     local = 3.0 * slots_by_rank(dst, local_added)
     if not schedule.reduces:
-        local += 2.0 * slots_by_rank(dst, ~is_message & ~is_addition & ~beside)
+        local += 2.0 * slots_by_rank(dst, ~is_message & ~is_addition & ~unawaited)
     # All rows from one rank to another, in one lane, are one message. `ends` numbers the pairs, by receiver first.
     has_lanes = schedule.algorithm in _APART
     lanes = schedule.channels if has_lanes else 1
@@ -269,18 +269,18 @@ def _read_round(schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], 
         moving=slots_by_rank(src, read) + slots_by_rank(dst, stored),
         adding=slots_by_rank(src, added) + 2.0 * slots_by_rank(dst, summed),
         local=local,
-        beside=2.0 * slots_by_rank(dst, beside) if beside.any() else None,
+        unawaited=2.0 * slots_by_rank(dst, unawaited) if unawaited.any() else None,
     )
 
 
-def _parallel_copies(s: Schedule) -> NDArray[np.bool_]:
+def _unawaited_copies(s: Schedule) -> NDArray[np.bool_]:
     """Return whether each row is a local copy that no message waits for.
 
     Messages wait for the data that they read; a copy of the input is assumed done when a later step reads it.
     """
-    beside = np.zeros(len(s), np.bool_)
-    if s.collective not in _BESIDE:
-        return beside
+    unawaited = np.zeros(len(s), np.bool_)
+    if s.collective not in _WITH_UNAWAITED:
+        return unawaited
     copies = np.flatnonzero((s.src == s.dst) & (s.op == Op.MOVE))
     sends = np.flatnonzero((s.src != s.dst) & (s.sbuf != Buffer.IN))
     written, copy = cells_of(
@@ -289,8 +289,8 @@ def _parallel_copies(s: Schedule) -> NDArray[np.bool_]:
     sent, send = cells_of(cell_numbers(s, s.src[sends], s.sbuf[sends], s.sslot[sends], shared=False), s.count[sends])
     then = np.isin(written * s.steps + s.step[copies][copy], sent * s.steps + s.step[sends][send])
     awaited = np.where(s.sbuf[copies][copy] == Buffer.IN, then, np.isin(written, sent))
-    beside[copies] = np.bincount(copy, awaited, len(copies)) == 0
-    return beside
+    unawaited[copies] = np.bincount(copy, awaited, len(copies)) == 0
+    return unawaited
 
 
 def _repeats_slot(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArray[np.bool_]) -> NDArray[np.bool_]:

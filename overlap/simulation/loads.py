@@ -209,7 +209,7 @@ def _round_load(part: PricedPhase, placed: PlacedRound, ranks: Ints, resources: 
     messages[wires] = np.bincount(routes.wire, np.repeat(counts, np.diff(routes.first)), len(wires))
     copied = np.maximum(placed.wire_s_per_byte, placed.moving_s_per_byte + placed.adding_s_per_byte)
     moved_s = float(np.maximum(copied, placed.reducing_s_per_byte).max(initial=0.0))
-    taken_s = max(moved_s, float(placed.beside_s_per_byte.max(initial=0.0))) * slot_bytes
+    taken_s = max(moved_s, float(placed.unawaited_s_per_byte.max(initial=0.0))) * slot_bytes
     return _RoundLoad(
         busy_s_per_byte=busy_s,
         messages=np.maximum(messages, 1.0),

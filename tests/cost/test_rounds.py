@@ -225,7 +225,7 @@ def test_what_a_step_sends_of_what_it_copies_waits_for_the_copy():
     remote = schedule.src != schedule.dst
     schedule.sbuf[remote] = Buffer.OUT
     assert rounds(schedule).rounds[0].local.tolist() == [0, 0, 2, 0, 0]
-    assert rounds(schedule).rounds[0].beside is None
+    assert rounds(schedule).rounds[0].unawaited is None
 
 
 def test_what_a_later_step_sends_of_a_copied_input_is_taken_to_be_there():
@@ -234,4 +234,4 @@ def test_what_a_later_step_sends_of_a_copied_input_is_taken_to_be_there():
     assert later.any()
     schedule.sbuf[later] = Buffer.OUT
     first = rounds(schedule).rounds[0]
-    assert (first.local.tolist(), first.beside.tolist()) == ([0, 0, 0, 0, 0], [0, 0, 2, 0, 0])
+    assert (first.local.tolist(), first.unawaited.tolist()) == ([0, 0, 0, 0, 0], [0, 0, 2, 0, 0])

@@ -79,7 +79,7 @@ class Running:
         self.steps = [(one, self._ways(placed, one)) for one in placed.placed_rounds for _ in range(one.round.repeat)]
         self.missing = [np.bincount(one.round.dst, minlength=size) for one, _ in self.steps]
         self.unsent = [np.bincount(one.round.src, minlength=size) for one, _ in self.steps]
-        self.beside = [one.beside_s_per_byte * self.slot for one, _ in self.steps]
+        self.beside = [one.unawaited_s_per_byte * self.slot for one, _ in self.steps]
         self.unsent = [sends + (each > 0) for sends, each in zip(self.unsent, self.beside, strict=True)]
         self.leaving = [Counter(way[0] for way in ways) for _, ways in self.steps]  # by first wire
         self.begun, self.starting, self.left = np.zeros(size, int), np.zeros(size, int), set(range(size))

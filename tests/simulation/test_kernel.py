@@ -12,8 +12,9 @@ from overlap.errors import OverlapError, UsageError
 from overlap.simulation import EventOrder, Kernel, VirtualClock
 
 
-def run(main, *args, **options):
-    kernel = Kernel(**options)
+def run(main, *args, on_stall=None):
+    kernel = Kernel()
+    kernel.on_stall = on_stall
     return kernel.run(main, kernel, *args), kernel
 
 
