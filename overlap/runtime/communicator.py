@@ -513,12 +513,12 @@ class Communicator:
         if theirs is None:
             return
         assert match.pattern is not None
-        if theirs.call is None and signature_of(operation.call, operation.place).agrees(theirs.fingerprint):
-            self._ask(operation.seq, match)  # the call is too long for a row
-        elif theirs.call is None or not match.pattern.agrees(theirs.call):
+        if not signature_of(operation.call, operation.place).agrees(theirs.fingerprint):
             self._fail_where_met(match, operation, met)
-        elif match.pattern.has_all_values:
+        elif match.pattern.has_all_values:  # an answer came before
             self._start_settled_ends(match)
+        elif theirs.call is None:  # it is too long for a row
+            self._ask(operation.seq, match)
         else:
             self._adopt(match, theirs.call)
 

@@ -152,6 +152,21 @@ def test_a_call_that_is_too_long_for_a_signature_is_asked_for(wires: Wires, aske
     assert sorted(asked) == [1, 1]  # the question, and its answer
 
 
+@pytest.mark.parametrize("wires", WIRES)
+def test_an_answer_may_come_before_the_row_that_shows_the_same(wires: Wires) -> None:
+    """Ranks that wait for long have asked: the root answers and posts at once."""
+
+    async def main(rank: overlap.Rank) -> None:
+        await rank.barrier()
+        for _ in range(5):
+            if rank.rank == 0:
+                await trio.sleep(0.12)
+            tree = {"a name that is too long for the signature of a call, " * 2: np.ones(3)}
+            assert await rank.broadcast(tree if rank.rank == 0 else None)
+
+    assert run_far(main, 2, 2, timeout_s=20, wires=wires) == [None] * 4
+
+
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("wires", WIRES)
 def test_a_rank_without_an_array_sees_another_call(wires: Wires, first: int) -> None:
