@@ -39,6 +39,7 @@ from .arguments import take_output
 from .context import STEP_OF_TASK
 from .engine.polling import linger
 from .failure import Failure
+from .lane import lane_id
 from .memory.foreign import as_input, as_output
 from .operation import CollectiveFuture
 from .outstanding import CallSite, Outstanding, check_timeout, checked_name, code_place
@@ -181,7 +182,7 @@ class Message(CollectiveFuture[T_co]):
         """Name of its lane in few characters, the same on every rank."""
         if self.peer is None:
             return f"any source, {self.context.rank}"
-        return self.messages.identity(self)
+        return f"{lane_id(*self.messages.lane_name(self)):x}"
 
     def flight_fields(self) -> dict[str, object]:
         """Return the fields of `waits.ends.CallRecord`, which all messages of this call at this line share."""

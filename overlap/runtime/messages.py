@@ -26,7 +26,7 @@ from .derived import check_here
 from .future import Future
 from .inbox import Inbox
 from .known_message import KnownMessage
-from .lane import TAG_BITS, LaneName, lane_id, wire_tag
+from .lane import TAG_BITS, LaneName, wire_tag
 from .memory.foreign import bytes_at
 from .message import Message
 from .outstanding import CallSite
@@ -206,10 +206,6 @@ class MessagePort:
     def arrive(self, message: Message[Any]) -> None:
         """Match a message whose input exists now."""
         self.communicator.arrive(message)
-
-    def identity(self, message: Message[Any]) -> str:
-        """Name of the lane of a message with a peer in few characters, the same on every rank."""
-        return f"{lane_id(*self.lane_name(message)):x}"
 
     def lane_name(self, message: Message[Any]) -> LaneName:
         """Return the name of the lane of a message; without a peer, with group rank 0 as its sender."""

@@ -44,7 +44,7 @@ class Count(NamedTuple):
 LIMITS = {
     "all_reduce, first rank": Count(5, 7),
     "all_reduce, last rank": Count(9, 17),
-    "send and recv, one process": Count(10, 31),
+    "send and recv, one process": Count(10, 30),
     "compute": Count(8, 30),
     "send, between processes": Count(9, 12),
     "recv, between processes": Count(15, 34),
