@@ -368,10 +368,8 @@ class ComputeStreams:
         streams = self._streams.values()
         return sum(stream.starved_ns for stream in streams) / (sum(stream.busy_ns for stream in streams) or 1)
 
-    def find(self, name: str | None) -> ComputeStream:
-        """Return the stream of a name, or the default one; the loop's thread only."""
-        if name is None:
-            return self.default
+    def find(self, name: str) -> ComputeStream:
+        """Return the stream of a name, made at the first call; the loop's thread only."""
         stream = self._streams.get(name)
         if stream is None:
             stream = self._streams[name] = self._make(name)
@@ -388,11 +386,11 @@ class ComputeStreams:
             await stream.ended()
 
 
-def check_stream(name: str | None) -> None:
+def check_stream(name: str) -> None:
     """Check the name of a compute stream.
 
     Raises:
         UsageError: If it is no text, or an empty one.
     """
-    if name is not None and (not isinstance(name, str) or not name):
+    if not isinstance(name, str) or not name:
         raise UsageError(f"stream: expected the name of a compute stream, got {shown(name)}")
