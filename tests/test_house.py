@@ -600,3 +600,17 @@ def test_the_extras_that_the_checks_install_exist() -> None:
         for extra in names.split(",")
     ]
     assert {"test", "ray"} <= set(named) <= set(known)
+
+
+def test_the_tests_that_the_checks_name_exist() -> None:
+    """A part that runs only when it is named would fail months after its tests had moved."""
+    from tests.transports import mailbox_builds
+
+    named = list(mailbox_builds.FILES)
+    for script in ("run", "torch"):
+        for path in re.findall(r"tests/[\w/{},*.]+", (ROOT / ".ci" / script).read_text()):
+            head, _, rest = path.partition("{")
+            choices, _, tail = rest.partition("}")
+            named += [f"{head}{each}{tail}" for each in choices.split(",")]
+    assert len(named) > 8
+    assert [path for path in named if not list(ROOT.glob(path))] == []
