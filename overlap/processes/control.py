@@ -127,11 +127,11 @@ class ControlPlane:
         with trio.move_on_after(Evidence.REPORTED.patience_s, shield=True):
             while not self._views.all_stopped:
                 await self._wait_for_report()
-        return self._views.at_stop(views_here, self._communicators.left)
+        return self._views.views_at_stop(views_here, self._communicators.left)
 
     def quiet(self) -> dict[int, RankView]:
         """Return the views of ranks elsewhere that make no progress."""
-        return self._views.without_progress(self._communicators.left)
+        return self._views.views_without_progress(self._communicators.left)
 
     async def _wait_for_report(self) -> None:
         """Wait until a report or a loss of another process was handled."""
@@ -352,7 +352,7 @@ class RemoteViews:
         """Whether all other processes have reported their stop."""
         return len(self._stopped) >= len(self._placement) - 1
 
-    def at_stop(self, views_here: Sequence[RankView], finished: Collection[int]) -> list[RankView]:
+    def views_at_stop(self, views_here: Sequence[RankView], finished: Collection[int]) -> list[RankView]:
         """Return the views of all ranks when the world was stopped, by process.
 
         Args:
@@ -363,7 +363,7 @@ class RemoteViews:
         members = range(len(self._placement))
         return [view for member in members for view in known.get(member) or self._assume_views(member, finished)]
 
-    def without_progress(self, finished: Collection[int]) -> dict[int, RankView]:
+    def views_without_progress(self, finished: Collection[int]) -> dict[int, RankView]:
         """Return the views of ranks without progress; `finished` are ranks that have finished."""
         known = {**self._quiet, **{member: self._assume_views(member, finished) for member in self._busy}}
         return {view.rank: view for views in known.values() for view in views}

@@ -43,7 +43,7 @@ from .lane import lane_id
 from .memory.foreign import as_input, as_output
 from .operation import CollectiveFuture
 from .outstanding import CallSite, Outstanding, check_timeout, checked_name, code_place
-from .settling import Flag, settle_and_deliver, take_back
+from .settling import Flag, replace_end, settle_and_deliver
 from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
 from .transfer import ReceiveBuffers, unpack
 from .trees import leaves_of
@@ -355,7 +355,7 @@ class Message(CollectiveFuture[T_co]):
                 self._enter(UNWANTED)
         elif self._failure is None and (use := self.messages.use()) is not None:
             value = self._value
-            if take_back(self, PARKED):  # else a thread has just been given the result
+            if replace_end(self, PARKED):  # else a thread has just been given the result
                 self._use, message = use, self._take_message(value)
                 self._reset_for_reissue()
                 self.inbox.give_back(self, message)

@@ -48,7 +48,7 @@ def give(
         values = cast("Sequence[object]", value) if kind is SCATTER else [value]
         rows = _rows([pack(item, pickled=pickled) for item in values])
     operation = ports.issue(kind, rows, None, stream, priority, name, timeout_s, caller, root=root)
-    return Derived([operation], lambda got: _objects(got[0], 1, pickled)[0], ports.context).begin()
+    return Derived([operation], lambda got: _unpack_objects(got[0], 1, pickled)[0], ports.context).begin()
 
 
 def gather(
@@ -72,7 +72,7 @@ def gather(
     longest = ports.issue(ALL_REDUCE, row, None, stream, priority, f"{name}: size", timeout_s, caller, op="max")
     padded = Derived([longest], lambda got: _rows([packed], int(got[0][0])), context).begin()
     operation = ports.issue(kind, padded, None, stream, priority, name, timeout_s, caller, root=root)
-    return Derived([operation], lambda got: _objects(got[0], size, pickled), context).begin()
+    return Derived([operation], lambda got: _unpack_objects(got[0], size, pickled), context).begin()
 
 
 def _rows(packed: Sequence[bytes], longest: int = 0) -> Array:
@@ -85,7 +85,7 @@ def _rows(packed: Sequence[bytes], longest: int = 0) -> Array:
     return metadata(rows.reshape(-1))
 
 
-def _objects(rows: Array | None, count: int, pickled: bool) -> Any:
+def _unpack_objects(rows: Array | None, count: int, pickled: bool) -> Any:
     """Return the objects of all rows, each with its length before it; None where nothing was received."""
     if rows is None:  # not the root
         return None

@@ -253,8 +253,8 @@ def settle_and_deliver(future: Settling, value: object, failure: Failure | None 
     return True
 
 
-def take_back(future: Settling, state: OperationState) -> bool:
-    """Move an ended future to another state, unless its result was given to the program; any thread."""
+def replace_end(future: Settling, state: OperationState) -> bool:
+    """Replace the end of a future, unless the program has its result; return whether it was replaced; any thread."""
     with LOCK:
         if not future._taken:
             future._enter(state)

@@ -24,7 +24,7 @@ from .match import mismatch
 from .memory.foreign import as_output
 from .signature import parse
 from .state import DONE
-from .trees import fill_tree, leaves_of, make_message, packed_type, read_message, unpacker_of, with_items
+from .trees import fill_tree, leaves_of, make_message, map_items, packed_type, read_message, unpacker_of
 
 if TYPE_CHECKING:
     from .message import Message
@@ -97,7 +97,7 @@ def _with_arrays(like: object, arrays: Arrays) -> object:
             return new_array(like, arrays)
         except (TypeError, ValueError) as error:
             raise UsageError(f"like: expected an array or (shape, dtype), got {shown(like)}: {error}") from error
-    return with_items(like, lambda item: _with_arrays(item, arrays))
+    return map_items(like, lambda item: _with_arrays(item, arrays))
 
 
 def read_tree(message: Array) -> tuple[Call, Array]:

@@ -215,7 +215,7 @@ def copy_tree(tree: object, arrays: Arrays) -> object:
         UsageError: If a leaf can be no array.
     """
     if isinstance(tree, _FORMS):
-        return with_items(tree, lambda item: copy_tree(item, arrays))
+        return map_items(tree, lambda item: copy_tree(item, arrays))
     if isinstance(tree, Future):
         return tree
     array = as_input(tree)
@@ -232,7 +232,7 @@ def fill_tree(tree: object, leaves: Sequence[object]) -> object:
     rest = iter(leaves)
 
     def fill(item: object) -> object:
-        return with_items(item, fill) if isinstance(item, _FORMS) else next(rest)
+        return map_items(item, fill) if isinstance(item, _FORMS) else next(rest)
 
     return fill(tree)
 
@@ -246,7 +246,7 @@ def _leaves(tree: object) -> Iterator[object]:
         yield from _leaves(item)
 
 
-def with_items(tree: object, function: Callable[[object], object]) -> object:
+def map_items(tree: object, function: Callable[[object], object]) -> object:
     """Return a dict, list or tuple with `function` applied to its items; anything else as it is."""
     if isinstance(tree, dict):
         return {key: function(item) for key, item in tree.items()}
@@ -255,7 +255,7 @@ def with_items(tree: object, function: Callable[[object], object]) -> object:
 
 def _form(tree: object) -> object:
     """Return the tree without its arrays, which need not live on for its form."""
-    return with_items(tree, _form) if isinstance(tree, _FORMS) else None
+    return map_items(tree, _form) if isinstance(tree, _FORMS) else None
 
 
 def sequence_like(form: object, items: list[object]) -> object:

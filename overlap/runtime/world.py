@@ -424,7 +424,7 @@ class World:
 
     def _stop(self, reason: str) -> None:
         """End the world for a reason that is no rank's error, such as a stall."""
-        if self._scope.cancel_called or self._fail_unseen():
+        if self._scope.cancel_called or self._fail_with_unseen_error():
             return
         self._reason = reason
         self.reports.take_stock()
@@ -434,7 +434,7 @@ class World:
             self._processes.send_views(self.reports.stood, reason)
         self._scope.cancel(reason=f"the world {reason}")
 
-    def _fail_unseen(self) -> bool:
+    def _fail_with_unseen_error(self) -> bool:
         """End the world with an error that no task has received, the cause of the stop; False if there is none."""
         for context in (member.context for member in self._members):
             unseen = context.outstanding.unseen

@@ -194,7 +194,7 @@ class Incoming:
     def pushed_chunk_memory(
         self, chunk_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int, place: int, offset: int
     ) -> memoryview:
-        """Return the memory of a chunk of a pushed message, and handle its announcement if it has not arrived."""
+        """Return the memory for a chunk of a pushed message; the first of its chunks to arrive announces it."""
         if number >= self._next_number and number not in self._early_arrivals:
             if chunk_bytes == nbytes <= self._whole_bytes:
                 receive = self._match_at_once(number, (src, dst, tag), nbytes, place)

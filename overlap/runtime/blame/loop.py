@@ -291,7 +291,7 @@ def program_places(task: Task, rank: int) -> list[str]:
         if awaited is not None and context is not None and context.rank != rank:
             places[f"{place_of(points)} (awaits {awaited.label} of rank {context.rank})"] = None
         elif not (child.child_nurseries and _waits_for_children(points)):  # else its children are listed
-            places[_outside(points)] = None
+            places[_place_outside(points)] = None
     return [place for place in places if place]
 
 
@@ -321,7 +321,7 @@ def place_in(error: BaseException) -> str:
     while traceback is not None:
         points.append((traceback.tb_frame.f_code, traceback.tb_lasti))
         traceback = traceback.tb_next
-    return _outside(points)
+    return _place_outside(points)
 
 
 def place_of(points: Points) -> str:
@@ -337,7 +337,7 @@ def is_our_work(points: Points) -> bool:
     return is_ours(codes[-1] if not importing else codes[importing - 1])
 
 
-def _outside(points: Points) -> str:
+def _place_outside(points: Points) -> str:
     """Return the place of a task that waits; empty if it waits for one of our operations."""
     waiting = next((code for code, _ in reversed(points) if not is_of_tasks(code)), None)
     return place_of(points) if waiting is not None and not is_ours(waiting) else ""

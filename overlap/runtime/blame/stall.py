@@ -126,7 +126,7 @@ class StallWatch:
             self._reported = True
             head = f"no progress for {self._patience_s:g} s: {sentence}"
             self._patience_s = min(2 * self._patience_s, _MOST_PATIENT * self._limits.report_s)
-            notify("\n  ".join([head, *errors, *table, _outlook(limit_s)]))
+            notify("\n  ".join([head, *errors, *table, _describe_end_of_stall(limit_s)]))
         if limit_s is not None and self._limits.report_s + now.since(since) >= limit_s:
             self._give_up(limit_s)
 
@@ -138,7 +138,7 @@ class StallWatch:
         self._reported, self._began, self._certain_since = False, None, None
 
 
-def _outlook(limit_s: float | None) -> str:
+def _describe_end_of_stall(limit_s: float | None) -> str:
     """Return the end that a stall will come to, in words."""
     if limit_s is None:
         return "the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"

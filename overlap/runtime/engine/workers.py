@@ -34,7 +34,7 @@ class _CopyJob:
         self.error: BaseException | None = None
 
 
-def _silent() -> Context:
+def _context_without_warnings() -> Context:
     """Return a context in which numpy does not warn: an infinite gradient is the program's business.
 
     numpy keeps that setting in the context; entering one made beforehand costs a tenth of `np.errstate`.
@@ -52,7 +52,7 @@ class Workers:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.quiet: Context = _silent()
+        self.quiet: Context = _context_without_warnings()
         self._size = threads or os.cpu_count() or 1
         self._jobs: list[tuple[int, int, _CopyJob]] = []
         self._order = itertools.count()
@@ -91,7 +91,10 @@ class Workers:
         """Start missing worker threads."""
         while len(self._threads) < self._size:
             thread = threading.Thread(
-                target=_silent().run, args=(self._work,), name=f"overlap-reduce-{len(self._threads)}", daemon=True
+                target=_context_without_warnings().run,
+                args=(self._work,),
+                name=f"overlap-reduce-{len(self._threads)}",
+                daemon=True,
             )
             start_thread(thread)
             self._threads.append(thread)

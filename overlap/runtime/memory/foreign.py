@@ -53,7 +53,7 @@ def as_output(value: object, argument: str) -> Array:
         UsageError: Naming `argument`, if it has no memory, or memory that is read-only or not C-contiguous.
     """
     _refuse_masked(value, argument)
-    array = value if isinstance(value, np.ndarray) else _view_of(value, argument)
+    array = value if isinstance(value, np.ndarray) else _foreign_array(value, argument)
     if not array.flags.c_contiguous:
         raise UsageError(f"{argument}: must be C-contiguous, got strides {array.strides} for shape {array.shape}")
     if not array.flags.writeable:
@@ -82,7 +82,7 @@ def changes(value: object) -> Callable[[], bool] | None:
     return lambda: bool(tensor._version != version)
 
 
-def _view_of(value: object, argument: str) -> Array:
+def _foreign_array(value: object, argument: str) -> Array:
     """Return an array in the memory of a foreign object."""
     tensor = _torch_of(value)
     if tensor is not None:
