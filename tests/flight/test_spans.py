@@ -1,5 +1,8 @@
 """Flight records as timelines, by hand: four ranks whose records say what they did to the nanosecond."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -123,15 +126,23 @@ def test_top_shows_the_figures_that_timeline_shows(tmp_path, monkeypatch):
     """Of one run: its records while it runs, and its timeline at the end, in the window of the records."""
     monkeypatch.setenv("OVERLAP_FLIGHT_DIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    seen, looks = [], []
+    seen, looks, waits = [], [], [threading.Event() for _ in range(3)]
+
+    def come_late(x, event):
+        event.wait()
+        time.sleep(0.02)
+        return x
 
     async def program(rank):
         for step in range(3):
             with rank.step(step):
                 part = rank.compute(np.ones, 1 << 20, np.float32, name="make")
                 if rank.rank == 1:
-                    part = rank.compute(lambda x: np.sin(np.sqrt(x)), part, name="late")
-                await rank.all_reduce(part)
+                    part = rank.compute(come_late, part, waits[step], name="late")
+                total = rank.all_reduce(part)
+                await part
+                waits[step].set()  # rank 0 has its part first
+                await total
         if rank.rank == 0:
             world = find_world(None)
             ranks = [each for record in world.processes for each in record.ranks()]
