@@ -228,13 +228,13 @@ class Jobs:
             now_s: The time.
             node: Its node.
             drained: Whether all its reports have been read; a child of it may hold their pipe.
-            survived: Whether the others would go on without it.
+            survived: Whether others ran when it ended, and would go on without it.
         """
         job = self.jobs[node]
         job.drained = drained
         actions: list[Action] = []
         if job.returncode != 0 or job.vanished:
-            if survived and self._phase is JobPhase.RUNS and self.running:
+            if survived and self._phase is JobPhase.RUNS:
                 self.survived.append(job)
                 actions.append(Line(f"{job.name} is lost; the others go on"))
             else:

@@ -153,7 +153,7 @@ class _Launcher:
             child.listening.cancel()
             for relay in child.relays:
                 relay.hurry()
-            survived = await self._others_go_on(self.jobs.jobs[child.node])
+            survived = bool(self.jobs.running) and await self._others_go_on(self.jobs.jobs[child.node])
             drained = child.drained.is_set()
             self._perform(self.jobs.close(trio.current_time(), child.node, drained=drained, survived=survived))
 

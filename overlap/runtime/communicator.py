@@ -72,9 +72,9 @@ class BaseEngine(ABC):
         """
 
     def look(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
-        """Let an operation without an array wait for the call of another rank in memory; whether it does.
+        """Let an operation without an array wait for the call of another rank; whether it does.
 
-        Then the engine calls `Communicator.learn`.
+        The engine calls `Communicator.learn` with a row, or `Communicator.compare_unmet` with a message.
         """
         return False
 

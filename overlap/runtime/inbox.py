@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .communicators import Communicators
 
-_NUMBERED = 1 << 16  # lanes with numbers of messages; then all begin at 0, for a tag may be used once
+_NUMBERED = 1 << 16  # idle lanes with numbers of messages; then these begin at 0, for a tag may be used once
 
 
 class Inbox:
@@ -94,8 +94,8 @@ class Inbox:
         lane.lines, lane.arrived, lane.returned = (deque(), deque()), [None, None], []
         numbers = self.numbers.get(name)
         if numbers is None:
-            if len(self.numbers) >= _NUMBERED:
-                self.numbers.clear()
+            if len(self.numbers) >= _NUMBERED + len(self.lanes):
+                self.numbers = {each: self.numbers[each] for each in self.lanes if each in self.numbers}
                 self.shared.lost_count = True
             numbers = self.numbers[name] = members, [0, 0]
         lane.numbers = numbers[1]

@@ -108,7 +108,6 @@ def _hash(values: object, bits: int) -> int:
     return (int.from_bytes(digest, "big") & ((1 << bits) - 1)) or 1
 
 
-@lru_cache(maxsize=_CACHED)
 def parse(text: bytes, expected: int | None = None) -> CallSignature:
     """Return the signature that a message of another process carries.
 
@@ -119,10 +118,15 @@ def parse(text: bytes, expected: int | None = None) -> CallSignature:
     Raises:
         ProtocolError: If the text is cut, too long, of another version, or does not belong to the fingerprint.
     """
+    return _parse(bytes(text), expected)
+
+
+@lru_cache(maxsize=_CACHED)
+def _parse(text: bytes, expected: int | None) -> CallSignature:
     from .signature_text import decode  # of use between processes only
 
     try:
-        call, what, site, flat, is_tree = decode(bytes(text))
+        call, what, site, flat, is_tree = decode(text)
         bits = (expected or 0) if call is None else fingerprint(call, flat=flat)
         found = CallSignature(bits, call, what, site, flat, is_tree)
         if expected is not None and found.fingerprint != expected:

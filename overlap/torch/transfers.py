@@ -228,7 +228,7 @@ class Transfers(Issuing):
             flat = flat_input(torch.cat([part.reshape(-1) for part in parts])) if side_by_side is None else side_by_side
         elif input_tensors and input_tensors != [[]]:
             raise CallError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
-        else:  # not read, but shows size and dtype: to ask the root takes 0.8 ms (8 bytes: 0.1 ms without)
+        else:  # not read, but shows size and dtype: to look for these first takes twice as long
             flat = np.empty(out.size * self._group.size, out.dtype)
         return Work(self._issue(copy_back, "scatter", flat, src, out, limit=limit, key=key), [output])
 

@@ -8,6 +8,7 @@ import trio
 
 import overlap
 
+from .companies import by_sockets, run_far
 from .worlds import run
 
 Array = np.ndarray
@@ -185,3 +186,30 @@ def test_a_held_receive_is_done_at_the_first_look_once_its_message_is_there(src:
         return [float(got.sum()), float(held.src or 0)]
 
     assert overlap.run(main, ranks=2, clock=clock)[1] == [300_000.0, 0.0]
+
+
+def test_a_lane_in_use_keeps_its_numbers_where_those_of_others_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlap.runtime.inbox._NUMBERED", 4)
+
+    async def main(rank: overlap.Rank) -> list[int]:
+        async def message(tag: int) -> int:
+            x = np.ones(1)
+            future = rank.send(x, 1, tag=tag) if rank.rank == 0 else rank.recv(x, 0, tag=tag)
+            await future
+            return future.seq
+
+        seqs = [await message(0) for _ in range(3)]
+        open_lane = rank.recv(np.empty(1), 0, tag=0) if rank.rank == 1 else None
+        for tag in range(1, 12):
+            await message(tag)
+        await rank.barrier()
+        if open_lane is None:
+            await rank.send(np.ones(1), 1, tag=0)
+        else:
+            await open_lane
+            seqs += [open_lane.seq, await message(0)]
+        if rank.rank == 0:
+            await message(0)
+        return seqs
+
+    assert run_far(main, 2, 1, wires=by_sockets)[1] == [0, 1, 2, 3, 4]

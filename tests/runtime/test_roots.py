@@ -195,6 +195,29 @@ def test_an_array_of_another_shape_for_the_result_is_refused_once_the_call_is_kn
         assert "(4,)" in str(error)
 
 
+@pytest.mark.parametrize("wrong", [1, 2])
+@pytest.mark.parametrize("wires", WIRES)
+def test_only_the_root_shows_the_call(wires: Wires, wrong: int) -> None:
+    """A rank with an array for the result assumes dtype and shape, perhaps wrongly."""
+    seen: list[str] = []
+
+    async def main(rank: overlap.Rank) -> None:
+        await rank.barrier()
+        if rank.rank == 0:
+            await trio.sleep(0.02)
+        out = np.empty(4) if rank.rank == wrong else None
+        try:
+            await rank.broadcast(np.ones(3) if rank.rank == 0 else None, out=out)
+        except overlap.OverlapError as error:
+            seen.append(str(error))
+            raise
+
+    for error in run_far(main, 3, 1, wires=wires):
+        assert isinstance(error, overlap.RankFailedError)
+        assert "out: expected" in str(error)
+    assert not [each for each in seen if "differs between ranks" in each]
+
+
 @pytest.mark.parametrize("wires", WIRES)
 def test_a_wait_for_the_call_of_another_rank_ends_at_its_deadline(wires: Wires) -> None:
     over = trio.Event()

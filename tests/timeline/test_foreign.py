@@ -159,6 +159,13 @@ def test_events_of_neuron_that_end_before_they_start_are_left_out_and_told(tmp_p
     assert oddities(timeline) == ("2 spans end before they start (first: 'cc_running' of rank 0): shown is the rest")
 
 
+def test_a_number_that_is_too_large_ends_the_command_with_one_line(tmp_path, capsys):
+    args = {"Collective name": "allreduce", "In msg nelems": 1 << 62, "dtype": "Double", "Group size": 2}
+    path = written(tmp_path, kineto(0, [event("kernel", "ncclDevKernel_AllReduce", 1, 2, **args)]))
+    assert main(["timeline", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"overlap: {path}: damaged trace file: ")
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [

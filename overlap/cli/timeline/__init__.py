@@ -19,7 +19,7 @@ from ...timeline.files.kineto import profile_timeline
 from ...timeline.files.merge import merged
 from ...timeline.files.packed import is_profile, read_beginning
 from ...timeline.files.profile import read_profile
-from ...timeline.files.reading import read_trace
+from ...timeline.files.reading import named_in_errors, read_trace
 from ...timeline.files.trace import write_trace
 from ...timeline.measure.steps import median_step
 from ...timeline.spans import Timeline
@@ -113,9 +113,10 @@ def _read_files(files: Sequence[str]) -> tuple[Timeline, list[RankReport]]:
         if not os.path.isfile(file) or not is_profile(read_beginning(Path(file))):
             timelines.append(read_trace(file))
             continue
-        profile = read_profile(file)
-        timelines.append(profile_timeline(profile))
-        profiles.append(measure_profile(profile))
+        with named_in_errors(file):
+            profile = read_profile(file)
+            timelines.append(profile_timeline(profile))
+            profiles.append(measure_profile(profile))
     if profiles and len(profiles) < len(files):
         raise UsageError(
             "timeline: some of the files are profiles of PyTorch, and some are not: name files of one kind"

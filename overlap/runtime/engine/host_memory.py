@@ -463,12 +463,12 @@ class HostRun(OperationRun):
 
 
 class HostLook(HostRun):
-    """Wait of a rank without an array for any row of its operation; it posts none."""
+    """Wait of a rank without an array for the row of the root; it posts none."""
 
     __slots__ = ()
 
     def submit(self) -> None:
-        """Let the engine look for a row."""
+        """Let the engine look for the row."""
         plan, operation = self._plan, self.operation
         tag = (operation.seq & 0xFFFF) << CHANNEL_BITS  # of no call: every row is of another one
         self.run = plan.board.submit(
@@ -509,7 +509,7 @@ def _reducer(reducer: Reducer, size: int) -> tuple[object, object, int, int, byt
 
 @lru_cache(maxsize=256)
 def _looking_table(position: int, size: int, root: int) -> Table:
-    """Return the table of a rank that moves nothing, and waits for the row of the root, or of any other rank."""
+    """Return the table of a rank that moves nothing, and waits for the row of the root."""
     needed = bytes(rank == root for rank in range(size))
     return engine.Table(position, size, _LOOKS, 0, 0, (0, 0), needed, [], [], [], None)
 

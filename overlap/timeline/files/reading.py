@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +24,27 @@ MAX_TEXT_BYTES = 256 << 20
 """Longest text of a packed file that must be parsed as a whole, in memory."""
 
 
+@contextmanager
+def named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name a file in the errors of a block that reads it.
+
+    Raises:
+        UsageError: In place of an `OSError`, or of an error that a damaged file causes.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; name a file that can be read") from error
+    except UsageError as error:
+        raise error if str(error).startswith(f"{path}") else UsageError(f"{path}: {error}") from error
+    except OverflowError as error:
+        raise UsageError(
+            f"{path}: damaged trace file: a number in it has more than 64 bits; record it again"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path}: damaged trace file: {error}; record it again") from error
+
+
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
     """Read a trace file: ours, one of PyTorch's profiler (a rank; `merged` joins them), or a system profile of Neuron.
 
@@ -31,7 +54,7 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
             communication.
     """
-    try:
+    with named_in_errors(path):
         regular = os.path.isfile(path)
         begin = read_beginning(Path(path)) if regular else b""
         if is_profile(begin):
@@ -45,16 +68,6 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
             if may_be_earlier(begin) and b'"traceEvents"' in begin:
                 return earlier_timeline(open_unpacked(raw))
             return _system_profile(raw)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; name a file that can be read") from error
-    except UsageError as error:
-        raise error if str(error).startswith(f"{path}") else UsageError(f"{path}: {error}") from error
-    except OverflowError as error:
-        raise UsageError(
-            f"{path}: damaged trace file: a number in it has more than 64 bits; record it again"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"{path}: damaged trace file: {error}; record it again") from error
 
 
 def _system_profile(raw: BinaryIO) -> Timeline:

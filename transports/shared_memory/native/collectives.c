@@ -38,7 +38,7 @@ enum { ARRIVED = 1, SLICED = 2, TAKEN = 3, LAST = 255 };
 enum { NOWHERE, ON_BOARD, MAPPED, PRIVATE, NO_HOME, COMMON };
 
 /* Flags of a table. FROM_ONE: only one rank gives an input, and a receiving rank needs no other. LOOKS: its run posts
-   nothing; with a tag of no call it ends in a mismatch once another rank has posted. */
+   nothing; with a tag of no call it ends in a mismatch once the rank that it needs has posted. */
 enum { GIVES = 1, RINGS = 2, SLICES = 4, SHARED = 8, FROM_ONE = 16, NEEDS_ALL = 32, LOOKS = 64 };
 
 typedef struct {
@@ -636,7 +636,7 @@ static int end_mismatch(Engine *engine, Run *run)
 {
     int found = -1, taken = 1;
     for (int i = 0; i < run->table->size; i++) {
-        int another = calls_another(run, i);
+        int another = calls_another(run, i) && (run->table->needed[i] || !(run->table->flags & LOOKS));
         found = another && found < 0 ? i : found;
         taken &= another || i == run->table->position || has_come(run->board, i, run->number, run->tag, TAKEN);
     }
