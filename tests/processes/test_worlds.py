@@ -133,7 +133,7 @@ def check(found: Simulation, processes: int) -> str:
         if isinstance(end, overlap.RankFailedError):
             assert end.rank // EACH in found.hit, context
             assert {rank // EACH for rank in end.others} <= found.hit, context
-        elif isinstance(end, JoinError):
+        elif isinstance(end, (JoinError, HandshakeError)):  # for a greeting there is one connection
             assert found.hit, context
         else:
             assert end == exact[member * EACH : (member + 1) * EACH], context
@@ -231,7 +231,7 @@ def test_a_process_is_cancelled_at_any_step(member: int, rails: int, every: int)
         if found is None:
             break
         check_cancelled(found, member)
-    assert step > 150  # of which there are fewer the fewer tasks a message takes
+    assert step > 80  # of which there are fewer the fewer tasks a message takes, and round trips a member that joins
 
 
 # -- awaits that are cancelled at random, by seed: no message is lost, doubled or reordered, and every run ends --------

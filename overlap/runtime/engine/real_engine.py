@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
@@ -21,6 +21,8 @@ from ..communicator import BaseEngine, Communicator
 from ..match import Match
 from ..operation import Operation
 from ..plan import CallPlan
+from ..settling import LOCK, Onlooker
+from ..state import DONE
 from .in_process import InMemory, InProcessPlan
 from .workers import Workers
 
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
 
 # Algorithms, of a call or of the run, that need no program if ranks have memory in common.
 _IN_MEMORY = (None, "direct")
-
-# How often an operation that waits for a message looks whether it has ended.
-_WATCH_S = 0.01
 
 
 class RealEngine(BaseEngine):
@@ -97,19 +96,39 @@ class RealEngine(BaseEngine):
         plan = self._host_plan(communicator, operation.call, operation)
         if plan is not None:
             return plan.look(match, operation)
-        operation.context.spawn(self._watch_for_call, communicator, match, operation)
+        self._watch_for_call(communicator, match, operation)
         return True
 
-    async def _watch_for_call(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+    def _watch_for_call(self, communicator: Communicator, match: Match, operation: Operation) -> None:
         """Compare the first message of an operation without an array, which shows the call of the others."""
-        wire, came, tag = self._transport.wire(operation.context.rank), trio.Event(), communicator.tag(operation.seq)
-        with suppress(TransportError), wire.watch(lambda: came.set()):  # its question is answered, or it fails itself
-            while operation.can_start and not cast("Call", match.pattern).has_all_values:
-                came = trio.Event()
-                for each in wire.unexpected(tag):
-                    communicator.compare_unmet(operation.seq & 0xFFFF, each.src, each.signature)
-                with trio.move_on_after(_WATCH_S):  # it may fail in the meantime
-                    await came.wait()
+        wire, context, tag = (
+            self._transport.wire(operation.context.rank),
+            operation.context,
+            communicator.tag(operation.seq),
+        )
+        watch, looks_soon = ExitStack(), False
+
+        def look() -> None:
+            nonlocal looks_soon
+            looks_soon = False
+            if operation.can_start and not cast("Call", match.pattern).has_all_values:
+                with suppress(TransportError):  # the answer to its question starts it, or it fails itself
+                    for each in wire.unexpected(tag):
+                        communicator.compare_unmet(operation.seq & 0xFFFF, each.src, each.signature)
+            if not operation.can_start or cast("Call", match.pattern).has_all_values:
+                watch.close()
+
+        def notify() -> None:
+            nonlocal looks_soon
+            if not looks_soon:
+                looks_soon = True
+                context.soon(look)
+
+        watch.enter_context(wire.watch(notify))
+        look()
+        if operation.state < DONE:
+            with LOCK:
+                operation._add_callback(Onlooker(watch.close))
 
     def wire(self, context: RankContext, peer: int) -> Wire | None:
         """Return the wire of the messages with a world rank; None: they match inside this process."""
