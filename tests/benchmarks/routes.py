@@ -34,10 +34,11 @@ _DEPTH = 12  # frames above a call in which a timer is looked for
 
 
 class Count(NamedTuple):
-    """Size of a route."""
+    """Size of a route, and its calls as "file:function" for who looks for the one too many."""
 
     files: int
     calls: int
+    route: tuple[str, ...] = ()
 
 
 #: Most files and calls of each route. A change that makes a route shorter lowers its limit.
@@ -85,7 +86,7 @@ class Tracer:
     def counts(self) -> dict[str, Count]:
         """Return the least of the warm rounds of each route."""
         return {
-            route: min((_count(calls) for calls in rounds[_COLD:]), key=lambda count: count[::-1])
+            route: min((_count(calls) for calls in rounds[_COLD:]), key=lambda count: (count.calls, count.files))
             for route, rounds in self._rounds.items()
         }
 
@@ -94,7 +95,7 @@ class Tracer:
             if place == GENERATED and (frame.f_back is None or not self._place(frame.f_back)):
                 return
             if frame.f_code.co_name not in _INSTRUMENTS and not _is_in_timer(frame):
-                self._calls.append(place)
+                self._calls.append(f"{place}:{frame.f_code.co_name}")
 
     def _place(self, frame: FrameType) -> str:
         """Return the file of a call in its package; "" for files of others."""
@@ -110,7 +111,7 @@ class Tracer:
 
 
 def _count(calls: list[str]) -> Count:
-    return Count(len(set(calls) - {GENERATED}), len(calls))
+    return Count(len({each.partition(":")[0] for each in calls} - {GENERATED}), len(calls), tuple(calls))
 
 
 def _is_in_timer(frame: FrameType | None) -> bool:
