@@ -118,7 +118,7 @@ def check(counts: dict[str, Count], names: set[str]) -> None:
         for route, count in counts.items()
         if count.files > LIMITS[route].files or count.calls > LIMITS[route].calls
     }
-    assert not longer, "longer than their limits"
+    assert not longer, f"longer than their limits: {longer}"
 
 
 def test_routes_of_one_process() -> None:
