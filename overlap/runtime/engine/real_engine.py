@@ -22,7 +22,6 @@ from ..match import Match
 from ..operation import Operation
 from ..plan import CallPlan
 from ..settling import LOCK, Onlooker
-from ..state import DONE
 from .in_process import InMemory, InProcessPlan
 from .workers import Workers
 
@@ -126,7 +125,7 @@ class RealEngine(BaseEngine):
 
         watch.enter_context(wire.watch(notify))
         look()
-        if operation.state < DONE:
+        if operation.can_start and not cast("Call", match.pattern).has_all_values:
             with LOCK:
                 operation._add_callback(Onlooker(watch.close))
 
